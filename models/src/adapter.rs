@@ -7,13 +7,13 @@ mod config;
 mod factors;
 mod parts;
 
-pub use factors::{TensorFactors, factors};
+pub use factors::{TensorFactors, read_lora_factors};
 
 use crate::checkpoint::merged::{AdapterChange, LoraDelta};
 use crate::checkpoint::{Checkpoint, TensorInfo, WeightFiles};
 use crate::definition::Architecture;
 use crate::error::{AdapterError, ConfigError, ModelError};
-use crate::expect::squeezed;
+use crate::expect::squeeze_shape;
 use config::AdapterConfig;
 use parts::LoraModule;
 use std::collections::BTreeMap;
@@ -72,16 +72,16 @@ const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 
 /// The adapter with the most rows of its own for the embedding table, and how many these are, if they are more than the base has:
 /// an adapter that was trained after tokens had been added.
-pub(crate) fn grown<'a>(
+pub(crate) fn find_grown_vocab<'a>(
     architecture: &Architecture,
     requests: &'a [AdapterRequest],
 ) -> Result<Option<(&'a AdapterRequest, usize)>, ModelError> {
     let mut most = None;
     let vocab = architecture.vocab();
-    let tables = architecture.tensors();
+    let tables = architecture.tensor_shapes();
     for request in requests {
         let adapter = PeftAdapter::open(request)?;
-        for (path, module) in &adapter.modules()? {
+        for (path, module) in &adapter.lora_modules()? {
             for (end, info) in &module.replaced {
                 let name = architecture.canonical_name(&format!("{path}.{end}"));
                 let is_table =
@@ -100,7 +100,7 @@ pub(crate) fn grown<'a>(
 
 /// Merges adapters into a checkpoint that has its canonical names and shapes, in their order. The base has `base_vocab` tokens, the
 /// architecture those that adapters add too.
-pub fn merge(
+pub fn merge_adapters(
     checkpoint: &mut Checkpoint,
     architecture: &Architecture,
     base_vocab: usize,
@@ -110,19 +110,21 @@ pub fn merge(
     let mut replaced: Vec<String> = Vec::new();
     // The shapes of tables that an adapter makes larger.
     let grown = architecture.vocab() != base_vocab;
-    let tables =
-        architecture.tensors().into_iter().filter(|(_, shape)| shape.first() == Some(&architecture.vocab()));
+    let tables = architecture
+        .tensor_shapes()
+        .into_iter()
+        .filter(|(_, shape)| shape.first() == Some(&architecture.vocab()));
     let tables: BTreeMap<String, Vec<usize>> = tables.filter(|_| grown).collect();
     for request in requests {
         let adapter = PeftAdapter::open(request)?;
-        let changes = adapter.changes(checkpoint, (architecture, &tables))?;
+        let changes = adapter.collect_changes(checkpoint, (architecture, &tables))?;
         for (name, change) in &changes {
             if let AdapterChange::Replace(info) = change {
-                if changed_before(checkpoint, name) || replaced.contains(name) {
+                if is_already_merged(checkpoint, name) || replaced.contains(name) {
                     let what = format!(
                         "takes the place of `{name}`, which an adapter before it has changed; these do not add up"
                     );
-                    return Err(adapter.tensor(info, what).into());
+                    return Err(adapter.tensor_error(info, what).into());
                 }
                 replaced.push(name.clone());
             }
@@ -131,19 +133,19 @@ pub fn merge(
         names.sort();
         names.dedup();
         done.push(MergedAdapter { name: request.name(), scale: request.scale, tensors: names.len() });
-        checkpoint.merge(adapter.weights, changes);
+        checkpoint.apply_adapter(adapter.weights, changes);
     }
     Ok(done)
 }
 
-fn changed_before(checkpoint: &Checkpoint, name: &str) -> bool {
-    checkpoint.info(name).is_some_and(TensorInfo::is_merged)
+fn is_already_merged(checkpoint: &Checkpoint, name: &str) -> bool {
+    checkpoint.tensor_info(name).is_some_and(TensorInfo::is_merged)
 }
 
 /// True for the module of a head that is the embedding table.
 fn is_tied_head(architecture: &Architecture, path: &str) -> bool {
     let name = architecture.canonical_name(&format!("{path}.weight"));
-    architecture.tied().is_some_and(|(_, head)| head == name)
+    architecture.tied_embedding().is_some_and(|(_, head)| head == name)
 }
 
 /// An adapter that was found and read as far as its names and shapes.
@@ -177,9 +179,9 @@ impl PeftAdapter {
     }
 
     /// What it has, by the modules of the base.
-    fn modules(&self) -> Result<BTreeMap<String, LoraModule<'_>>, AdapterError> {
-        let modules =
-            parts::modules(self.weights.tensors()).map_err(|(info, what)| self.tensor(info, what))?;
+    fn lora_modules(&self) -> Result<BTreeMap<String, LoraModule<'_>>, AdapterError> {
+        let modules = parts::group_by_module(self.weights.tensors())
+            .map_err(|(info, what)| self.tensor_error(info, what))?;
         match modules.is_empty() {
             true => Err(AdapterError::NoAdapter { directory: self.file.clone(), what: "a tensor" }),
             false => Ok(modules),
@@ -187,28 +189,28 @@ impl PeftAdapter {
     }
 
     /// What the adapter does to tensors of the base, by their canonical names.
-    fn changes(
+    fn collect_changes(
         &self,
         base: &Checkpoint,
         (architecture, tables): (&Architecture, &BTreeMap<String, Vec<usize>>),
     ) -> Result<Vec<(String, AdapterChange)>, ModelError> {
         let mut changes = Vec::new();
-        for (path, module) in &self.modules()? {
+        for (path, module) in &self.lora_modules()? {
             if self.config.keeps_ties && is_tied_head(architecture, path) {
                 continue;
             }
             for (end, info) in &module.replaced {
-                let target = self.target(base, architecture, &format!("{path}.{end}"), info)?;
+                let target = self.find_target(base, architecture, &format!("{path}.{end}"), info)?;
                 let table = tables.get(&target.name);
                 let wanted = table.unwrap_or(&target.shape);
-                if squeezed(wanted) != squeezed(&info.shape) {
+                if squeeze_shape(wanted) != squeeze_shape(&info.shape) {
                     let what = format!(
                         "has shape {:?}, `{}` of the base has {:?}",
                         info.shape, target.name, target.shape
                     );
                     return Err(match table {
-                        None => self.other_base(info, what),
-                        Some(_) => self.tensor(
+                        None => self.wrong_base_error(info, what),
+                        Some(_) => self.tensor_error(
                             info,
                             format!(
                                 "{what}, and another tensor or adapter makes {wanted:?} of it; adapters with added tokens have to \
@@ -221,42 +223,43 @@ impl PeftAdapter {
                 }
                 changes.push((target.name.clone(), AdapterChange::Replace((*info).clone())));
             }
-            self.factors(base, architecture, (path, module), &mut changes)?;
+            self.add_factor_changes(base, architecture, (path, module), &mut changes)?;
         }
-        self.untie(architecture, &mut changes)?;
+        self.check_tied_embedding(architecture, &mut changes)?;
         Ok(changes)
     }
 
     /// What the factors of a module change: its weight, and its bias.
-    fn factors(
+    fn add_factor_changes(
         &self,
         base: &Checkpoint,
         architecture: &Architecture,
         (path, module): (&str, &LoraModule),
         changes: &mut Vec<(String, AdapterChange)>,
     ) -> Result<(), ModelError> {
-        let Some((a, b, transposed)) = module.factors().map_err(|(info, what)| self.tensor(info, what))?
+        let Some((a, b, transposed)) =
+            module.factor_pair().map_err(|(info, what)| self.tensor_error(info, what))?
         else {
             return Ok(());
         };
-        let (rank, [rows, columns]) = self.ranks(a, b)?;
+        let (rank, [rows, columns]) = self.check_ranks(a, b)?;
         let expected = if transposed { [columns, rows] } else { [rows, columns] };
-        let target = self.target(base, architecture, &format!("{path}.weight"), a)?;
+        let target = self.find_target(base, architecture, &format!("{path}.weight"), a)?;
         if target.shape != expected {
             let what = format!(
                 "has shape {:?} and its partner {:?}, for a weight of {expected:?}; `{}` of the base has {:?}",
                 a.shape, b.shape, target.name, target.shape
             );
-            return Err(self.other_base(a, what).into());
+            return Err(self.wrong_base_error(a, what).into());
         }
-        let scale = (self.scale * self.config.scale(path, rank)?) as f32;
-        let magnitude = self.magnitude(module, a, transposed, expected[0])?;
+        let scale = (self.scale * self.config.module_scale(path, rank)?) as f32;
+        let magnitude = self.checked_magnitude(module, a, transposed, expected[0])?;
         if let Some(term) = module.bias {
-            let bias = self.target(base, architecture, &format!("{path}.bias"), term)?;
-            if squeezed(&bias.shape) != squeezed(&term.shape) {
+            let bias = self.find_target(base, architecture, &format!("{path}.bias"), term)?;
+            if squeeze_shape(&bias.shape) != squeeze_shape(&term.shape) {
                 let what =
                     format!("has shape {:?}, `{}` of the base has {:?}", term.shape, bias.name, bias.shape);
-                return Err(self.other_base(term, what).into());
+                return Err(self.wrong_base_error(term, what).into());
             }
             changes.push((bias.name.clone(), AdapterChange::Sum { term: term.clone(), scale }));
         }
@@ -266,7 +269,7 @@ impl PeftAdapter {
     }
 
     /// The lengths of the rows, where the adapter has them.
-    fn magnitude(
+    fn checked_magnitude(
         &self,
         module: &LoraModule,
         a: &TensorInfo,
@@ -274,24 +277,23 @@ impl PeftAdapter {
         rows: usize,
     ) -> Result<Option<TensorInfo>, AdapterError> {
         match module.magnitude {
-            None if self.config.dora && !transposed => {
-                Err(self.tensor(a, "has no `lora_magnitude_vector` beside it, which `use_dora` needs".into()))
-            }
+            None if self.config.dora && !transposed => Err(self
+                .tensor_error(a, "has no `lora_magnitude_vector` beside it, which `use_dora` needs".into())),
             None => Ok(None),
-            Some(info) if transposed => {
-                Err(self
-                    .tensor(info, "belongs to an embedding; DoRA is merged into linear layers only".into()))
-            }
+            Some(info) if transposed => Err(self.tensor_error(
+                info,
+                "belongs to an embedding; DoRA is merged into linear layers only".into(),
+            )),
             Some(info) if info.elements() != rows => {
                 let what = format!("has shape {:?}, the weight has {rows} rows", info.shape);
-                Err(self.other_base(info, what))
+                Err(self.wrong_base_error(info, what))
             }
             Some(info) => Ok(Some(info.clone())),
         }
     }
 
     /// The tensor of the base under a name as PEFT has it.
-    fn target<'a>(
+    fn find_target<'a>(
         &self,
         base: &'a Checkpoint,
         architecture: &Architecture,
@@ -299,30 +301,33 @@ impl PeftAdapter {
         info: &TensorInfo,
     ) -> Result<&'a TensorInfo, AdapterError> {
         let canonical = architecture.canonical_name(name);
-        if let Some((_, head)) = architecture.tied()
+        if let Some((_, head)) = architecture.tied_embedding()
             && head == canonical
         {
             // A head beside a tied embedding is not read, so a change of it would be lost.
             let what = format!("changes the head `{canonical}`, which is the embedding table in this model");
-            return Err(self.tensor(info, what));
+            return Err(self.tensor_error(info, what));
         }
-        base.info(&canonical).ok_or_else(|| {
+        base.tensor_info(&canonical).ok_or_else(|| {
             let experts = match name.contains("experts") {
                 true => " under this name; adapters of experts that are stored as one tensor are not merged",
                 false => "",
             };
-            self.other_base(info, format!("adapts `{canonical}`, which the base does not have{experts}"))
+            self.wrong_base_error(
+                info,
+                format!("adapts `{canonical}`, which the base does not have{experts}"),
+            )
         })
     }
 
     /// Where the head is the embedding table an adapter of the table would change both, which PEFT does when it merges and does not
     /// when it runs.
-    fn untie(
+    fn check_tied_embedding(
         &self,
         architecture: &Architecture,
         changes: &mut [(String, AdapterChange)],
     ) -> Result<(), AdapterError> {
-        let Some((embedding, _)) = architecture.tied().filter(|_| !self.config.keeps_ties) else {
+        let Some((embedding, _)) = architecture.tied_embedding().filter(|_| !self.config.keeps_ties) else {
             return Ok(());
         };
         let info = match changes.iter().find(|(name, _)| *name == embedding) {
@@ -332,14 +337,14 @@ impl PeftAdapter {
         };
         let what = "changes the embedding table, which is also the head of this model; whether the head changes with it the \
                     adapter does not say (`ensure_weight_tying`)";
-        Err(self.tensor(info, what.into()))
+        Err(self.tensor_error(info, what.into()))
     }
 
-    fn tensor(&self, info: &TensorInfo, detail: String) -> AdapterError {
+    fn tensor_error(&self, info: &TensorInfo, detail: String) -> AdapterError {
         AdapterError::Tensor { file: self.file.clone(), tensor: info.name.clone(), detail }
     }
 
-    fn other_base(&self, info: &TensorInfo, detail: String) -> AdapterError {
+    fn wrong_base_error(&self, info: &TensorInfo, detail: String) -> AdapterError {
         let base = self.config.base.clone();
         AdapterError::OtherBase { file: self.file.clone(), tensor: info.name.clone(), detail, base }
     }

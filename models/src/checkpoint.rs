@@ -43,7 +43,7 @@ pub struct TensorInfo {
     pub listed_name: String,
     pub dtype: StoredType,
     pub shape: Vec<usize>,
-    place: TensorStorage,
+    storage: TensorStorage,
 }
 
 impl TensorInfo {
@@ -52,7 +52,7 @@ impl TensorInfo {
     }
     /// True if adapters change it.
     pub fn is_merged(&self) -> bool {
-        matches!(self.place, TensorStorage::Merged(_))
+        matches!(self.storage, TensorStorage::Merged(_))
     }
     pub fn bytes(&self) -> usize {
         self.elements() / self.dtype.block().0 * self.dtype.block().1
@@ -78,7 +78,7 @@ enum TensorStorage {
 
 impl TensorStorage {
     /// The same with files counted from `first` on.
-    fn moved(self, first: usize) -> TensorStorage {
+    fn offset_files(self, first: usize) -> TensorStorage {
         match self {
             TensorStorage::Contiguous { file, start } => {
                 TensorStorage::Contiguous { file: file + first, start }
@@ -95,12 +95,12 @@ impl TensorStorage {
     }
 
     /// The file of the elements; none of random ones.
-    fn file(&self) -> Option<usize> {
+    fn file_index(&self) -> Option<usize> {
         match self {
             TensorStorage::Contiguous { file, .. } | TensorStorage::Strided { file, .. } => Some(*file),
             TensorStorage::View(view) => Some(view.file),
-            TensorStorage::Packed(weight) => Some(weight.file()),
-            TensorStorage::Merged(merged) => merged.base.place.file(),
+            TensorStorage::Packed(weight) => Some(weight.file_index()),
+            TensorStorage::Merged(merged) => merged.base.storage.file_index(),
             TensorStorage::Random(_) => None,
         }
     }
@@ -137,20 +137,20 @@ impl Checkpoint {
         let mut checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
         weights.check_index(&checkpoint)?;
         if let Some(quantization) = &weights.quantization {
-            checkpoint = checkpoint.unpacked(quantization)?;
+            checkpoint = checkpoint.with_packed_weights(quantization)?;
         }
-        for (prefix, path) in &weights.beside {
-            checkpoint.add_beside(prefix, path)?;
+        for (prefix, path) in &weights.auxiliary {
+            checkpoint.add_auxiliary_file(prefix, path)?;
         }
         Ok(checkpoint)
     }
 
     /// The tensors of a file of another part of the model, with `prefix` and a dot before their names.
-    fn add_beside(&mut self, prefix: &str, path: &Path) -> Result<(), CheckpointError> {
+    fn add_auxiliary_file(&mut self, prefix: &str, path: &Path) -> Result<(), CheckpointError> {
         let (number, file) = (self.files.len(), FileBytes::map(path)?);
         let mut tensors = match shards::format_of(path) {
-            Some(CheckpointFormat::Torch) => torch::list(number, &file)?,
-            _ => safetensors::list(number, &file)?,
+            Some(CheckpointFormat::Torch) => torch::list_tensors(number, &file)?,
+            _ => safetensors::list_tensors(number, &file)?,
         };
         for tensor in &mut tensors {
             tensor.listed_name = format!("{prefix}.{}", tensor.listed_name);
@@ -162,9 +162,9 @@ impl Checkpoint {
     }
 
     /// The checkpoint with one weight in place of the tensors that a quantized weight is made of.
-    pub fn unpacked(self, quantization: &Quantization) -> Result<Checkpoint, CheckpointError> {
+    pub fn with_packed_weights(self, quantization: &Quantization) -> Result<Checkpoint, CheckpointError> {
         let Checkpoint { origin, format, metadata, files, tensors, .. } = self;
-        let tensors = packed::unpack(quantization, &files, tensors)?;
+        let tensors = packed::collect_packed_weights(quantization, &files, tensors)?;
         Checkpoint::with_tensors(origin, format, metadata, files, tensors)
     }
 
@@ -188,7 +188,7 @@ impl Checkpoint {
                 stored_name: name.clone(),
                 listed_name: name.clone(),
                 dtype: StoredType::F32,
-                place: TensorStorage::Random(RandomTensor::new(seed, &name, distribution)),
+                storage: TensorStorage::Random(RandomTensor::new(seed, &name, distribution)),
                 name,
                 shape,
             })
@@ -208,14 +208,14 @@ impl Checkpoint {
         files: Vec<FileBytes>,
     ) -> Result<Checkpoint, CheckpointError> {
         if format == CheckpointFormat::Gguf {
-            let (tensors, metadata) = gguf::list(&files)?;
+            let (tensors, metadata) = gguf::list_tensors(&files)?;
             return Checkpoint::with_tensors(origin, format, metadata, files, tensors);
         }
         let mut tensors = Vec::new();
         for (number, file) in files.iter().enumerate() {
             let listed = match format {
-                CheckpointFormat::Safetensors => safetensors::list(number, file)?,
-                CheckpointFormat::Torch => torch::list(number, file)?,
+                CheckpointFormat::Safetensors => safetensors::list_tensors(number, file)?,
+                CheckpointFormat::Torch => torch::list_tensors(number, file)?,
                 CheckpointFormat::Gguf | CheckpointFormat::Random => Vec::new(),
             };
             tensors.extend(listed);
@@ -246,7 +246,7 @@ impl Checkpoint {
 
     /// Gives tensors that are missing under their name the one that is stored in their place: the first that is there of those that
     /// `stand_ins` gives.
-    pub fn stand_in(
+    pub fn apply_fallbacks(
         &mut self,
         expected: &[(String, Vec<usize>)],
         stand_ins: impl Fn(&str) -> &'static [&'static str],
@@ -270,7 +270,7 @@ impl Checkpoint {
     pub fn transpose(&mut self, wanted: impl Fn(&str) -> bool) {
         for tensor in self.tensors.iter_mut().filter(|t| wanted(&t.stored_name)) {
             let &[rows, columns] = tensor.shape.as_slice() else { continue };
-            let (file, start, strides) = match &tensor.place {
+            let (file, start, strides) = match &tensor.storage {
                 TensorStorage::Contiguous { file, start } => (*file, *start, vec![1, columns]),
                 TensorStorage::Strided { file, start, strides } => {
                     (*file, *start, strides.iter().rev().copied().collect())
@@ -280,20 +280,20 @@ impl Checkpoint {
                 | TensorStorage::Merged(_)
                 | TensorStorage::Random(_) => continue,
             };
-            tensor.place = TensorStorage::Strided { file, start, strides };
+            tensor.storage = TensorStorage::Strided { file, start, strides };
             tensor.shape = vec![columns, rows];
         }
     }
 
     /// Changes tensors as an adapter says, whose own tensors the changes are made of. Names are those of this checkpoint; the
     /// shapes have been compared.
-    pub fn merge(&mut self, adapter: Checkpoint, changes: Vec<(String, merged::AdapterChange)>) {
+    pub fn apply_adapter(&mut self, adapter: Checkpoint, changes: Vec<(String, merged::AdapterChange)>) {
         let first = self.files.len();
         self.files.extend(adapter.files);
         for (name, change) in changes {
             let Some(&number) = self.by_name.get(&name) else { continue };
             let tensor = &mut self.tensors[number];
-            *tensor = merged::changed(tensor.clone(), change.moved(first));
+            *tensor = merged::apply_change(tensor.clone(), change.offset_files(first));
         }
     }
 
@@ -303,8 +303,8 @@ impl Checkpoint {
             if let Some(first) = self.by_name.insert(tensor.name.clone(), number) {
                 return Err(CheckpointError::Duplicate {
                     tensor: tensor.name.clone(),
-                    first: self.source_of(&self.tensors[first]),
-                    second: self.source_of(tensor),
+                    first: self.describe_source(&self.tensors[first]),
+                    second: self.describe_source(tensor),
                 });
             }
         }
@@ -316,13 +316,13 @@ impl Checkpoint {
         &self.tensors
     }
 
-    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+    pub fn tensor_info(&self, name: &str) -> Option<&TensorInfo> {
         self.by_name.get(name).map(|&number| &self.tensors[number])
     }
 
     /// The groups of a packed weight, if a storage format of groups may hold its codes.
     pub fn stored_groups(&self, name: &str) -> Option<StoredGroups> {
-        match &self.info(name)?.place {
+        match &self.tensor_info(name)?.storage {
             TensorStorage::Packed(weight) => weight.stored_groups(&self.files, false),
             _ => None,
         }
@@ -330,7 +330,7 @@ impl Checkpoint {
 
     /// The same with columns in the [order](Checkpoint::column_order) of their groups.
     pub fn sorted_groups(&self, name: &str) -> Option<StoredGroups> {
-        match &self.info(name)?.place {
+        match &self.tensor_info(name)?.storage {
             TensorStorage::Packed(weight) => weight.stored_groups(&self.files, true),
             _ => None,
         }
@@ -339,7 +339,7 @@ impl Checkpoint {
     /// The columns of a packed weight in an order in which those of each group are neighbours; `None` if they are already, or
     /// groups are not equally large.
     pub fn column_order(&self, name: &str) -> Option<Vec<usize>> {
-        match &self.info(name)?.place {
+        match &self.tensor_info(name)?.storage {
             TensorStorage::Packed(weight) => weight.column_order(&self.files),
             _ => None,
         }
@@ -347,12 +347,13 @@ impl Checkpoint {
 
     /// Opens one tensor for reading. Dropping it gives the pages of its file back to the system.
     pub fn read(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {
-        let info = self.info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
+        let info =
+            self.tensor_info(name).ok_or_else(|| CheckpointError::NotFound { tensor: name.to_string() })?;
         self.open_tensor(info)
     }
 
     fn open_tensor<'a>(&'a self, info: &'a TensorInfo) -> Result<TensorData<'a>, CheckpointError> {
-        let content = match &info.place {
+        let content = match &info.storage {
             TensorStorage::Random(random) => TensorContent::Random(random),
             TensorStorage::Contiguous { file, start } => {
                 let file = &self.files[*file];
@@ -365,13 +366,13 @@ impl Checkpoint {
             TensorStorage::Strided { file, start, strides } => {
                 let file = &self.files[*file];
                 // Block formats occur only in views.
-                let gathered = data::gather(file, *start, &info.shape, strides, info.dtype.size());
+                let gathered = data::gather_strided(file, *start, &info.shape, strides, info.dtype.size());
                 TensorContent::Mapped { file, start: *start, bytes: Cow::Owned(gathered) }
             }
             TensorStorage::View(view) => {
                 let file = &self.files[view.file];
                 match view.transpose {
-                    Some(_) => TensorContent::Values(view.transposed(file)),
+                    Some(_) => TensorContent::Values(view.read_transposed(file)),
                     None => TensorContent::Viewed { file, view },
                 }
             }
@@ -388,14 +389,14 @@ impl Checkpoint {
     /// The configuration that a GGUF file holds, as fields of a config.json; `None` for other formats.
     pub fn embedded_config(&self) -> Result<Option<crate::config::ConfigFields>, CheckpointError> {
         match self.format {
-            CheckpointFormat::Gguf => gguf::config::fields(&self.files).map(Some),
+            CheckpointFormat::Gguf => gguf::config::read_config_fields(&self.files).map(Some),
             CheckpointFormat::Safetensors | CheckpointFormat::Torch | CheckpointFormat::Random => Ok(None),
         }
     }
 
     /// "stored name in file", for messages.
-    fn source_of(&self, tensor: &TensorInfo) -> String {
-        let file = tensor.place.file().map_or(&self.origin, |file| &self.files[file].label);
+    fn describe_source(&self, tensor: &TensorInfo) -> String {
+        let file = tensor.storage.file_index().map_or(&self.origin, |file| &self.files[file].label);
         match tensor.stored_name == tensor.name {
             true => file.clone(),
             false => format!("{file} (as `{}`)", tensor.stored_name),

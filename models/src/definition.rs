@@ -20,10 +20,10 @@ pub enum LogitScope {
     Last,
     All,
     /// Those whose rows the second input `i32[n]` begins with; how many is said when it is run.
-    Wanted,
+    OutputRows,
 }
 
-/// One entry function to build: token ids `i32[n]`, and with [`LogitScope::Wanted`] row numbers `i32[n]`, to logits
+/// One entry function to build: token ids `i32[n]`, and with [`LogitScope::OutputRows`] row numbers `i32[n]`, to logits
 /// `f32[1 or n, vocab]`.
 #[derive(Clone, Debug)]
 pub struct EntrySpec<'a> {
@@ -33,17 +33,17 @@ pub struct EntrySpec<'a> {
     pub logits: LogitScope,
     /// Positions that caches have room for; of no meaning to recurrent models.
     pub context: usize,
-    /// What is seen of a sequence of any length; [`Architecture::stream`].
-    pub stream: Option<StreamingWindow>,
+    /// What is seen of a sequence of any length; [`Architecture::streaming_window`].
+    pub streaming: Option<StreamingWindow>,
     /// Which sequences the tokens are of.
     pub batching: RowBatching,
     /// Whole texts in, with no caches and states; this makes a vector of each in place of logits.
-    pub texts: Option<&'a PoolingHead>,
+    pub pooling_head: Option<&'a PoolingHead>,
     /// Rows go through the adapter of their sequence too.
     pub adapters: Option<AdapterSlots>,
     /// The tokens are the whole source text of an encoder-decoder model: what the decoder looks at is kept, and there are no
-    /// logits ([`ModelDefinition::decoder_start`]).
-    pub source: bool,
+    /// logits ([`ModelDefinition::decoder_start_token_id`]).
+    pub is_encoder_input: bool,
 }
 
 /// Room for adapters (LoRA) that are chosen when the model runs.
@@ -60,7 +60,7 @@ impl AdapterSlots {
     pub const RANK_STEP: usize = 16;
 
     /// Matrices of each kind: those of slot 0, which stay zero, are for sequences without an adapter.
-    pub fn matrices(&self) -> usize {
+    pub fn matrix_count(&self) -> usize {
         self.slots + 1
     }
 }
@@ -71,17 +71,21 @@ impl EntrySpec<'_> {
         let rows = TensorType::new(DType::I32, [&self.n]);
         match self.logits {
             LogitScope::Last | LogitScope::All => vec![rows],
-            LogitScope::Wanted => vec![rows.clone(), rows],
+            LogitScope::OutputRows => vec![rows.clone(), rows],
         }
     }
 
     /// Tokens that a sequence has seen before a call.
     pub fn past(&self) -> Dim {
-        if self.texts.is_some() || self.source { Dim::from(0) } else { Dim::sym(SizeSymbol::Past) }
+        if self.pooling_head.is_some() || self.is_encoder_input {
+            Dim::from(0)
+        } else {
+            Dim::sym(SizeSymbol::Past)
+        }
     }
 
     /// Tokens of one sequence in a call.
-    pub fn own_rows(&self) -> Dim {
+    pub fn sequence_rows(&self) -> Dim {
         match self.batching {
             RowBatching::Single | RowBatching::Ragged => self.n.clone(),
             RowBatching::OneEach => Dim::from(1),
@@ -89,11 +93,11 @@ impl EntrySpec<'_> {
     }
 
     /// The rows of `x: [n, ..]` whose logits are asked for; `inputs` are those of the function.
-    pub fn wanted_rows(&self, b: &mut GraphBuilder, x: ValueId, inputs: &[ValueId]) -> ValueId {
+    pub fn output_rows(&self, b: &mut GraphBuilder, x: ValueId, inputs: &[ValueId]) -> ValueId {
         match (self.logits, inputs) {
             (LogitScope::Last, _) => b.slice(x, 0, self.n.sub(&Dim::from(1)), Dim::from(1)),
-            (LogitScope::Wanted, &[_, wanted, ..]) => b.wanted_rows(x, wanted),
-            (LogitScope::All | LogitScope::Wanted, _) => x,
+            (LogitScope::OutputRows, &[_, wanted, ..]) => b.output_rows(x, wanted),
+            (LogitScope::All | LogitScope::OutputRows, _) => x,
         }
     }
 }
@@ -129,8 +133,8 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
     }
 
     /// The token that the decoder of an encoder-decoder model starts with. Such a model has an entry function of the source text too
-    /// ([`EntrySpec::source`]), and its sequences are the tokens of the source, this one, and what follows.
-    fn decoder_start(&self) -> Option<u32> {
+    /// ([`EntrySpec::is_encoder_input`]), and its sequences are the tokens of the source, this one, and what follows.
+    fn decoder_start_token_id(&self) -> Option<u32> {
         None
     }
 
@@ -146,12 +150,12 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
     }
 
     /// Why a sequence cannot go on beyond the context with a window and sinks, if it cannot.
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         None
     }
 
     /// Canonical name and shape of every tensor that the checkpoint has to have.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)>;
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)>;
 
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
@@ -159,7 +163,7 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
     }
 
     /// Canonical names of tensors that are the same one, best first, for a checkpoint that lacks this one.
-    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+    fn fallback_names(&self, missing: &str) -> &'static [&'static str] {
         let _ = missing;
         &[]
     }
@@ -177,12 +181,12 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
     }
 
     /// What is made of a text, by models that are made for texts: encoders.
-    fn own_head(&self) -> Option<PoolingHead> {
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         None
     }
 
-    /// Whether the definition can be built with [`EntrySpec::texts`].
-    fn reads_texts(&self) -> bool {
+    /// Whether the definition can be built with [`EntrySpec::pooling_head`].
+    fn supports_pooling(&self) -> bool {
         false
     }
 
@@ -192,10 +196,10 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
         1
     }
 
-    /// As [`ModelDefinition::tensors`], of a model that makes vectors of texts.
-    fn tensors_with(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
+    /// As [`ModelDefinition::tensor_shapes`], of a model that makes vectors of texts.
+    fn tensor_shapes_with_head(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
         let _ = head;
-        self.tensors()
+        self.tensor_shapes()
     }
 
     /// True for the tensor that makes logits of hidden states and nothing else.
@@ -204,13 +208,13 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
         false
     }
 
-    /// Width of the hidden states; 0 where [`ModelDefinition::reads_texts`] is false.
+    /// Width of the hidden states; 0 where [`ModelDefinition::supports_pooling`] is false.
     fn hidden(&self) -> usize {
         0
     }
 
     /// Canonical names of the embedding table that is the head as well, and of the head that there would be otherwise.
-    fn tied(&self) -> Option<(&'static str, &'static str)> {
+    fn tied_embedding(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 
@@ -222,69 +226,74 @@ pub trait ModelDefinition: Any + Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Architecture {
     definition: Arc<dyn ModelDefinition>,
-    stream: Option<StreamingWindow>,
-    texts: Option<PoolingHead>,
+    streaming: Option<StreamingWindow>,
+    pooling_head: Option<PoolingHead>,
 }
 
 impl Architecture {
     /// Encoders make vectors of texts.
     pub fn new(definition: impl ModelDefinition) -> Architecture {
-        let texts = definition.own_head();
-        Architecture { definition: Arc::new(definition), stream: None, texts }
+        let pooling_head = definition.default_pooling_head();
+        Architecture { definition: Arc::new(definition), streaming: None, pooling_head }
     }
 
     /// The model makes vectors of texts in this way. `None`: that of its own, or logits.
-    pub fn with_texts(self, head: Option<PoolingHead>) -> Architecture {
-        let texts = head.or_else(|| self.definition.own_head());
-        Architecture { texts, ..self }
+    pub fn with_pooling_head(self, head: Option<PoolingHead>) -> Architecture {
+        let texts = head.or_else(|| self.definition.default_pooling_head());
+        Architecture { pooling_head: texts, ..self }
     }
 
     /// What is made of texts; `None` for models that make logits.
-    pub fn texts(&self) -> Option<&PoolingHead> {
-        self.texts.as_ref()
+    pub fn pooling_head(&self) -> Option<&PoolingHead> {
+        self.pooling_head.as_ref()
     }
 
     /// Floats of the vector of a text; `None` for models that make logits.
-    pub fn text_width(&self) -> Option<usize> {
-        Some(self.texts.as_ref()?.width(self.definition.hidden()))
+    pub fn embedding_size(&self) -> Option<usize> {
+        Some(self.pooling_head.as_ref()?.output_size(self.definition.hidden()))
     }
 
     /// How many numbers a token may be fed as: the tokens, once for each type that they may have.
-    pub fn token_ids(&self) -> usize {
+    pub fn token_id_count(&self) -> usize {
         self.definition.vocab() * self.definition.token_types()
     }
 
     /// Canonical name and shape of every tensor that the checkpoint has to have.
-    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        match &self.texts {
-            Some(head) => self.definition.tensors_with(head),
-            None => self.definition.tensors(),
+    pub fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        match &self.pooling_head {
+            Some(head) => self.definition.tensor_shapes_with_head(head),
+            None => self.definition.tensor_shapes(),
         }
     }
 
-    /// See [`ModelDefinition::stand_ins`].
-    pub fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
-        self.definition.stand_ins(missing)
+    /// See [`ModelDefinition::fallback_names`].
+    pub fn fallback_names(&self, missing: &str) -> &'static [&'static str] {
+        self.definition.fallback_names(missing)
     }
 
     /// True for tensors (by canonical name) that checkpoints may hold and that the model does not need.
     pub fn is_ignored(&self, name: &str) -> bool {
-        self.definition.is_ignored(name) || (self.texts.is_some() && self.definition.is_logit_head(name))
+        self.definition.is_ignored(name)
+            || (self.pooling_head.is_some() && self.definition.is_logit_head(name))
     }
 
     /// The configuration, if it is of this family.
-    pub fn family<T: ModelDefinition>(&self) -> Option<&T> {
+    pub fn downcast_family<T: ModelDefinition>(&self) -> Option<&T> {
         let any: &dyn Any = &*self.definition;
         any.downcast_ref()
     }
 
     /// The model with a window of `window` tokens (of what it was trained with where `None`), of which the first `sinks`
     /// are those that the sequence begins with.
-    pub fn with_stream(self, window: Option<usize>, sinks: usize) -> Result<Architecture, StreamError> {
+    pub fn with_streaming_window(
+        self,
+        window: Option<usize>,
+        sinks: usize,
+    ) -> Result<Architecture, StreamError> {
         if window.is_none() && sinks == 0 {
             return Ok(self);
         }
-        if self.texts.is_some() {
+        if self.pooling_head.is_some() {
             return Err(StreamError::Unsuitable {
                 why: "the model reads whole texts, and keeps nothing of them",
             });
@@ -294,7 +303,7 @@ impl Architecture {
                 why: "a recurrent model keeps no tokens that could be dropped",
             });
         }
-        if let Some(why) = self.definition.cannot_stream() {
+        if let Some(why) = self.definition.streaming_obstacle() {
             return Err(StreamError::Unsuitable { why });
         }
         let trained = self.context_length();
@@ -311,30 +320,30 @@ impl Architecture {
         if sinks >= window {
             return Err(StreamError::NothingLeft { sinks, window });
         }
-        Ok(Architecture { stream: Some(StreamingWindow { window, sinks }), ..self })
+        Ok(Architecture { streaming: Some(StreamingWindow { window, sinks }), ..self })
     }
 
-    /// What [`Architecture::with_stream`] gave the model to see.
-    pub fn stream(&self) -> Option<StreamingWindow> {
-        self.stream
+    /// What [`Architecture::with_streaming_window`] gave the model to see.
+    pub fn streaming_window(&self) -> Option<StreamingWindow> {
+        self.streaming
     }
 
     /// How many newest tokens the model sees, the current one included, if between them and [`Architecture::sinks`]
     /// nothing counts.
     pub fn window(&self) -> Option<usize> {
-        self.stream.map(|s| s.window - s.sinks).or_else(|| self.definition.window())
+        self.streaming.map(|s| s.window - s.sinks).or_else(|| self.definition.window())
     }
 
     /// How many first tokens the model sees for ever.
     pub fn sinks(&self) -> usize {
-        self.stream.map_or(0, |s| s.sinks)
+        self.streaming.map_or(0, |s| s.sinks)
     }
 
     /// Room in the caches where the user asks for none: what the model was trained with, at most 4096 positions; with a
     /// window somewhat more than that, so that old rows can be dropped now and then.
     pub fn default_context(&self) -> usize {
         let room = |window: usize| window.saturating_add(1024);
-        match self.stream {
+        match self.streaming {
             Some(stream) => room(stream.window),
             None => self.context_length().min(self.window().map_or(4096, |w| room(w).max(4096))),
         }

@@ -37,11 +37,11 @@ pub enum AdapterError {
         "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build what comes of it"
     )]
     Unsupported { file: String, what: String },
-    #[error("{file}: tensor `{tensor}` {detail}", tensor = brief(.tensor))]
+    #[error("{file}: tensor `{tensor}` {detail}", tensor = shorten_name(.tensor))]
     Tensor { file: String, tensor: String, detail: String },
     #[error(
         "{file}: tensor `{tensor}` {detail}. The adapter was made for another base (its adapter_config.json names {base})",
-        tensor = brief(.tensor), base = brief(.base)
+        tensor = shorten_name(.tensor), base = shorten_name(.base)
     )]
     OtherBase { file: String, tensor: String, detail: String, base: String },
 }
@@ -61,7 +61,7 @@ pub enum ConfigError {
     Wrong { file: String, field: String, expected: String, found: String },
     #[error(
         "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists those that this version of mlcc reads",
-        found = brief(.found)
+        found = shorten_name(.found)
     )]
     UnknownModelType { file: String, found: String, near: String },
     #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
@@ -129,47 +129,47 @@ pub enum CheckpointError {
     Unsupported { file: String, detail: String },
     #[error(
         "{file}: tensor `{tensor}`: {detail}. The file is damaged or was not copied completely: fetch it again",
-        tensor = brief(.tensor)
+        tensor = shorten_name(.tensor)
     )]
     DamagedTensor { file: String, tensor: String, detail: String },
-    #[error("{file}: tensor `{tensor}`: {detail}", tensor = brief(.tensor))]
+    #[error("{file}: tensor `{tensor}`: {detail}", tensor = shorten_name(.tensor))]
     UnsupportedTensor { file: String, tensor: String, detail: String },
     #[error("{file}: pickle byte {offset}: {detail}")]
     Pickle { file: String, offset: usize, detail: String },
     #[error(
         "tensor `{tensor}` occurs twice, in {first} and in {second}; keep one of them",
-        tensor = brief(.tensor)
+        tensor = shorten_name(.tensor)
     )]
     Duplicate { tensor: String, first: String, second: String },
     #[error(
         "{index} names the shard {shard}, which is not there; fetch all shards of the model",
-        shard = brief(.shard)
+        shard = shorten_name(.shard)
     )]
     MissingShard { index: String, shard: String },
     #[error(
         "{index} says that tensor `{tensor}` is in {shard}, but that file does not have it; index and shards are of different versions",
-        tensor = brief(.tensor), shard = brief(.shard)
+        tensor = shorten_name(.tensor), shard = shorten_name(.shard)
     )]
     NotInShard { index: String, tensor: String, shard: String },
     #[error("no weights in {dir}: expected {expected}")]
     NoWeights { dir: String, expected: &'static str },
     #[error("several weight files in {dir}: {candidates}; name the one to use with --model FILE")]
     Ambiguous { dir: String, candidates: String },
-    #[error("the checkpoint has no tensor `{tensor}`", tensor = brief(.tensor))]
+    #[error("the checkpoint has no tensor `{tensor}`", tensor = shorten_name(.tensor))]
     NotFound { tensor: String },
     #[error(
         "tensor `{tensor}` is stored as {stored}, weights have to be f32, f16 or bf16; convert the checkpoint",
-        tensor = brief(.tensor)
+        tensor = shorten_name(.tensor)
     )]
     NotFloat { tensor: String, stored: &'static str },
     #[error(
         "tensor `{tensor}`: elements {start}..{end} asked for, it has {elements}",
-        tensor = brief(.tensor)
+        tensor = shorten_name(.tensor)
     )]
     OutOfRange { tensor: String, start: usize, end: usize, elements: usize },
     #[error(
         "tensor `{tensor}` holds {value} at index {index:?} (element {element}); the checkpoint is broken, or overflowed when it was converted to {stored}",
-        tensor = brief(.tensor)
+        tensor = shorten_name(.tensor)
     )]
     NotFinite { tensor: String, index: Vec<usize>, element: usize, value: f32, stored: &'static str },
 }
@@ -201,7 +201,7 @@ pub(crate) const MOST_NAMES: usize = 10;
 const LONGEST_NAME: usize = 200;
 
 /// A name as an error repeats it.
-pub(crate) fn brief(name: &str) -> String {
+pub(crate) fn shorten_name(name: &str) -> String {
     let end = name.floor_char_boundary(LONGEST_NAME);
     match end < name.len() {
         true => format!("{}... ({} bytes)", &name[..end], name.len()),
@@ -210,8 +210,9 @@ pub(crate) fn brief(name: &str) -> String {
 }
 
 /// The first names, and how many there are more.
-pub(crate) fn listed(names: &[String]) -> String {
-    let mut text = names.iter().take(MOST_NAMES).map(|name| brief(name)).collect::<Vec<_>>().join(", ");
+pub(crate) fn list_names(names: &[String]) -> String {
+    let mut text =
+        names.iter().take(MOST_NAMES).map(|name| shorten_name(name)).collect::<Vec<_>>().join(", ");
     if names.len() > MOST_NAMES {
         text.push_str(&format!(" and {} more", names.len() - MOST_NAMES));
     }
@@ -223,7 +224,7 @@ const MOST_LINES: usize = 64;
 
 /// The lines of a list. Of a long one, names that differ in the number of a layer or expert alone have one line together, which has the
 /// last of them.
-fn lines<T>(list: &[T], kind: &str, name: impl Fn(&T) -> &str, rest: impl Fn(&T) -> String) -> String {
+fn format_lines<T>(list: &[T], kind: &str, name: impl Fn(&T) -> &str, rest: impl Fn(&T) -> String) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
     let pattern = |name: &str| match list.len() > MOST_LINES {
         true => {
@@ -242,7 +243,7 @@ fn lines<T>(list: &[T], kind: &str, name: impl Fn(&T) -> &str, rest: impl Fn(&T)
     }
     let mut text = String::new();
     for (name, rest, count) in groups.iter().take(MOST_LINES) {
-        text.push_str(&format!("\n  {kind}: {}{rest}", brief(name)));
+        text.push_str(&format!("\n  {kind}: {}{rest}", shorten_name(name)));
         if *count > 1 {
             text.push_str(&format!(" (and {} more, of other numbers)", count - 1));
         }
@@ -268,14 +269,22 @@ pub struct TensorMismatch {
 
 impl TensorMismatch {
     fn describe(&self) -> String {
-        let missing =
-            lines(&self.missing, "missing", |(name, _)| name, |(_, shape)| format!(", expected {shape:?}"));
+        let missing = format_lines(
+            &self.missing,
+            "missing",
+            |(name, _)| name,
+            |(_, shape)| format!(", expected {shape:?}"),
+        );
         let shapes = |(_, expected, found): &(String, Vec<usize>, Vec<usize>)| {
             format!(", expected {expected:?}, found {found:?}")
         };
-        let misshaped = lines(&self.misshaped, "wrong shape", |(name, ..)| name, shapes);
-        let extra =
-            lines(&self.extra, "not part of the model", |(name, _)| name, |(_, shape)| format!(" {shape:?}"));
+        let misshaped = format_lines(&self.misshaped, "wrong shape", |(name, ..)| name, shapes);
+        let extra = format_lines(
+            &self.extra,
+            "not part of the model",
+            |(name, _)| name,
+            |(_, shape)| format!(" {shape:?}"),
+        );
         format!(
             "the tensors of {} do not fit the model:{missing}{misshaped}{extra}\n\
              Configuration and weights have to come from the same model.",

@@ -21,9 +21,9 @@ pub fn check_tensors(
         misshaped: Vec::new(),
     };
     for (name, shape) in expected {
-        match checkpoint.info(name) {
+        match checkpoint.tensor_info(name) {
             None => mismatch.missing.push((name.clone(), shape.clone())),
-            Some(info) if squeezed(&info.shape) != squeezed(shape) => {
+            Some(info) if squeeze_shape(&info.shape) != squeeze_shape(shape) => {
                 mismatch.misshaped.push((name.clone(), shape.clone(), info.shape.clone()));
             }
             Some(_) => {}
@@ -39,6 +39,6 @@ pub fn check_tensors(
 }
 
 /// A shape without its dimensions of size 1.
-pub fn squeezed(shape: &[usize]) -> Vec<usize> {
+pub fn squeeze_shape(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|&dim| dim != 1).collect()
 }

@@ -63,7 +63,7 @@ impl GoldenPrompt {
     }
 
     /// How many of the tokens are the source text of an encoder-decoder model.
-    pub fn source_tokens(&self) -> usize {
+    pub fn encoder_input_len(&self) -> usize {
         self.decoder_start_token_id.map_or(0, |_| self.input_ids.len().saturating_sub(1))
     }
 
@@ -87,15 +87,15 @@ impl GoldenPrompt {
 impl GoldenFile {
     pub fn read(path: &Path) -> Result<GoldenFile, ConfigError> {
         let golden: GoldenFile = read_json(path, GOLDEN)?;
-        golden.check(&path.display().to_string())
+        golden.validated(&path.display().to_string())
     }
 
     pub fn parse(origin: &str, json: &[u8]) -> Result<GoldenFile, ConfigError> {
         let golden: GoldenFile = parse_json(origin, json, GOLDEN)?;
-        golden.check(origin)
+        golden.validated(origin)
     }
 
-    fn check(mut self, file: &str) -> Result<GoldenFile, ConfigError> {
+    fn validated(mut self, file: &str) -> Result<GoldenFile, ConfigError> {
         self.prompts.iter_mut().for_each(|p| p.input_ids.extend(p.decoder_start_token_id));
         let wrong = |field: String, expected: String, found: String| ConfigError::Wrong {
             file: file.to_string(),

@@ -41,14 +41,14 @@ pub fn linear_weight(b: &mut GraphBuilder, name: &str, out: usize, input: usize)
 }
 
 /// A vector `[size]` under its checkpoint name.
-pub fn vector(b: &mut GraphBuilder, name: &str, size: usize) -> ValueId {
+pub fn vector_param(b: &mut GraphBuilder, name: &str, size: usize) -> ValueId {
     b.param(name, ParamRole::Vector, TensorType::new(DType::F32, [size]))
 }
 
 /// LayerNorm over the last axis with `{name}.weight` and `{name}.bias`.
 pub fn layer_norm(b: &mut GraphBuilder, x: ValueId, name: &str, size: usize, eps: f64) -> ValueId {
-    let weight = vector(b, &format!("{name}.weight"), size);
-    let bias = vector(b, &format!("{name}.bias"), size);
+    let weight = vector_param(b, &format!("{name}.weight"), size);
+    let bias = vector_param(b, &format!("{name}.bias"), size);
     b.layer_norm(x, weight, bias, eps)
 }
 

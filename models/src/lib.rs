@@ -25,7 +25,7 @@ pub mod resolve;
 pub mod text_head;
 pub mod transformer;
 
-pub use adapter::{AdapterRequest, TensorFactors, factors as adapter_factors};
+pub use adapter::{AdapterRequest, TensorFactors, read_lora_factors as adapter_factors};
 pub use checkpoint::{Checkpoint, StoredType, TensorData, TensorInfo};
 pub use config::ModelConfig;
 pub use definition::{AdapterSlots, Architecture, EntrySpec, LogitScope, ModelDefinition, StreamingWindow};

@@ -66,12 +66,12 @@ const RWKV: &[Preset] = &[
 
 impl Preset {
     /// Case does not matter, and `1b5` is how the series themselves spell 1.5b.
-    pub fn find(name: &str) -> Option<&'static Preset> {
+    pub fn from_name(name: &str) -> Option<&'static Preset> {
         let name = name.to_ascii_lowercase().replace("1b5", "1.5b").replace("1b6", "1.6b");
-        all().find(|preset| preset.name == name)
+        all_presets().find(|preset| preset.name == name)
     }
 
-    pub fn config(&self) -> ModelConfig {
+    pub fn model_config(&self) -> ModelConfig {
         let (hidden, layers) = (self.hidden, self.layers);
         let origin = format!("preset {}", self.name);
         match &self.family {
@@ -79,7 +79,7 @@ impl Preset {
                 let config = ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() });
                 let config = config.expect("a test reads the configurations of all presets");
                 let head = pooling.map(PoolingHead::embedding);
-                ModelConfig { architecture: config.architecture.with_texts(head), ..config }
+                ModelConfig { architecture: config.architecture.with_pooling_head(head), ..config }
             }
             PresetSource::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
             PresetSource::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
@@ -111,20 +111,22 @@ static TRANSFORMERS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
         serde_json::from_str(include_str!("presets/transformers.json")).expect("a test reads it");
     let preset = |PublishedPreset { name, repo, config, pooling }| {
         let fields = ConfigFields { origin: name.to_string(), raw: config };
-        let size = |names: &[&'static str]| fields.size(fields.first(names)).expect("a test reads all sizes");
+        let size = |names: &[&'static str]| {
+            fields.size(fields.first_present(names)).expect("a test reads all sizes")
+        };
         let (layers, hidden) = (size(&LAYERS), size(&HIDDEN));
         Preset {
             name,
             repo,
             layers,
             hidden,
-            family: PresetSource::Fields(fields.raw, pooling.and_then(PoolingMode::find)),
+            family: PresetSource::Fields(fields.raw, pooling.and_then(PoolingMode::from_name)),
         }
     };
     published.into_iter().map(preset).collect()
 });
 
 /// All presets, by family.
-pub fn all() -> impl Iterator<Item = &'static Preset> {
+pub fn all_presets() -> impl Iterator<Item = &'static Preset> {
     RWKV.iter().chain(TRANSFORMERS.iter())
 }

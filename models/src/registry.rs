@@ -32,7 +32,7 @@ pub struct RegistryEntry {
 /// Reads the configuration of one family.
 type ConfigReader = fn(&ConfigFields) -> Result<Architecture, ConfigError>;
 
-const fn family(
+const fn registry_entry(
     model_type: &'static str,
     classes: &'static [&'static str],
     about: &'static str,
@@ -42,181 +42,219 @@ const fn family(
 }
 
 pub const REGISTRY: &[RegistryEntry] = &[
-    family("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| Rwkv4Config::from_fields(f).map(Architecture::new)),
-    family("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| {
+    registry_entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| {
+        Rwkv4Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| {
         Rwkv5Config::from_fields(f).map(Architecture::new)
     }),
-    family("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| Rwkv6Config::from_fields(f).map(Architecture::new)),
-    family("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| Rwkv7Config::from_fields(f).map(Architecture::new)),
-    family("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
+    registry_entry("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| {
+        Rwkv6Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| {
+        Rwkv7Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
         LlamaConfig::from_fields(f).map(Architecture::new)
     }),
-    family("mistral", &["MistralForCausalLM"], "Mistral", |f| LlamaConfig::mistral(f).map(Architecture::new)),
-    family("lfm2", &["Lfm2ForCausalLM"], "LFM2", |f| Lfm2Config::dense(f).map(Architecture::new)),
-    family("lfm2_moe", &["Lfm2MoeForCausalLM"], "LFM2 with experts", |f| {
+    registry_entry("mistral", &["MistralForCausalLM"], "Mistral", |f| {
+        LlamaConfig::mistral(f).map(Architecture::new)
+    }),
+    registry_entry("lfm2", &["Lfm2ForCausalLM"], "LFM2", |f| Lfm2Config::dense(f).map(Architecture::new)),
+    registry_entry("lfm2_moe", &["Lfm2MoeForCausalLM"], "LFM2 with experts", |f| {
         Lfm2Config::moe(f).map(Architecture::new)
     }),
-    family("lfm3", &["Lfm3ForCausalLM"], "LFM3", |f| Lfm3Config::from_fields(f).map(Architecture::new)),
-    family("glm4_moe", &["Glm4MoeForCausalLM"], "GLM-4.5, 4.6", |f| {
+    registry_entry("lfm3", &["Lfm3ForCausalLM"], "LFM3", |f| {
+        Lfm3Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("glm4_moe", &["Glm4MoeForCausalLM"], "GLM-4.5, 4.6", |f| {
         Glm4MoeConfig::from_fields(f).map(Architecture::new)
     }),
-    family("minimax_m2", &["MiniMaxM2ForCausalLM"], "MiniMax-M2", |f| {
+    registry_entry("minimax_m2", &["MiniMaxM2ForCausalLM"], "MiniMax-M2", |f| {
         MiniMaxM2Config::from_fields(f).map(Architecture::new)
     }),
-    family("qwen3_next", &["Qwen3NextForCausalLM"], "Qwen3-Next", |f| {
+    registry_entry("qwen3_next", &["Qwen3NextForCausalLM"], "Qwen3-Next", |f| {
         Qwen3NextConfig::next(f).map(Architecture::new)
     }),
-    family("qwen3_5", &["Qwen3_5ForConditionalGeneration"], "Qwen 3.5, text only", |f| {
+    registry_entry("qwen3_5", &["Qwen3_5ForConditionalGeneration"], "Qwen 3.5, text only", |f| {
         Qwen3NextConfig::dense(f).map(Architecture::new)
     }),
-    family("qwen3_5_text", &["Qwen3_5ForCausalLM"], "Qwen 3.5", |f| {
+    registry_entry("qwen3_5_text", &["Qwen3_5ForCausalLM"], "Qwen 3.5", |f| {
         Qwen3NextConfig::dense(f).map(Architecture::new)
     }),
-    family("qwen3_5_moe", &["Qwen3_5MoeForConditionalGeneration"], "Qwen 3.5 with experts, text only", |f| {
+    registry_entry(
+        "qwen3_5_moe",
+        &["Qwen3_5MoeForConditionalGeneration"],
+        "Qwen 3.5 with experts, text only",
+        |f| Qwen3NextConfig::moe(f).map(Architecture::new),
+    ),
+    registry_entry("qwen3_5_moe_text", &["Qwen3_5MoeForCausalLM"], "Qwen 3.5 with experts", |f| {
         Qwen3NextConfig::moe(f).map(Architecture::new)
     }),
-    family("qwen3_5_moe_text", &["Qwen3_5MoeForCausalLM"], "Qwen 3.5 with experts", |f| {
-        Qwen3NextConfig::moe(f).map(Architecture::new)
-    }),
-    family("granitemoehybrid", &["GraniteMoeHybridForCausalLM"], "Granite 4", |f| {
+    registry_entry("granitemoehybrid", &["GraniteMoeHybridForCausalLM"], "Granite 4", |f| {
         GraniteHybridConfig::from_fields(f).map(Architecture::new)
     }),
-    family("nemotron_h", &["NemotronHForCausalLM"], "Nemotron-H, Nemotron 3", |f| {
+    registry_entry("nemotron_h", &["NemotronHForCausalLM"], "Nemotron-H, Nemotron 3", |f| {
         NemotronHConfig::from_fields(f).map(Architecture::new)
     }),
-    family("falcon_h1", &["FalconH1ForCausalLM"], "Falcon-H1", |f| {
+    registry_entry("falcon_h1", &["FalconH1ForCausalLM"], "Falcon-H1", |f| {
         FalconH1Config::from_fields(f).map(Architecture::new)
     }),
-    family("gemma4_text", &["Gemma4ForCausalLM"], "Gemma 4", |f| {
+    registry_entry("gemma4_text", &["Gemma4ForCausalLM"], "Gemma 4", |f| {
         Gemma4Config::from_fields(f).map(Architecture::new)
     }),
-    family("gemma4", &["Gemma4ForConditionalGeneration"], "Gemma 4, text only", |f| {
+    registry_entry("gemma4", &["Gemma4ForConditionalGeneration"], "Gemma 4, text only", |f| {
         Gemma4Config::from_fields(f).map(Architecture::new)
     }),
-    family("deepseek_v2", &["DeepseekV2ForCausalLM"], "DeepSeek V2 Lite", |f| {
+    registry_entry("deepseek_v2", &["DeepseekV2ForCausalLM"], "DeepSeek V2 Lite", |f| {
         DeepSeekConfig::v2(f).map(Architecture::new)
     }),
-    family("deepseek_v3", &["DeepseekV3ForCausalLM"], "DeepSeek V3, R1", |f| {
+    registry_entry("deepseek_v3", &["DeepseekV3ForCausalLM"], "DeepSeek V3, R1", |f| {
         DeepSeekConfig::v3(f).map(Architecture::new)
     }),
-    family("kimi_k2", &[], "Kimi K2", |f| DeepSeekConfig::v3(f).map(Architecture::new)),
-    family("glm4_moe_lite", &["Glm4MoeLiteForCausalLM"], "GLM-4.7-Flash", |f| {
+    registry_entry("kimi_k2", &[], "Kimi K2", |f| DeepSeekConfig::v3(f).map(Architecture::new)),
+    registry_entry("glm4_moe_lite", &["Glm4MoeLiteForCausalLM"], "GLM-4.7-Flash", |f| {
         DeepSeekConfig::v3(f).map(Architecture::new)
     }),
-    family("kimi_linear", &["KimiLinearForCausalLM"], "Kimi Linear", |f| {
+    registry_entry("kimi_linear", &["KimiLinearForCausalLM"], "Kimi Linear", |f| {
         KimiLinearConfig::from_fields(f).map(Architecture::new)
     }),
-    family("muse_glimmer", &["MuseGlimmerForConditionalGeneration"], "Muse Glimmer, text only", |f| {
+    registry_entry(
+        "muse_glimmer",
+        &["MuseGlimmerForConditionalGeneration"],
+        "Muse Glimmer, text only",
+        |f| MuseGlimmerConfig::from_fields(f).map(Architecture::new),
+    ),
+    registry_entry("muse_glimmer_text", &[], "Muse Glimmer", |f| {
         MuseGlimmerConfig::from_fields(f).map(Architecture::new)
     }),
-    family("muse_glimmer_text", &[], "Muse Glimmer", |f| {
-        MuseGlimmerConfig::from_fields(f).map(Architecture::new)
+    registry_entry("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
+        MambaConfig::from_mamba2_fields(f).map(Architecture::new)
     }),
-    family("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| MambaConfig::second(f).map(Architecture::new)),
-    family("mamba", &["MambaForCausalLM"], "Mamba", |f| MambaConfig::first(f).map(Architecture::new)),
-    family("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
+    registry_entry("mamba", &["MambaForCausalLM"], "Mamba", |f| {
+        MambaConfig::from_mamba_fields(f).map(Architecture::new)
+    }),
+    registry_entry("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
         OlmoHybridConfig::from_fields(f).map(Architecture::new)
     }),
-    family("mistral4", &["Mistral4ForCausalLM"], "Mistral Small 4, text only", |f| {
+    registry_entry("mistral4", &["Mistral4ForCausalLM"], "Mistral Small 4, text only", |f| {
         DeepSeekConfig::mistral4(f).map(Architecture::new)
     }),
-    family("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
+    registry_entry("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
         MixtralConfig::from_fields(f).map(Architecture::new)
     }),
-    family("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
+    registry_entry("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
         QwenConfig::from_fields(f).map(Architecture::new)
     }),
-    family("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| qwen2::from_fields(f).map(Architecture::new)),
-    family("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| Qwen3Config::dense(f).map(Architecture::new)),
-    family("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
+    registry_entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| {
+        qwen2::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| {
+        Qwen3Config::dense(f).map(Architecture::new)
+    }),
+    registry_entry("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
         Qwen3Config::moe(f).map(Architecture::new)
     }),
-    family("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| GemmaConfig::gemma1(f).map(Architecture::new)),
-    family("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| GemmaConfig::gemma2(f).map(Architecture::new)),
-    family("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
+    registry_entry("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| {
+        GemmaConfig::gemma1(f).map(Architecture::new)
+    }),
+    registry_entry("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| {
+        GemmaConfig::gemma2(f).map(Architecture::new)
+    }),
+    registry_entry("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
         GemmaConfig::gemma3(f).map(Architecture::new)
     }),
-    family("gemma3", &["Gemma3ForConditionalGeneration"], "Gemma 3, text only", |f| {
+    registry_entry("gemma3", &["Gemma3ForConditionalGeneration"], "Gemma 3, text only", |f| {
         GemmaConfig::gemma3(f).map(Architecture::new)
     }),
-    family("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| Phi3Config::from_fields(f).map(Architecture::new)),
-    family("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| Olmo2Config::from_fields(f).map(Architecture::new)),
-    family("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| Olmo2Config::olmo3(f).map(Architecture::new)),
-    family("exaone4", &["Exaone4ForCausalLM"], "EXAONE 4", |f| {
+    registry_entry("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| {
+        Phi3Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| {
+        Olmo2Config::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| {
+        Olmo2Config::olmo3(f).map(Architecture::new)
+    }),
+    registry_entry("exaone4", &["Exaone4ForCausalLM"], "EXAONE 4", |f| {
         Exaone4Config::from_fields(f).map(Architecture::new)
     }),
-    family("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| smollm3::from_fields(f).map(Architecture::new)),
-    family("ernie4_5", &["Ernie4_5ForCausalLM"], "ERNIE 4.5", |f| {
+    registry_entry("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| {
+        smollm3::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("ernie4_5", &["Ernie4_5ForCausalLM"], "ERNIE 4.5", |f| {
         ernie4_5::from_fields(f).map(Architecture::new)
     }),
-    family("ministral3", &["Ministral3ForCausalLM"], "Ministral 3", |f| {
+    registry_entry("ministral3", &["Ministral3ForCausalLM"], "Ministral 3", |f| {
         Ministral3Config::from_fields(f).map(Architecture::new)
     }),
-    family("cohere2", &["Cohere2ForCausalLM"], "Command R7B, Command A", |f| {
+    registry_entry("cohere2", &["Cohere2ForCausalLM"], "Command R7B, Command A", |f| {
         Cohere2Config::from_fields(f).map(Architecture::new)
     }),
-    family("gpt_oss", &["GptOssForCausalLM"], "gpt-oss", |f| {
+    registry_entry("gpt_oss", &["GptOssForCausalLM"], "gpt-oss", |f| {
         GptOssConfig::from_fields(f).map(Architecture::new)
     }),
-    family("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
+    registry_entry("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
         Starcoder2Config::from_fields(f).map(Architecture::new)
     }),
-    family("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
+    registry_entry("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
         StableLmConfig::from_fields(f).map(Architecture::new)
     }),
-    family("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
-    family("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
+    registry_entry("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
+    registry_entry("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
         Gpt2Config::bigcode(f).map(Architecture::new)
     }),
-    family("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
-    family("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
-    family("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
+    registry_entry("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
+    registry_entry("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
+    registry_entry("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
         GptNeoxConfig::from_fields(f).map(Architecture::new)
     }),
-    family("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
-    family("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
+    registry_entry("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
+    registry_entry("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
         FalconConfig::from_fields(f).map(Architecture::new)
     }),
-    family("bloom", &["BloomForCausalLM"], "BLOOM", |f| BloomConfig::from_fields(f).map(Architecture::new)),
-    family("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
+    registry_entry("bloom", &["BloomForCausalLM"], "BLOOM", |f| {
+        BloomConfig::from_fields(f).map(Architecture::new)
+    }),
+    registry_entry("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
         MptConfig::from_fields(f).map(Architecture::new)
     }),
-    family("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
-    family("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
-    family(
+    registry_entry("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
+    registry_entry("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
+    registry_entry(
         "chatglm",
         &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
         "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
         chatglm,
     ),
-    family("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
+    registry_entry("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
         BaichuanConfig::from_fields(f).map(Architecture::new)
     }),
-    family("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
+    registry_entry("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
         LlamaConfig::internlm(f).map(Architecture::new)
     }),
-    family("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
+    registry_entry("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
         InternLm2Config::from_fields(f).map(Architecture::new)
     }),
-    family("bert", &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"], "BERT", |f| {
+    registry_entry("bert", &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"], "BERT", |f| {
         BertConfig::bert(f).map(Architecture::new)
     }),
-    family(
+    registry_entry(
         "xlm-roberta",
         &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
         "XLM-RoBERTa",
         |f| BertConfig::roberta(f).map(Architecture::new),
     ),
-    family("roberta", &["RobertaModel", "RobertaForSequenceClassification"], "RoBERTa", |f| {
+    registry_entry("roberta", &["RobertaModel", "RobertaForSequenceClassification"], "RoBERTa", |f| {
         BertConfig::roberta(f).map(Architecture::new)
     }),
-    family(
+    registry_entry(
         "modernbert",
         &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
         "ModernBERT",
         |f| ModernBertConfig::from_fields(f).map(Architecture::new),
     ),
-    family(
+    registry_entry(
         "nomic_bert",
         &[
             "NomicBertModel",
@@ -227,12 +265,16 @@ pub const REGISTRY: &[RegistryEntry] = &[
         "Nomic BERT (nomic-embed-text)",
         |f| NomicBertConfig::from_fields(f).map(Architecture::new),
     ),
-    family("t5", &["T5ForConditionalGeneration", "T5WithLMHeadModel"], "T5, FLAN-T5", |f| {
+    registry_entry("t5", &["T5ForConditionalGeneration", "T5WithLMHeadModel"], "T5, FLAN-T5", |f| {
         T5Config::t5(f).map(Architecture::new)
     }),
-    family("mt5", &["MT5ForConditionalGeneration"], "mT5", |f| T5Config::mt5(f).map(Architecture::new)),
-    family("umt5", &["UMT5ForConditionalGeneration"], "UMT5", |f| T5Config::umt5(f).map(Architecture::new)),
-    family("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
+    registry_entry("mt5", &["MT5ForConditionalGeneration"], "mT5", |f| {
+        T5Config::mt5(f).map(Architecture::new)
+    }),
+    registry_entry("umt5", &["UMT5ForConditionalGeneration"], "UMT5", |f| {
+        T5Config::umt5(f).map(Architecture::new)
+    }),
+    registry_entry("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
         GraniteConfig::from_fields(f).map(Architecture::new)
     }),
 ];
@@ -249,9 +291,9 @@ fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
 pub(crate) const TEXT_MODEL: &str = "text_config";
 
 /// The model type and the configured model: by `model_type`, else by the class in `architectures`.
-pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
-    let (model_type, entry) = entry(fields)?;
-    let text = text_model(fields)?;
+pub(crate) fn read_architecture(fields: &ConfigFields) -> Result<(String, Architecture), ConfigError> {
+    let (model_type, entry) = find_entry(fields)?;
+    let text = nested_text_config(fields)?;
     let class = match &text {
         Some(text) => text.get("model_type").and_then(Value::as_str).map(str::to_string),
         None => Some(entry.model_type.to_string()),
@@ -259,10 +301,10 @@ pub(crate) fn architecture(fields: &ConfigFields) -> Result<(String, Architectur
     // The text model inside of a model is a class of its own.
     let class = class.unwrap_or_else(|| format!("{}_text", entry.model_type.trim_end_matches("_text")));
     let read = text.as_ref().unwrap_or(fields);
-    published::refuse_others(&class, read)?;
+    published::reject_unbuilt_values(&class, read)?;
     let architecture = (entry.config)(&published::with_defaults(&class, read))?;
-    let head = head_of_texts(fields, &architecture)?;
-    Ok((model_type, architecture.with_texts(head)))
+    let head = read_pooling_head(fields, &architecture)?;
+    Ok((model_type, architecture.with_pooling_head(head)))
 }
 
 /// The way of pooling, as GGUF files say it, by its name.
@@ -272,38 +314,39 @@ pub(crate) const DENSE: &str = "gguf.dense";
 
 /// What is made of texts, where the configuration says it and the architecture has not read it itself, as encoders read their
 /// classifiers.
-fn head_of_texts(
+fn read_pooling_head(
     fields: &ConfigFields,
     architecture: &Architecture,
 ) -> Result<Option<PoolingHead>, ConfigError> {
-    let classifies = architecture.texts().is_some_and(|head| head.purpose == PoolingOutput::Scores);
-    if !architecture.reads_texts() || classifies {
+    let classifies = architecture.pooling_head().is_some_and(|head| head.output == PoolingOutput::Scores);
+    if !architecture.supports_pooling() || classifies {
         return Ok(None);
     }
-    if let (Some(labels), None) = (fields.labels()?, architecture.texts()) {
-        return Ok(Some(PoolingHead::labels(labels)));
+    if let (Some(labels), None) = (fields.label_count()?, architecture.pooling_head()) {
+        return Ok(Some(PoolingHead::classification(labels)));
     }
     let Some(found) = fields.get(POOLING) else { return Ok(None) };
-    let known = found.as_str().and_then(PoolingMode::find);
-    let mut head =
-        PoolingHead::embedding(known.ok_or_else(|| fields.wrong(POOLING, "cls, mean or lasttoken", found))?);
+    let known = found.as_str().and_then(PoolingMode::from_name);
+    let mut head = PoolingHead::embedding(
+        known.ok_or_else(|| fields.invalid_value(POOLING, "cls, mean or lasttoken", found))?,
+    );
     let widths = if fields.get(DENSE).is_some() { fields.numbers(DENSE)? } else { Vec::new() };
     let dense = widths.into_iter().zip(2..).map(|(out, number): (f64, usize)| PoolingStep::Linear {
         name: format!("{number}_Dense.linear"),
         out: out as usize,
         bias: false,
     });
-    head.parts.splice(..0, dense);
+    head.steps.splice(..0, dense);
     Ok(Some(head))
 }
 
 /// The configuration of the text model inside, if the file has no sizes outside of it. Whether the head is the embedding, and
 /// which tokens stand for images, may stand outside.
-pub(crate) fn text_model(fields: &ConfigFields) -> Result<Option<ConfigFields>, ConfigError> {
-    if fields.get(fields.first(&HIDDEN)).is_some() {
+pub(crate) fn nested_text_config(fields: &ConfigFields) -> Result<Option<ConfigFields>, ConfigError> {
+    if fields.get(fields.first_present(&HIDDEN)).is_some() {
         return Ok(None);
     }
-    let Some(mut text) = fields.object(TEXT_MODEL)? else { return Ok(None) };
+    let Some(mut text) = fields.nested_object(TEXT_MODEL)? else { return Ok(None) };
     for field in ["tie_word_embeddings", "image_token_id", "video_token_id"] {
         if let (None, Some(outside)) = (text.get(field), fields.get(field)) {
             text.raw.insert(field.to_string(), outside.clone());
@@ -313,7 +356,7 @@ pub(crate) fn text_model(fields: &ConfigFields) -> Result<Option<ConfigFields>, 
 }
 
 /// The model type as the configuration calls it, and the family.
-pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static RegistryEntry), ConfigError> {
+pub(crate) fn find_entry(fields: &ConfigFields) -> Result<(String, &'static RegistryEntry), ConfigError> {
     let class = class_name(fields);
     let by_class = REGISTRY.iter().find(|e| class.is_some_and(|c| e.classes.contains(&c)));
     let model_type = match (fields.get("model_type"), by_class) {
@@ -322,11 +365,11 @@ pub(crate) fn entry(fields: &ConfigFields) -> Result<(String, &'static RegistryE
     };
     refuse_not_planned(fields, &model_type)?;
     let of_type = |model_type: &str| REGISTRY.iter().find(|e| e.model_type == model_type);
-    if let Some(text) = text_model(fields)? {
+    if let Some(text) = nested_text_config(fields)? {
         // What stands around the text model may have a name of its own.
         return match of_type(&model_type).or(by_class) {
             Some(entry) => Ok((model_type, entry)),
-            None => entry(&text),
+            None => find_entry(&text),
         };
     }
     refuse_other_inputs(fields)?;
@@ -375,7 +418,7 @@ fn refuse_not_planned(fields: &ConfigFields, model_type: &str) -> Result<(), Con
 }
 
 /// Models that also take images or sounds have a configuration for that part; what is read of them is a text model that
-/// has a configuration of its own ([`text_model`]).
+/// has a configuration of its own ([`nested_text_config`]).
 fn refuse_other_inputs(fields: &ConfigFields) -> Result<(), ConfigError> {
     let parts =
         ["vision_config", "vision_tower", "mm_vision_tower", "visual", "audio_config", "img_processor"];

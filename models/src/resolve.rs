@@ -66,7 +66,7 @@ impl DownloadListener {
         DownloadListener(Arc::new(listener))
     }
     #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "downloads only"))]
-    fn tell(&self, event: DownloadEvent<'_>) {
+    fn report_event(&self, event: DownloadEvent<'_>) {
         (self.0)(event);
     }
 }
@@ -106,7 +106,7 @@ pub struct ResolvedModel {
     pub name: String,
     pub config: ModelConfig,
     /// What the weights are for; adapters may add rows to the embedding table of it.
-    base: Architecture,
+    base_architecture: Architecture,
     pub weights: WeightSource,
     pub adapters: Vec<AdapterRequest>,
     /// Tokenizer and other files beside the weights or the configuration.
@@ -128,13 +128,13 @@ pub struct HubRepository {
 impl ResolvedModel {
     /// Opens the weights under their canonical names, compares them with what the model needs, and merges the adapters.
     pub fn open_weights(&self) -> Result<Checkpoint, ModelError> {
-        let architecture = &self.base;
-        let expected = architecture.tensors();
+        let architecture = &self.base_architecture;
+        let expected = architecture.tensor_shapes();
         let mut checkpoint = match &self.weights {
             WeightSource::Files(files) => {
                 let mut checkpoint = Checkpoint::open(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
-                checkpoint.stand_in(&expected, |missing| architecture.stand_ins(missing))?;
+                checkpoint.apply_fallbacks(&expected, |missing| architecture.fallback_names(missing))?;
                 checkpoint.transpose(|stored| architecture.is_stored_transposed(stored));
                 checkpoint
             }
@@ -148,8 +148,8 @@ impl ResolvedModel {
         };
         check_tensors(&expected, &checkpoint, |name| architecture.is_ignored(name))?;
         let grown = &self.config.architecture;
-        adapter::merge(&mut checkpoint, grown, self.base.vocab(), &self.adapters)?;
-        check_tensors(&grown.tensors(), &checkpoint, |name| grown.is_ignored(name))?;
+        adapter::merge_adapters(&mut checkpoint, grown, self.base_architecture.vocab(), &self.adapters)?;
+        check_tensors(&grown.tensor_shapes(), &checkpoint, |name| grown.is_ignored(name))?;
         Ok(checkpoint)
     }
 }
@@ -163,7 +163,7 @@ enum ModelLocation {
 
 /// Finds a model. See the module's comment for the order of attempts.
 pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
-    let LocatedModel { name, place, repository } = locate(request)?;
+    let LocatedModel { name, place, repository } = locate_model(request)?;
     let (config_dir, weight_files) = match &place {
         ModelLocation::Directory(dir) => (Some(dir.clone()), None),
         ModelLocation::File(file) => {
@@ -174,29 +174,29 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
     };
     let mut weights = match (request.random_weights, &request.weights) {
         (Some(seed), _) => WeightSource::Random { seed },
-        (None, Some(path)) => WeightSource::Files(weights_at(path)?),
+        (None, Some(path)) => WeightSource::Files(open_weight_path(path)?),
         (None, None) => match (weight_files.clone(), &config_dir, &place) {
             (Some(files), _, _) => WeightSource::Files(files),
             (None, Some(dir), _) => WeightSource::Files(WeightFiles::in_directory(dir)?),
             (None, None, ModelLocation::Preset(preset)) => {
-                return Err(no_preset_weights(preset, request).into());
+                return Err(no_preset_weights_error(preset, request).into());
             }
-            (None, None, _) => return Err(no_such_model(&request.model).into()),
+            (None, None, _) => return Err(no_such_model_error(&request.model).into()),
         },
     };
     if let WeightSource::Files(files) = &mut weights {
-        files.quantization = quantization(files)?;
+        files.quantization = detect_quantization(files)?;
     }
     let mut config = match &place {
-        ModelLocation::Preset(preset) => preset.config(),
-        ModelLocation::Directory(dir) => config_of(dir, &weights)?,
+        ModelLocation::Preset(preset) => preset.model_config(),
+        ModelLocation::Directory(dir) => read_config(dir, &weights)?,
         // With --random-weights or --weights the file named still tells the shapes.
         ModelLocation::File(_) => match (&config_dir, weight_files) {
             (Some(dir), Some(mut files)) => {
-                files.quantization = quantization(&files)?;
-                config_of(dir, &WeightSource::Files(files))?
+                files.quantization = detect_quantization(&files)?;
+                read_config(dir, &WeightSource::Files(files))?
             }
-            _ => return Err(no_such_model(&request.model).into()),
+            _ => return Err(no_such_model_error(&request.model).into()),
         },
     };
     let weight_dir = match &weights {
@@ -204,35 +204,35 @@ pub fn resolve(request: &ModelRequest) -> Result<ResolvedModel, ModelError> {
         WeightSource::Random { .. } => None,
     };
     let adapters = request.adapters.clone();
-    let grown = adapter::grown(&config.architecture, &adapters)?;
+    let grown = adapter::find_grown_vocab(&config.architecture, &adapters)?;
     // An adapter for which tokens were added has their tokenizer.
     let tokenizers = grown.iter().map(|(adapter, _)| &adapter.directory);
     let files = ModelFiles::in_directories(tokenizers.chain(&config_dir).chain(&weight_dir));
     let files = files.map_err(ConfigError::from)?;
-    let prompts = texts(&mut config, &mut weights, &files, request.pooling)?;
+    let prompts = attach_pooling_head(&mut config, &mut weights, &files, request.pooling)?;
     let base = config.architecture.clone();
     if let Some((_, rows)) = grown {
         config = config.with_vocab(rows)?;
     }
-    Ok(ResolvedModel { name, config, base, weights, adapters, files, prompts, repository })
+    Ok(ResolvedModel { name, config, base_architecture: base, weights, adapters, files, prompts, repository })
 }
 
 /// Makes a model of texts of one that has files of sentence-transformers beside it, and gives its prompts.
-fn texts(
+fn attach_pooling_head(
     config: &mut ModelConfig,
     weights: &mut WeightSource,
     files: &ModelFiles,
     pooling: Option<PoolingMode>,
 ) -> Result<PromptPrefixes, ModelError> {
     let architecture = &config.architecture;
-    let own = architecture.texts();
+    let own = architecture.pooling_head();
     // A head for classification says itself what it is.
-    if own.is_some_and(|head| head.purpose == PoolingOutput::Scores) {
+    if own.is_some_and(|head| head.output == PoolingOutput::Scores) {
         return Ok(PromptPrefixes::default());
     }
-    let read = |dir: &PathBuf| sentence::read(dir).transpose();
+    let read = |dir: &PathBuf| sentence::read_sentence_transformer(dir).transpose();
     let sentence = files.directories.iter().find_map(read).transpose()?;
-    let answers = sentence.iter().flat_map(|sentence| sentence.head.answers());
+    let answers = sentence.iter().flat_map(|sentence| sentence.head.answer_tokens());
     if let Some(token) = answers.into_iter().find(|&token| token >= architecture.vocab()) {
         return Err(ConfigError::Wrong {
             file: "the config.json of the module LogitScore".into(),
@@ -244,14 +244,14 @@ fn texts(
     }
     let head = match (&sentence, pooling) {
         (None, None) => return Ok(PromptPrefixes::default()),
-        (Some(sentence), _) if sentence.head.purpose == PoolingOutput::Scores => sentence.head.clone(),
+        (Some(sentence), _) if sentence.head.output == PoolingOutput::Scores => sentence.head.clone(),
         (Some(sentence), None) => sentence.head.clone(),
         (sentence, Some(pooling)) => {
             let head = sentence.as_ref().map(|sentence| sentence.head.clone()).or(own.cloned());
             PoolingHead { pooling, ..head.unwrap_or(PoolingHead::embedding(pooling)) }
         }
     };
-    if !architecture.reads_texts() {
+    if !architecture.supports_pooling() {
         return Err(ConfigError::NotSupportedYet {
             file: config.origin.clone(),
             what: format!("the model_type `{}` as a model of embeddings (modules.json, --pooling)", config.model_type),
@@ -259,11 +259,11 @@ fn texts(
         }
         .into());
     }
-    config.architecture = architecture.clone().with_texts(Some(head));
+    config.architecture = architecture.clone().with_pooling_head(Some(head));
     let Some(sentence) = sentence else { return Ok(PromptPrefixes::default()) };
     if let WeightSource::Files(files) = weights {
         for (prefix, dir) in sentence.weights {
-            files.add_beside(prefix, &dir)?;
+            files.add_auxiliary_weights(prefix, &dir)?;
         }
     }
     Ok(sentence.prompts)
@@ -289,10 +289,10 @@ impl LocatedModel {
     }
 }
 
-fn locate(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
+fn locate_model(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
     let model = request.model.as_str();
     if let Some(repo) = hub_prefix(model) {
-        let repo = RepoName::parse(repo).ok_or_else(|| no_such_model(model))?;
+        let repo = RepoName::parse(repo).ok_or_else(|| no_such_model_error(model))?;
         let snapshot = cached_or_download(&repo, request)?;
         return Ok(LocatedModel::snapshot(repo.short_name(), &repo, snapshot));
     }
@@ -301,9 +301,9 @@ fn locate(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
         return Ok(LocatedModel::local(directory_name(path), ModelLocation::Directory(path.to_path_buf())));
     }
     if path.exists() {
-        return Ok(LocatedModel::local(stem(path), ModelLocation::File(path.to_path_buf())));
+        return Ok(LocatedModel::local(file_stem_name(path), ModelLocation::File(path.to_path_buf())));
     }
-    if let Some(preset) = Preset::find(model) {
+    if let Some(preset) = Preset::from_name(model) {
         let wants_files = request.weights.is_none() && request.random_weights.is_none();
         let Some(repo) = RepoName::parse(preset.repo).filter(|_| wants_files) else {
             return Ok(LocatedModel::local(preset.name.to_string(), ModelLocation::Preset(preset)));
@@ -317,14 +317,14 @@ fn locate(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
             Err(other) => Err(other),
         };
     }
-    let Some(repo) = RepoName::parse(model) else { return Err(no_such_model(model)) };
-    match request.cache.find(&repo)? {
+    let Some(repo) = RepoName::parse(model) else { return Err(no_such_model_error(model)) };
+    match request.cache.find_snapshot(&repo)? {
         Some(snapshot) => Ok(LocatedModel::snapshot(repo.short_name(), &repo, snapshot)),
         // `models/x` may be a mistyped path as well as a repository: say both, and ask nobody for it.
         None => Err(ResolveError::NotCached {
             repo: repo.full_name_at(),
             cache: request.cache.directory.clone(),
-            advice: format!("There is no directory or file of that name either. {}", how_to_get(&repo)),
+            advice: format!("There is no directory or file of that name either. {}", download_advice(&repo)),
         }),
     }
 }
@@ -336,25 +336,25 @@ fn hub_prefix(model: &str) -> Option<&str> {
 }
 
 fn cached_or_download(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
-    match request.cache.find(repo)? {
+    match request.cache.find_snapshot(repo)? {
         Some(snapshot) => Ok(snapshot),
-        None => fetch(repo, request),
+        None => fetch_snapshot(repo, request),
     }
 }
 
 #[cfg(feature = "hub")]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
-    let Some(listener) = &request.download else { return Err(not_cached(repo, request)) };
+fn fetch_snapshot(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
+    let Some(listener) = &request.download else { return Err(not_cached_error(repo, request)) };
     hub::download(repo, &request.cache, listener)?;
-    request.cache.find(repo)?.ok_or_else(|| not_cached(repo, request))
+    request.cache.find_snapshot(repo)?.ok_or_else(|| not_cached_error(repo, request))
 }
 
 #[cfg(not(feature = "hub"))]
 fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
-    Err(not_cached(repo, request))
+    Err(not_cached_error(repo, request))
 }
 
-fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
+fn not_cached_error(repo: &RepoName, request: &ModelRequest) -> ResolveError {
     let why = match cfg!(feature = "hub") {
         true => "Downloads are off (--offline, HF_HUB_OFFLINE).",
         false => "This mlcc was built without downloads (cargo feature `hub`).",
@@ -366,23 +366,23 @@ fn not_cached(repo: &RepoName, request: &ModelRequest) -> ResolveError {
     ResolveError::NotCached { repo: repo.full_name_at(), cache: request.cache.directory.clone(), advice }
 }
 
-fn how_to_get(repo: &RepoName) -> String {
+fn download_advice(repo: &RepoName) -> String {
     match cfg!(feature = "hub") {
         true => format!("--model hf:{} downloads it", repo.full_name_at()),
         false => format!("To fetch it, run: hf download {}", repo.full_name()),
     }
 }
 
-fn no_such_model(model: &str) -> ResolveError {
+fn no_such_model_error(model: &str) -> ResolveError {
     let forms = format!(
         "a directory with config.json, a weight file (.safetensors, .pth, .bin, .gguf), hf:org/repo, or the name of a preset: \
          {}`mlcc models` lists all",
-        did_you_mean(model, presets::all().map(|preset| preset.name))
+        did_you_mean(model, presets::all_presets().map(|preset| preset.name))
     );
     ResolveError::NoSuchModel { path: format!("`{model}`"), forms }
 }
 
-fn no_preset_weights(preset: &Preset, request: &ModelRequest) -> ResolveError {
+fn no_preset_weights_error(preset: &Preset, request: &ModelRequest) -> ResolveError {
     ResolveError::NoPresetWeights {
         name: preset.name.to_string(),
         repo: preset.repo.to_string(),
@@ -394,7 +394,7 @@ fn no_preset_weights(preset: &Preset, request: &ModelRequest) -> ResolveError {
     }
 }
 
-fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
+fn open_weight_path(path: &Path) -> Result<WeightFiles, ModelError> {
     if path.is_dir() {
         return Ok(WeightFiles::in_directory(path)?);
     }
@@ -406,25 +406,25 @@ fn weights_at(path: &Path) -> Result<WeightFiles, ModelError> {
 }
 
 /// The config.json beside the weights says so if another program has quantized them. GGUF files tell their types themselves.
-fn quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError> {
+fn detect_quantization(files: &WeightFiles) -> Result<Option<Quantization>, ModelError> {
     let (dir, path) = (files.directory(), files.directory().join("config.json"));
     if files.format == CheckpointFormat::Gguf || !mlcc_files::exists(&path).map_err(ConfigError::from)? {
         return Ok(None);
     }
     let fields = ConfigFields::read(&path)?;
-    let found = quantized::read(&fields).and_then(|found| match found {
+    let found = quantized::read_quantization(&fields).and_then(|found| match found {
         Some(found) => Ok(Some(found)),
-        None => quantized::beside(dir),
+        None => quantized::read_quantization_file(dir),
     });
     if found.is_err() {
         // Of a model that is not known at all, that comes first.
-        registry::entry(&fields)?;
+        registry::find_entry(&fields)?;
     }
     Ok(found?)
 }
 
 /// config.json of the directory, or what the tensors tell.
-fn config_of(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelError> {
+fn read_config(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelError> {
     // A GGUF file tells its configuration itself; a config.json beside it may be that of another model.
     if let WeightSource::Files(files) = weights
         && files.format == CheckpointFormat::Gguf
@@ -437,8 +437,8 @@ fn config_of(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelErr
         let fields = ConfigFields::read(&path)?;
         let WeightSource::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
         // Before the weights, which may be of a kind that is not read either.
-        registry::entry(&fields)?;
-        return Ok(ModelConfig::of_checkpoint(fields, &Checkpoint::open(files)?)?);
+        registry::find_entry(&fields)?;
+        return Ok(ModelConfig::from_checkpoint(fields, &Checkpoint::open(files)?)?);
     }
     match weights {
         WeightSource::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
@@ -455,6 +455,6 @@ fn directory_name(path: &Path) -> String {
     full.file_name().map_or_else(|| "model".to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-fn stem(path: &Path) -> String {
+fn file_stem_name(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".to_string(), |name| name.to_string_lossy().into_owned())
 }

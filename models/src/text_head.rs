@@ -27,7 +27,7 @@ pub const POOLINGS: [(&str, PoolingMode); 3] =
     [("cls", PoolingMode::First), ("mean", PoolingMode::Mean), ("lasttoken", PoolingMode::Last)];
 
 impl PoolingMode {
-    pub fn find(name: &str) -> Option<PoolingMode> {
+    pub fn from_name(name: &str) -> Option<PoolingMode> {
         POOLINGS.iter().find(|(known, _)| *known == name).map(|(_, pooling)| *pooling)
     }
 
@@ -42,7 +42,7 @@ impl PoolingMode {
         }
         net.per_sequence(&[x], |net, rows| {
             let x = rows[0];
-            let rows = net.rows();
+            let rows = net.cache_rows();
             vec![match self {
                 PoolingMode::First => {
                     let zero = net.op(Op::Constant { value: 0.0, dtype: DType::I32 }, &[]);
@@ -52,7 +52,7 @@ impl PoolingMode {
                 PoolingMode::Mean | PoolingMode::Last => {
                     let sum = net.reduce(RedOp::Sum, x, 0);
                     // Once for every row, as rows are what is put together again.
-                    let (n, length) = (net.n(), net.length());
+                    let (n, length) = (net.n(), net.sequence_length());
                     let counts = net.max(rows, length);
                     let counts = net.cast(counts, DType::F32);
                     let counts = net.reshape(counts, [n, Dim::from(1)]);
@@ -101,8 +101,8 @@ pub enum PoolingOutput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolingHead {
     pub pooling: PoolingMode,
-    pub parts: Vec<PoolingStep>,
-    pub purpose: PoolingOutput,
+    pub steps: Vec<PoolingStep>,
+    pub output: PoolingOutput,
 }
 
 /// Smallest length that a vector is divided by (`torch.nn.functional.normalize`).
@@ -111,24 +111,24 @@ const LEAST_LENGTH: f64 = 1e-12;
 impl PoolingHead {
     /// The pooled row, of length 1.
     pub fn embedding(pooling: PoolingMode) -> PoolingHead {
-        PoolingHead { pooling, parts: vec![PoolingStep::Normalize], purpose: PoolingOutput::Embedding }
+        PoolingHead { pooling, steps: vec![PoolingStep::Normalize], output: PoolingOutput::Embedding }
     }
 
     /// The head of the `ForSequenceClassification` classes of decoders: `score.weight: [labels, hidden]`.
-    pub fn labels(labels: usize) -> PoolingHead {
+    pub fn classification(labels: usize) -> PoolingHead {
         let score = PoolingStep::Linear { name: "score".into(), out: labels, bias: false };
-        PoolingHead { pooling: PoolingMode::Last, parts: vec![score], purpose: PoolingOutput::Scores }
+        PoolingHead { pooling: PoolingMode::Last, steps: vec![score], output: PoolingOutput::Scores }
     }
 
     /// A score from what comes after the text: [`PoolingStep::Answer`].
-    pub fn answer(yes: usize, no: Option<usize>) -> PoolingHead {
-        let parts = vec![PoolingStep::Answer { yes, no }];
-        PoolingHead { pooling: PoolingMode::Last, parts, purpose: PoolingOutput::Scores }
+    pub fn token_score(yes: usize, no: Option<usize>) -> PoolingHead {
+        let steps = vec![PoolingStep::Answer { yes, no }];
+        PoolingHead { pooling: PoolingMode::Last, steps, output: PoolingOutput::Scores }
     }
 
     /// The tokens whose logits are looked at.
-    pub fn answers(&self) -> impl Iterator<Item = usize> {
-        self.parts
+    pub fn answer_tokens(&self) -> impl Iterator<Item = usize> {
+        self.steps
             .iter()
             .flat_map(|part| match part {
                 PoolingStep::Answer { yes, no } => [Some(*yes), *no],
@@ -138,7 +138,7 @@ impl PoolingHead {
     }
 
     /// Floats of a text's vector, where a hidden state has `hidden`.
-    pub fn width(&self, hidden: usize) -> usize {
+    pub fn output_size(&self, hidden: usize) -> usize {
         let width = |part: &PoolingStep| match part {
             PoolingStep::Linear { out, .. } => Some(*out),
             PoolingStep::Answer { .. } => Some(1),
@@ -147,7 +147,7 @@ impl PoolingHead {
             | PoolingStep::Norm { .. }
             | PoolingStep::Normalize => None,
         };
-        self.parts.iter().rev().find_map(width).unwrap_or(hidden)
+        self.steps.iter().rev().find_map(width).unwrap_or(hidden)
     }
 
     /// The vector of each text, `[texts, width]`, of what the layers make, `x: [n, hidden]`. `frame` is what stands around the
@@ -163,17 +163,17 @@ impl PoolingHead {
         let mut x = match self.pooling {
             // The norm of one row is enough.
             PoolingMode::Last => {
-                let last = net.wanted_rows(x);
+                let last = net.output_rows(x);
                 norm(net, last)
             }
             pooling => {
                 let x = norm(net, x);
                 let x = pooling.apply(net, x);
-                net.wanted_rows(x)
+                net.output_rows(x)
             }
         };
         net.tap("pooled", x);
-        for part in &self.parts {
+        for part in &self.steps {
             x = part.apply(net, x, frame, vocab);
         }
         x
@@ -184,9 +184,9 @@ impl PoolingStep {
     fn apply(&self, net: &mut ModelBuilder, x: ValueId, frame: &OuterLayers, vocab: usize) -> ValueId {
         match self {
             PoolingStep::Answer { yes, no } => {
-                let yes = frame.logit(net, x, vocab, *yes);
+                let yes = frame.token_logit(net, x, vocab, *yes);
                 no.map_or(yes, |no| {
-                    let no = frame.logit(net, x, vocab, no);
+                    let no = frame.token_logit(net, x, vocab, no);
                     net.sub(yes, no)
                 })
             }

@@ -45,11 +45,11 @@ pub struct ModelSizes {
 
 impl ModelSizes {
     /// Width of all query heads.
-    pub fn query(&self) -> usize {
+    pub fn query_width(&self) -> usize {
         self.heads * self.head_size
     }
     /// Width of all key (or value) heads.
-    pub fn key(&self) -> usize {
+    pub fn key_width(&self) -> usize {
         self.kv_heads * self.head_size
     }
 }
@@ -62,17 +62,17 @@ pub const DROPPED_ROWS: &str = "cache.dropped_rows";
 /// (`i32[1]`, 0 at first), of models whose rotary embedding depends on it. The program that runs the model writes it.
 pub const SEQUENCE_LENGTH: &str = "sequence.length";
 
-/// Why [`Transformer::cannot_stream`] where positions have embeddings of their own.
+/// Why [`Transformer::streaming_obstacle`] where positions have embeddings of their own.
 pub(crate) const LEARNED_POSITIONS: &str =
     "the positions of this model are learned one by one, and there is none behind the last";
 
 /// The widest of the layers' windows; `None` if a layer has none.
-pub fn widest(windows: &[Option<usize>]) -> Option<usize> {
+pub fn widest_window(windows: &[Option<usize>]) -> Option<usize> {
     windows.iter().copied().try_fold(0, |widest, window| Some(widest.max(window?))).filter(|&w| w > 0)
 }
 
 /// A decoder-only transformer: configuration and definition of a family. What is the same in all of them stands in
-/// [`forward`]; a family says what its layers are.
+/// [`add_forward`]; a family says what its layers are.
 pub trait Transformer: Any + Debug + Send + Sync {
     /// What all layers use and is computed once in a call: tables of the rotary embedding, mostly.
     type Shared;
@@ -80,21 +80,21 @@ pub trait Transformer: Any + Debug + Send + Sync {
     fn sizes(&self) -> &ModelSizes;
 
     /// What stands around the layers.
-    fn frame(&self) -> OuterLayers;
+    fn outer_layers(&self) -> OuterLayers;
 
-    fn shared(&self, net: &mut ModelBuilder) -> Self::Shared;
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> Self::Shared;
 
     /// Adds one layer: `x: [n, hidden]` to `[n, hidden]`.
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &Self::Shared) -> ValueId;
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &Self::Shared) -> ValueId;
 
     /// What goes into the first layer, `[n, hidden]`.
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
-        self.frame().embed(net, self.sizes().vocab, self.sizes().hidden)
+        self.outer_layers().embed(net, self.sizes().vocab, self.sizes().hidden)
     }
 
     /// Logits `[rows, vocab]` of what comes out of the final norm.
     fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
-        self.frame().logits(net, x, self.sizes().vocab)
+        self.outer_layers().logits(net, x, self.sizes().vocab)
     }
 
     /// See [`ModelDefinition::has_cache`].
@@ -107,14 +107,14 @@ pub trait Transformer: Any + Debug + Send + Sync {
         false
     }
 
-    /// See [`ModelDefinition::decoder_start`].
-    fn decoder_start(&self) -> Option<u32> {
+    /// See [`ModelDefinition::decoder_start_token_id`].
+    fn decoder_start_token_id(&self) -> Option<u32> {
         None
     }
 
-    /// Reads the source text, the tokens of the call, of a model with [`Transformer::decoder_start`], and keeps what the decoder's
+    /// Reads the source text, the tokens of the call, of a model with [`Transformer::decoder_start_token_id`], and keeps what the decoder's
     /// layers look at.
-    fn encode(&self, net: &mut ModelBuilder) {
+    fn encode_input(&self, net: &mut ModelBuilder) {
         let _ = net;
     }
 
@@ -128,19 +128,19 @@ pub trait Transformer: Any + Debug + Send + Sync {
         None
     }
 
-    /// See [`ModelDefinition::cannot_stream`]. Positions have to be relative: rotary or ALiBi.
-    fn cannot_stream(&self) -> Option<&'static str> {
+    /// See [`ModelDefinition::streaming_obstacle`]. Positions have to be relative: rotary or ALiBi.
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         None
     }
 
-    /// See [`ModelDefinition::own_head`].
-    fn own_head(&self) -> Option<PoolingHead> {
+    /// See [`ModelDefinition::default_pooling_head`].
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         None
     }
 
-    /// See [`ModelDefinition::reads_texts`]. A layer may keep nothing but what [`keep`](crate::layers::attention::keep) does.
-    fn reads_texts(&self) -> bool {
-        self.own_head().is_some()
+    /// See [`ModelDefinition::supports_pooling`]. A layer may keep nothing but what [`keep`](crate::layers::attention::append_key_values) does.
+    fn supports_pooling(&self) -> bool {
+        self.default_pooling_head().is_some()
     }
 
     /// See [`ModelDefinition::token_types`].
@@ -150,33 +150,33 @@ pub trait Transformer: Any + Debug + Send + Sync {
 
     /// The canonical name of a tensor of the checkpoint; an unknown name comes back as it is.
     fn canonical_name(&self, stored_name: &str) -> String {
-        hf_name(stored_name)
+        hugging_face_name(stored_name)
     }
 
-    /// See [`ModelDefinition::stand_ins`].
-    fn stand_ins(&self, _missing: &str) -> &'static [&'static str] {
+    /// See [`ModelDefinition::fallback_names`].
+    fn fallback_names(&self, _missing: &str) -> &'static [&'static str] {
         &[]
     }
 
     /// True for tensors that checkpoints may hold and the model does not need, beside [`is_buffer`]: a head of its own where
     /// the embedding table is the head.
     fn is_ignored(&self, name: &str) -> bool {
-        let frame = self.frame();
+        let frame = self.outer_layers();
         frame.tied && name == frame.head
     }
 }
 
-/// Logits of the wanted positions (see [`ModelBuilder::wanted_rows`]), or vectors of texts.
-fn forward(model: &impl Transformer, net: &mut ModelBuilder) -> ValueId {
-    let shared = model.shared(net);
+/// Logits of the wanted positions (see [`ModelBuilder::output_rows`]), or vectors of texts.
+fn add_forward(model: &impl Transformer, net: &mut ModelBuilder) -> ValueId {
+    let shared = model.prepare_shared(net);
     let x = model.embed(net);
-    let x = net.layers(model.sizes().layers, x, |net, layer, x| model.block(net, layer, x, &shared));
-    let frame = model.frame();
-    if let Some(head) = net.entry.texts {
+    let x = net.add_layers(model.sizes().layers, x, |net, layer, x| model.add_layer(net, layer, x, &shared));
+    let frame = model.outer_layers();
+    if let Some(head) = net.entry.pooling_head {
         return head.apply(net, x, &frame, model.sizes().vocab);
     }
     let (norm, name) = frame.norm;
-    let x = net.wanted_rows(x);
+    let x = net.output_rows(x);
     let x = norm.apply(net, x, name);
     net.tap("final_norm", x);
     model.logits(net, x)
@@ -184,7 +184,7 @@ fn forward(model: &impl Transformer, net: &mut ModelBuilder) -> ValueId {
 
 impl<T: Transformer> ModelDefinition for T {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        build(self, b, entry, &mut Vec::new())
+        build_entry(self, b, entry, &mut Vec::new())
     }
     fn vocab(&self) -> usize {
         self.sizes().vocab
@@ -198,50 +198,50 @@ impl<T: Transformer> ModelDefinition for T {
     fn needs_whole_prompts(&self) -> bool {
         Transformer::needs_whole_prompts(self)
     }
-    fn decoder_start(&self) -> Option<u32> {
-        Transformer::decoder_start(self)
+    fn decoder_start_token_id(&self) -> Option<u32> {
+        Transformer::decoder_start_token_id(self)
     }
     fn has_experts(&self) -> bool {
         Transformer::has_experts(self)
     }
 
-    fn tied(&self) -> Option<(&'static str, &'static str)> {
-        let frame = self.frame();
+    fn tied_embedding(&self) -> Option<(&'static str, &'static str)> {
+        let frame = self.outer_layers();
         frame.tied.then_some((frame.embedding, frame.head))
     }
 
     fn window(&self) -> Option<usize> {
         Transformer::window(self)
     }
-    fn cannot_stream(&self) -> Option<&'static str> {
-        Transformer::cannot_stream(self)
+    fn streaming_obstacle(&self) -> Option<&'static str> {
+        Transformer::streaming_obstacle(self)
     }
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        tensors(self, None)
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        tensor_shapes(self, None)
     }
-    fn tensors_with(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
-        tensors(self, Some(head))
+    fn tensor_shapes_with_head(&self, head: &PoolingHead) -> Vec<(String, Vec<usize>)> {
+        tensor_shapes(self, Some(head))
     }
-    fn own_head(&self) -> Option<PoolingHead> {
-        Transformer::own_head(self)
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
+        Transformer::default_pooling_head(self)
     }
-    fn reads_texts(&self) -> bool {
-        Transformer::reads_texts(self)
+    fn supports_pooling(&self) -> bool {
+        Transformer::supports_pooling(self)
     }
     fn token_types(&self) -> usize {
         Transformer::token_types(self)
     }
     fn is_logit_head(&self, name: &str) -> bool {
-        self.frame().head == name
+        self.outer_layers().head == name
     }
     fn hidden(&self) -> usize {
         self.sizes().hidden
     }
     fn canonical_name(&self, stored_name: &str) -> String {
-        Transformer::canonical_name(self, &text_name(stored_name))
+        Transformer::canonical_name(self, &strip_text_prefix(stored_name))
     }
-    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
-        Transformer::stand_ins(self, missing)
+    fn fallback_names(&self, missing: &str) -> &'static [&'static str] {
+        Transformer::fallback_names(self, missing)
     }
     fn is_ignored(&self, name: &str) -> bool {
         is_buffer(name) || is_other_part(name) || Transformer::is_ignored(self, name)
@@ -252,30 +252,30 @@ impl<T: Transformer> ModelDefinition for T {
 }
 
 /// What the definition asks for when it is built.
-fn tensors(model: &impl Transformer, texts: Option<&PoolingHead>) -> Vec<(String, Vec<usize>)> {
+fn tensor_shapes(model: &impl Transformer, texts: Option<&PoolingHead>) -> Vec<(String, Vec<usize>)> {
     let mut tensors = Vec::new();
     let entry = EntrySpec {
         name: "tensors",
         n: Dim::from(1),
         logits: LogitScope::Last,
         context: 1,
-        stream: None,
+        streaming: None,
         batching: RowBatching::Single,
-        texts,
+        pooling_head: texts,
         adapters: None,
-        source: false,
+        is_encoder_input: false,
     };
-    build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
-    if Transformer::decoder_start(model).is_some() {
-        let entry = EntrySpec { source: true, ..entry };
-        build(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+    build_entry(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
+    if Transformer::decoder_start_token_id(model).is_some() {
+        let entry = EntrySpec { is_encoder_input: true, ..entry };
+        build_entry(model, &mut GraphBuilder::new("tensors"), &entry, &mut tensors);
     }
     let mut seen = BTreeSet::new();
     tensors.retain(|(name, _)| seen.insert(name.clone()));
     tensors
 }
 
-fn build(
+fn build_entry(
     model: &impl Transformer,
     b: &mut GraphBuilder,
     entry: &EntrySpec,
@@ -283,9 +283,9 @@ fn build(
 ) -> FuncId {
     b.set_batching(entry.batching);
     b.function(entry.name, FunctionKind::Entry, &entry.inputs(), |b, inputs| {
-        let rows = b.iota(entry.past(), entry.own_rows());
+        let rows = b.iota(entry.past(), entry.sequence_rows());
         // A window as long as the cache hides nothing, and so nothing may be dropped.
-        let stream = entry.stream.filter(|s| s.window < entry.context);
+        let stream = entry.streaming.filter(|s| s.window < entry.context);
         let window = stream.map(|s| s.window).or(model.window());
         let dropped = window.filter(|&w| w < entry.context).map(|_| {
             let state = b.state(DROPPED_ROWS, TensorType::new(DType::I32, [1]), 0.0);
@@ -297,18 +297,18 @@ fn build(
             inputs: inputs.to_vec(),
             rows,
             positions: rows,
-            dropped,
-            stream,
+            dropped_rows: dropped,
+            streaming: stream,
             tensors,
             adapters: None,
         };
         net.positions = net.position_of_row(rows);
-        net.adapters = entry.adapters.map(|slots| AdapterSlotIds::of_rows(&mut net, slots));
-        if entry.source {
-            model.encode(&mut net);
+        net.adapters = entry.adapters.map(|slots| AdapterSlotIds::for_rows(&mut net, slots));
+        if entry.is_encoder_input {
+            model.encode_input(&mut net);
             return Vec::new();
         }
-        vec![forward(model, &mut net)]
+        vec![add_forward(model, &mut net)]
     })
 }
 
@@ -327,7 +327,7 @@ pub fn is_buffer(name: &str) -> bool {
 }
 
 /// The name in the text model of a tensor of a larger model.
-pub(crate) fn text_name(name: &str) -> Cow<'_, str> {
+pub(crate) fn strip_text_prefix(name: &str) -> Cow<'_, str> {
     if let Some(inner) = name.strip_prefix("model.language_model.") {
         return Cow::Owned(format!("model.{inner}"));
     }
@@ -373,8 +373,8 @@ pub struct ModelBuilder<'a> {
     rows: ValueId,
     positions: ValueId,
     /// Rows that were dropped before, `i32[1]`, where rows may be dropped.
-    dropped: Option<ValueId>,
-    stream: Option<StreamingWindow>,
+    dropped_rows: Option<ValueId>,
+    streaming: Option<StreamingWindow>,
     /// Checkpoint tensors asked for so far.
     tensors: &'a mut Vec<(String, Vec<usize>)>,
     /// Which adapter each row goes through, where there are slots for them.
@@ -397,7 +397,7 @@ impl DerefMut for ModelBuilder<'_> {
 impl ModelBuilder<'_> {
     /// Tokens in this call; of one sequence, where only one is looked at ([`ModelBuilder::per_sequence`]).
     pub fn n(&self) -> Dim {
-        if self.in_sequence() { self.entry.own_rows() } else { self.entry.n.clone() }
+        if self.in_sequence() { self.entry.sequence_rows() } else { self.entry.n.clone() }
     }
     /// Positions that caches have room for.
     pub fn context(&self) -> usize {
@@ -428,31 +428,31 @@ impl ModelBuilder<'_> {
         value
     }
     /// Rows of the caches that the tokens get, `i32[n]`: positions less the rows that were dropped before. Of one sequence.
-    pub fn rows(&self) -> ValueId {
+    pub fn cache_rows(&self) -> ValueId {
         self.rows
     }
     /// Positions in the sequence of what stands at `rows` of the caches.
     pub fn position_of_row(&mut self, rows: ValueId) -> ValueId {
-        match self.dropped {
+        match self.dropped_rows {
             Some(dropped) => self.add(rows, dropped),
             None => rows,
         }
     }
     /// What is seen of a sequence that is longer than the caches, if the model was given a window for that.
-    pub fn stream(&self) -> Option<StreamingWindow> {
-        self.stream
+    pub fn streaming_window(&self) -> Option<StreamingWindow> {
+        self.streaming
     }
     /// Places at which the queries `rows` count as standing for the sinks: beyond a full window they stay.
-    pub fn places_for_sinks(&mut self, rows: ValueId) -> Option<ValueId> {
-        let stream = self.stream.filter(|s| s.sinks > 0)?;
+    pub fn sink_positions(&mut self, rows: ValueId) -> Option<ValueId> {
+        let stream = self.streaming.filter(|s| s.sinks > 0)?;
         let last = Op::Constant { value: (stream.window - 1) as f64, dtype: DType::I32 };
         let last = self.op(last, &[]);
         Some(self.min(rows, last))
     }
     /// What a layer sees: its newest tokens, `None` for all, and the first ones. `own` is the window that it was trained
     /// with. A window that is narrower than that over the newest tokens stays as it was trained, without sinks.
-    pub fn view(&self, own: Option<usize>) -> (Option<usize>, usize) {
-        let Some(StreamingWindow { window, sinks }) = self.stream else {
+    pub fn visible_window(&self, own: Option<usize>) -> (Option<usize>, usize) {
+        let Some(StreamingWindow { window, sinks }) = self.streaming else {
             return (own.filter(|&w| w < self.context()), 0);
         };
         match own.filter(|&w| w <= window - sinks) {
@@ -461,17 +461,17 @@ impl ModelBuilder<'_> {
         }
     }
     /// Whether whole texts are read, of which nothing is kept.
-    pub fn reads_texts(&self) -> bool {
-        self.entry.texts.is_some()
+    pub fn supports_pooling(&self) -> bool {
+        self.entry.pooling_head.is_some()
     }
     /// Tokens of the sequence after this call, or after the prompt that this call is a part of, `i32[1]`. What is seen of
     /// a stream never gets longer than its window.
-    pub fn length(&mut self) -> ValueId {
+    pub fn sequence_length(&mut self) -> ValueId {
         let total = self.b.iota(self.entry.past().add(&self.n()), Dim::from(1));
-        if self.reads_texts() {
+        if self.supports_pooling() {
             return total;
         }
-        if let Some(stream) = self.stream {
+        if let Some(stream) = self.streaming {
             let most = self.op(Op::Constant { value: stream.window as f64, dtype: DType::I32 }, &[]);
             return self.min(total, most);
         }
@@ -486,24 +486,24 @@ impl ModelBuilder<'_> {
     }
 
     /// A tensor of the checkpoint, by its canonical name.
-    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> ParamSource {
+    pub fn declare_tensor(&mut self, name: &str, shape: &[usize]) -> ParamSource {
         self.tensors.push((name.to_string(), shape.to_vec()));
         ParamSource::Tensor(name.to_string())
     }
 
     /// A tensor of the checkpoint as a parameter.
-    pub fn weight(&mut self, name: &str, role: ParamRole, shape: &[usize]) -> ValueId {
-        let source = self.tensor(name, shape);
+    pub fn weight_param(&mut self, name: &str, role: ParamRole, shape: &[usize]) -> ValueId {
+        let source = self.declare_tensor(name, shape);
         self.param_from(name, role, TensorType::new(DType::F32, shape.iter().copied()), source)
     }
 
     /// A vector of the checkpoint, kept in f32.
-    pub fn vector(&mut self, name: &str, size: usize) -> ValueId {
-        self.weight(name, ParamRole::Vector, &[size])
+    pub fn vector_param(&mut self, name: &str, size: usize) -> ValueId {
+        self.weight_param(name, ParamRole::Vector, &[size])
     }
 
     /// A table of numbers that the definition computes. Equal names have to mean equal tables.
-    pub fn table(&mut self, name: &str, values: Vec<f32>) -> ValueId {
+    pub fn table_param(&mut self, name: &str, values: Vec<f32>) -> ValueId {
         let ty = TensorType::new(DType::F32, [values.len()]);
         self.param_from(name, ParamRole::Vector, ty, ParamSource::Values(values))
     }
@@ -522,12 +522,12 @@ impl ModelBuilder<'_> {
 
     /// Rows `[n, hidden]` of the table `name: [vocab, hidden]`, by `ids: i32[n]`.
     pub fn embed_ids(&mut self, name: &str, vocab: usize, hidden: usize, ids: ValueId) -> ValueId {
-        let table = self.weight(name, ParamRole::Embedding, &[vocab, hidden]);
+        let table = self.weight_param(name, ParamRole::Embedding, &[vocab, hidden]);
         self.gather(table, ids)
     }
 
     /// Token ids and token types `i32[n]` of a model with `types` types ([`ModelDefinition::token_types`]).
-    pub fn typed_tokens(&mut self, vocab: usize, types: usize) -> (ValueId, ValueId) {
+    pub fn split_token_types(&mut self, vocab: usize, types: usize) -> (ValueId, ValueId) {
         let tokens = self.inputs[0];
         let number = |net: &mut ModelBuilder, value: usize| {
             net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
@@ -545,7 +545,7 @@ impl ModelBuilder<'_> {
     }
 
     /// All layers in order on the embeddings `x`; `layer(net, number, x)` adds one.
-    pub fn layers(
+    pub fn add_layers(
         &mut self,
         count: usize,
         mut x: ValueId,
@@ -560,14 +560,14 @@ impl ModelBuilder<'_> {
     }
 
     /// The rows of `x: [n, hidden]` whose logits are wanted.
-    pub fn wanted_rows(&mut self, x: ValueId) -> ValueId {
+    pub fn output_rows(&mut self, x: ValueId) -> ValueId {
         // What follows is of fewer rows, and the head has no adapter.
         self.adapters = None;
-        self.entry.wanted_rows(self.b, x, &self.inputs)
+        self.entry.output_rows(self.b, x, &self.inputs)
     }
 
     /// `x + h`, with `h` the output of a part of a layer (`attention` or `mlp`).
-    pub fn residual(&mut self, layer: usize, part: &str, x: ValueId, h: ValueId) -> ValueId {
+    pub fn add_residual(&mut self, layer: usize, part: &str, x: ValueId, h: ValueId) -> ValueId {
         self.tap(format!("layer.{layer}.{part}"), h);
         self.add(x, h)
     }
@@ -587,12 +587,12 @@ impl ModelBuilder<'_> {
 }
 
 /// Canonical names of the Hugging Face classes whose inner model is called `model`.
-pub fn hf_name(name: &str) -> String {
-    prefixed(name, "model.", &["embed_tokens.", "layers.", "norm."])
+pub fn hugging_face_name(name: &str) -> String {
+    with_prefix(name, "model.", &["embed_tokens.", "layers.", "norm."])
 }
 
 /// The name with `prefix`, if it begins with one of `roots`: checkpoints saved from the inner model leave the prefix out.
-pub fn prefixed(name: &str, prefix: &str, roots: &[&str]) -> String {
+pub fn with_prefix(name: &str, prefix: &str, roots: &[&str]) -> String {
     match roots.iter().any(|root| name.starts_with(root)) {
         true => format!("{prefix}{name}"),
         false => name.to_string(),

@@ -23,7 +23,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 
 /// True if the first operand has the result's type.
 fn keeps_type(at: &MatchSite) -> bool {
-    at.operand(0) == Some(at.ty())
+    at.operand_type(0) == Some(at.ty())
 }
 
 fn first_operand(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
@@ -48,7 +48,7 @@ fn slices() -> Vec<RewriteRule> {
 }
 
 fn operand_node<'a>(at: &MatchSite<'a>) -> Option<&'a GraphNode> {
-    at.f.def(*at.node()?.inputs.first()?)
+    at.f.defining_node(*at.node()?.inputs.first()?)
 }
 
 fn slice_of(node: Option<&GraphNode>) -> Option<(usize, &Dim, &Dim)> {
@@ -154,7 +154,7 @@ fn permutes() -> Vec<RewriteRule> {
         _ => unreachable!("the pattern matches permutes"),
     };
     let of_ones = node(OpKind::Permute).when("moves only axes of size 1", |at| {
-        let (Some(perm), Some(from)) = (perm_of(at.node()), at.operand(0)) else { return false };
+        let (Some(perm), Some(from)) = (perm_of(at.node()), at.operand_type(0)) else { return false };
         let long: Vec<usize> = perm.iter().copied().filter(|&axis| from.dims[axis] != Dim::from(1)).collect();
         long.is_sorted()
     });
@@ -166,7 +166,7 @@ fn permutes() -> Vec<RewriteRule> {
     };
     let through_reshape = op(OpKind::Permute, [op(OpKind::Reshape, [node(OpKind::Permute).named("first")])])
         .when("is of a reshape that adds or drops axes of size 1 only", |at| {
-            let (Some(inner), Some(to)) = (operand_node(at), at.operand(0)) else { return false };
+            let (Some(inner), Some(to)) = (operand_node(at), at.operand_type(0)) else { return false };
             let from = &at.f.ty(inner.inputs[0]).dims;
             long_axes(from).map(|i| &from[i]).eq(long_axes(&to.dims).map(|i| &to.dims[i]))
         });
@@ -223,7 +223,7 @@ fn reshapes() -> Vec<RewriteRule> {
 /// Splits move towards what is computed for all sequences, so that what is read of one row (heads of merged projections)
 /// is known in front of the kernel that reads it.
 fn sequences() -> Vec<RewriteRule> {
-    let rows_stay = |at: &MatchSite| match at.operand(0).zip(operand_node(at)) {
+    let rows_stay = |at: &MatchSite| match at.operand_type(0).zip(operand_node(at)) {
         Some((_, GraphNode { op: Op::Slice { axis, .. }, .. })) => *axis > 0,
         Some((ty, GraphNode { op: Op::Reshape { .. }, inputs, .. })) => {
             at.f.ty(inputs[0]).dims.first() == ty.dims.first()
@@ -293,8 +293,8 @@ fn activations() -> Vec<RewriteRule> {
 /// The factor 2 joins one that is there.
 fn as_sigmoid(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     let (x, mut u, mut factor) = (b.get("x"), b.get("u"), 2.0);
-    if let Some(GraphNode { op: Op::Binary(BinOp::Mul), inputs, .. }) = b.f.def(u) {
-        let constant = |v: ValueId| match b.f.def(v).map(|n| &n.op) {
+    if let Some(GraphNode { op: Op::Binary(BinOp::Mul), inputs, .. }) = b.f.defining_node(u) {
+        let constant = |v: ValueId| match b.f.defining_node(v).map(|n| &n.op) {
             Some(Op::Constant { value, .. }) => Some(*value),
             _ => None,
         };

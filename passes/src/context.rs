@@ -25,13 +25,13 @@ pub struct PassOptions {
     /// How keys and values are stored.
     pub kv_cache: CacheType,
     /// Of launches with dynamic shares, in place of what the levels are tuned for.
-    pub pieces: Option<ChunkWork>,
+    pub min_chunk_work: Option<ChunkWork>,
     /// Among how many ranks the model is split; 1: it is not.
     pub ranks: usize,
     /// How products that follow each other are split.
     pub tp_mode: TpMode,
     /// What exchanges cost, for [`TpMode::Auto`].
-    pub exchange: ExchangeCost,
+    pub all_gather_cost: ExchangeCost,
 }
 
 impl PassOptions {
@@ -39,7 +39,8 @@ impl PassOptions {
     pub fn new(levels: Vec<(String, KernelTarget)>, chunk: i64) -> PassOptions {
         let (quant, policy) = (QuantScheme::default(), QuantPolicy::default());
         let kv_cache = CacheType::default();
-        let (tp_mode, exchange) = (TpMode::Gather, ExchangeCost { latency_ns: 2000, mbytes_per_s: 10_000 });
+        let (tp_mode, all_gather_cost) =
+            (TpMode::Gather, ExchangeCost { latency_ns: 2000, mbytes_per_s: 10_000 });
         PassOptions {
             levels,
             chunk,
@@ -47,10 +48,10 @@ impl PassOptions {
             quant,
             policy,
             kv_cache,
-            pieces: None,
+            min_chunk_work: None,
             ranks: 1,
             tp_mode,
-            exchange,
+            all_gather_cost,
         }
     }
 }
@@ -98,7 +99,7 @@ impl PassError {
     pub fn internal(pass: &'static str, message: impl Into<String>) -> PassError {
         PassError::Internal { pass, message: message.into() }
     }
-    pub fn op(pass: &'static str) -> impl Fn(OpError) -> PassError {
+    pub fn op_error(pass: &'static str) -> impl Fn(OpError) -> PassError {
         move |e| PassError::internal(pass, e.to_string())
     }
 }

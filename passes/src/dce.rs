@@ -11,7 +11,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let module = &mut program.module;
     let mut removed = 0;
     for id in module.functions.ids().collect::<Vec<_>>() {
-        removed += sweep(module, id);
+        removed += remove_dead_nodes(module, id);
     }
     removed += drop_functions(module, ctx);
     removed += drop_params(module, ctx);
@@ -22,18 +22,18 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 pub fn has_effect(module: &Module, op: &Op) -> bool {
     match op {
         // A group may write states; a scan's body may not.
-        Op::Call(callee) => module.functions[*callee].live().any(|(_, n)| has_effect(module, &n.op)),
+        Op::Call(callee) => module.functions[*callee].live_nodes().any(|(_, n)| has_effect(module, &n.op)),
         op => op.has_effect(),
     }
 }
 
 /// Removes dead nodes from the body of one function.
-pub fn sweep(module: &mut Module, id: FuncId) -> usize {
+pub fn remove_dead_nodes(module: &mut Module, id: FuncId) -> usize {
     let f = &module.functions[id];
     let mut used = vec![false; f.values.len()];
     f.outputs.iter().for_each(|v| used[v.index()] = true);
     let mut keep = vec![false; f.nodes.len()];
-    for (node_id, node) in f.live().rev() {
+    for (node_id, node) in f.live_nodes().rev() {
         if node.outputs.iter().any(|v| used[v.index()]) || has_effect(module, &node.op) {
             keep[node_id.index()] = true;
             node.inputs.iter().for_each(|v| used[v.index()] = true);
@@ -52,10 +52,10 @@ fn drop_functions(module: &mut Module, ctx: &mut PassContext) -> usize {
     let mut open: Vec<FuncId> = entries.map(|(id, _)| id).collect();
     while let Some(id) = open.pop() {
         if !std::mem::replace(&mut reached[id.index()], true) {
-            open.extend(module.functions[id].live().filter_map(|(_, n)| callee(&n.op)));
+            open.extend(module.functions[id].live_nodes().filter_map(|(_, n)| callee(&n.op)));
         }
     }
-    let (kept, map) = compact(&module.functions, &reached);
+    let (kept, map) = compact_arena(&module.functions, &reached);
     let removed = module.functions.len() - kept.len();
     module.functions = kept;
     for_each_op(module, |op| match op {
@@ -78,7 +78,7 @@ fn callee(op: &Op) -> Option<FuncId> {
 fn drop_params(module: &mut Module, ctx: &mut PassContext) -> usize {
     let mut used = vec![false; module.params.len()];
     for f in module.functions.values() {
-        for (_, node) in f.live() {
+        for (_, node) in f.live_nodes() {
             if let Op::Param(p) = node.op {
                 used[p.index()] = true;
             }
@@ -87,7 +87,7 @@ fn drop_params(module: &mut Module, ctx: &mut PassContext) -> usize {
     for (id, param) in module.params.iter().filter(|(id, _)| !used[id.index()]) {
         ctx.note(format!("parameter {} ({id}) is not used", param.name));
     }
-    let (kept, map): (_, Vec<Option<ParamId>>) = compact(&module.params, &used);
+    let (kept, map): (_, Vec<Option<ParamId>>) = compact_arena(&module.params, &used);
     let removed = module.params.len() - kept.len();
     module.params = kept;
     for_each_op(module, |op| {
@@ -99,7 +99,7 @@ fn drop_params(module: &mut Module, ctx: &mut PassContext) -> usize {
 }
 
 /// The kept items, and the new id of each old one.
-fn compact<I: EntityId, T: Clone>(
+fn compact_arena<I: EntityId, T: Clone>(
     arena: &EntityArena<I, T>,
     keep: &[bool],
 ) -> (EntityArena<I, T>, Vec<Option<I>>) {

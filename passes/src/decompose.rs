@@ -14,7 +14,7 @@ pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, P
         // Attention and quantized activations have kernels of their own.
         let decomposes = |op: &Op, types: &[&TensorType]| {
             let whole = matches!(op, Op::Attention(_) | Op::QuantizeRows { .. });
-            matches!(op.meaning(types), OpSemantics::Decompose) && !whole
+            matches!(op.semantics(types), OpSemantics::Decompose) && !whole
         };
         let rebuilt = f.rebuild(|out, _, op, inputs| {
             let types: Vec<&TensorType> = inputs.iter().map(|&v| out.ty(v)).collect();
@@ -22,7 +22,7 @@ pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, P
                 return Ok(None);
             }
             count += 1;
-            op.decompose(&program.module, out, inputs).map(Some).map_err(PassError::op(PASS))
+            op.decompose(&program.module, out, inputs).map(Some).map_err(PassError::op_error(PASS))
         })?;
         program.module.functions[id] = rebuilt;
     }

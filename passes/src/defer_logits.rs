@@ -40,7 +40,7 @@ fn defer(module: &mut Module, id: FuncId) -> usize {
 fn nodes_for_states(module: &Module, f: &Function) -> Vec<bool> {
     let mut is_state = vec![false; f.values.len()];
     let mut found = vec![false; f.nodes.len()];
-    for (id, node) in f.live() {
+    for (id, node) in f.live_nodes() {
         let reads = node.inputs.iter().any(|v| is_state[v.index()]);
         let names_state = matches!(node.op, Op::StateRead(_) | Op::CacheAppend(_))
             || (reads && matches!(node.op, Op::Reshape { .. } | Op::SequenceSplit { .. }));
@@ -50,7 +50,7 @@ fn nodes_for_states(module: &Module, f: &Function) -> Vec<bool> {
         found[id.index()] = reads || names_state || has_effect(module, &node.op);
     }
     let mut needed = vec![false; f.values.len()];
-    for (id, node) in f.live().rev() {
+    for (id, node) in f.live_nodes().rev() {
         if found[id.index()] || node.outputs.iter().any(|v| needed[v.index()]) {
             found[id.index()] = true;
             node.inputs.iter().for_each(|v| needed[v.index()] = true);

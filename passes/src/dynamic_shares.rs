@@ -4,7 +4,7 @@
 //! Shares stay the long runs of memory that they are without pieces. Who has a piece is not known before, so what such a
 //! launch touches is in order only across barriers; where one would have to be added for that, shares stay static.
 
-use crate::plan_barriers::{PendingAccess, conflict, launches, phases, touches};
+use crate::plan_barriers::{PendingAccess, launch_accesses, launch_phases, needs_barrier, ordered_launches};
 use crate::plan_memory::{EntryPlan, MemoryPlan, most_rows};
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
@@ -53,13 +53,13 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     for (number, level) in program.levels.iter_mut().enumerate() {
         let planned = plan.of_level(PASS, number)?;
         let of_level = || ChunkWork::from(level.target.tune.shares);
-        let work = ctx.options.pieces.unwrap_or_else(of_level);
+        let work = ctx.options.min_chunk_work.unwrap_or_else(of_level);
         let lowered = &mut level.lowered;
         for (entry, of_entry) in lowered.entries.iter_mut().zip(&planned.entries) {
             let n = most_rows(entry.batching, ctx.options.chunk, ctx.options.batch);
-            let sizes = longest(n, plan.context);
+            let sizes = max_work_sizes(n, plan.context);
             let marked =
-                share_out(entry, of_entry, plan, |launch| pieces(launch, &lowered.costs, &sizes, work));
+                share_out(entry, of_entry, plan, |launch| chunk_count(launch, &lowered.costs, &sizes, work));
             ctx.note(format!("{} {}: {marked} launches in pieces", level.name, entry.name));
             changed += marked;
         }
@@ -68,7 +68,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 }
 
 /// Sizes of the most work: `n` rows at the end of the context.
-fn longest(n: i64, context: Option<u64>) -> SymValues {
+fn max_work_sizes(n: i64, context: Option<u64>) -> SymValues {
     let context = context.map_or(0, |c| i64::try_from(c).unwrap_or(i64::MAX));
     SymValues { n, b: n, past: (context - n).max(0) }
 }
@@ -80,22 +80,22 @@ fn share_out(
     memory: &MemoryPlan,
     pieces: impl Fn(&LoweredLaunch) -> Option<Dim>,
 ) -> usize {
-    let phases = phases(entry, plan, memory);
+    let phases = launch_phases(entry, plan, memory);
     let mut accesses: Vec<Vec<PendingAccess>> =
-        launches(entry, plan).map(|launch| touches(launch, plan, memory)).collect();
+        ordered_launches(entry, plan).map(|launch| launch_accesses(launch, plan, memory)).collect();
     let mut marked = 0;
     for i in 0..entry.launches.len() {
         let Some(pieces) = pieces(&entry.launches[i]) else { continue };
-        let shares = WorkSchedule::Dynamic { pieces };
-        let dynamic = LoweredLaunch { shares: shares.clone(), ..entry.launches[i].clone() };
-        let dynamic = touches(&dynamic, plan, memory);
+        let shares = WorkSchedule::Dynamic { chunks: pieces };
+        let dynamic = LoweredLaunch { schedule: shares.clone(), ..entry.launches[i].clone() };
+        let dynamic = launch_accesses(&dynamic, plan, memory);
         let first = phases.partition_point(|&p| p < phases[i]);
         let behind = phases.partition_point(|&p| p <= phases[i]);
         let mut others = (first..behind).filter(|&other| other != i).flat_map(|other| &accesses[other]);
-        if others.any(|other| dynamic.iter().any(|new| conflict(other, new))) {
+        if others.any(|other| dynamic.iter().any(|new| needs_barrier(other, new))) {
             continue;
         }
-        entry.launches[i].shares = shares;
+        entry.launches[i].schedule = shares;
         accesses[i] = dynamic;
         marked += 1;
     }
@@ -104,10 +104,15 @@ fn share_out(
 
 /// How many pieces the work of a launch is worth with `sizes.n` rows, by the length of the sequence; `None` if it always
 /// stays whole.
-fn pieces(launch: &LoweredLaunch, costs: &[LaunchCost], sizes: &SymValues, work: ChunkWork) -> Option<Dim> {
+fn chunk_count(
+    launch: &LoweredLaunch,
+    costs: &[LaunchCost],
+    sizes: &SymValues,
+    work: ChunkWork,
+) -> Option<Dim> {
     let written = || launch.args.iter().filter(|a| a.access != ParamAccess::In);
     let single = written().any(|a| a.partition.as_ref().is_some_and(Partition::is_single));
-    let once = matches!(launch.repeat, RepeatMode::Once | RepeatMode::Wanted);
+    let once = matches!(launch.repeat, RepeatMode::Once | RepeatMode::Outputs);
     if !once || launch.grid.is_some() || single {
         return None;
     }

@@ -30,27 +30,27 @@ const BITS: usize = 8;
 const ABOVE: f64 = 1.0 / (1 << 20) as f64;
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
-    if ctx.options.tp_mode != TpMode::Codes || program.module.ranks() < 2 {
+    if ctx.options.tp_mode != TpMode::Codes || program.module.rank_count() < 2 {
         return Ok(0);
     }
     let mut total = 0;
     for id in entry_functions(&program.module) {
         let module = &program.module;
         let f = &module.functions[id];
-        let found = gathers(f);
-        let gathered = f.live().filter(|(_, n)| matches!(n.op, Op::Exchange { .. })).count();
+        let found = quantized_gathers(f);
+        let gathered = f.live_nodes().filter(|(_, n)| matches!(n.op, Op::AllGather { .. })).count();
         let (count, name) = (found.len(), &f.name);
         if found.is_empty() {
             ctx.note(format!("@{name}: none of {gathered} exchanges as codes"));
             continue;
         }
         let rebuilt = f.rebuild(|out, node, op, inputs| match (op, found.get(&node)) {
-            (Op::Exchange { ranks }, Some(&gather)) => {
+            (Op::AllGather { ranks }, Some(&gather)) => {
                 of_codes(module, out, inputs[0], *ranks, gather).map(|all| Some(vec![all]))
             }
             _ => Ok::<_, OpError>(None),
         });
-        let rebuilt = rebuilt.map_err(PassError::op(PASS))?;
+        let rebuilt = rebuilt.map_err(PassError::op_error(PASS))?;
         let [bytes, before] = [&rebuilt, f].map(row_bytes);
         ctx.note(format!(
             "@{name}: {count} of {gathered} exchanges as codes: of a row a rank sends {bytes} bytes in place of {before}"
@@ -63,7 +63,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 
 /// What a rank sends of a row in all exchanges.
 fn row_bytes(f: &Function) -> i64 {
-    let exchanges = f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. }));
+    let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
     let of_part = exchanges.map(|(_, node)| {
         let ty = f.ty(node.inputs[0]);
         let elements = ty.dims.iter().filter_map(Dim::as_const).product::<i64>();
@@ -82,9 +82,9 @@ struct QuantizedGather {
 }
 
 /// The exchanges of several rows that nothing but 8-bit quantizers read, where the part of a rank is whole groups.
-fn gathers(f: &Function) -> BTreeMap<NodeId, QuantizedGather> {
+fn quantized_gathers(f: &Function) -> BTreeMap<NodeId, QuantizedGather> {
     let mut readers: Vec<Vec<&GraphNode>> = vec![Vec::new(); f.values.len()];
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         node.inputs.iter().for_each(|v| readers[v.index()].push(node));
     }
     let quantized = |node: &GraphNode| {
@@ -104,7 +104,7 @@ fn gathers(f: &Function) -> BTreeMap<NodeId, QuantizedGather> {
         let whole = columns.as_const().is_some_and(|columns| columns % gather.group as i64 == 0);
         ty.dtype == DType::F32 && whole && rows.iter().any(|rows| rows.as_const().is_none())
     };
-    let exchanges = f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. }));
+    let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
     let of_codes = exchanges.filter_map(|(id, node)| {
         let gather = quantized(node)?;
         fits(f.ty(node.inputs[0]), gather).then_some((id, gather))
@@ -132,7 +132,7 @@ impl NodeEmitter<'_> {
     }
     /// The largest magnitude of each group of `x: [.., groups, columns]`, NaN where one of its values is no finite number:
     /// codes cannot tell.
-    fn magnitudes(&mut self, x: ValueId, axis: usize) -> Result<ValueId, OpError> {
+    fn group_absmax(&mut self, x: ValueId, axis: usize) -> Result<ValueId, OpError> {
         let sizes = self.op(Op::Unary(UnOp::Abs), &[x])?;
         let largest = self.op(Op::Reduce { op: RedOp::Max, axis }, &[sizes])?;
         let zero = self.number(0.0)?;
@@ -154,18 +154,18 @@ fn of_codes(
     let mut emit = NodeEmitter { module, out };
     let (rows, own) = match dims.split_last() {
         Some((own, rows)) => (rows, own.as_const().unwrap_or(0)),
-        None => return emit.op(Op::Exchange { ranks }, &[x]),
+        None => return emit.op(Op::AllGather { ranks }, &[x]),
     };
     let (columns, groups) = (group as i64, own / group as i64);
     let all = groups * ranks as i64;
     let grouped = emit.rows(x, rows, &[groups, columns])?;
-    let largest = emit.magnitudes(grouped, rows.len() + 1)?;
+    let largest = emit.group_absmax(grouped, rows.len() + 1)?;
     let largest = emit.rows(largest, rows, &[groups])?;
     let scales = emit.op(Op::GroupScale { group, bits: BITS }, &[x])?;
     let codes = emit.op(Op::GroupQuantize { group, bits: BITS, part }, &[x, scales])?;
 
-    let codes = emit.op(Op::Exchange { ranks }, &[codes])?;
-    let largest = emit.op(Op::Exchange { ranks }, &[largest])?;
+    let codes = emit.op(Op::AllGather { ranks }, &[codes])?;
+    let largest = emit.op(Op::AllGather { ranks }, &[largest])?;
 
     let codes = emit.rows(codes, rows, &[all, columns])?;
     let codes = emit.op(Op::Cast(DType::F32), &[codes])?;

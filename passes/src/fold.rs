@@ -17,7 +17,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         let f = &program.module.functions[id];
         let mut count = 0;
         let rebuilt = f.rebuild(|out, _, op, inputs| {
-            let constant = |&v| match out.def(v).map(|n| &n.op) {
+            let constant = |&v| match out.defining_node(v).map(|n| &n.op) {
                 Some(Op::Constant { value, dtype }) => Some((*value, *dtype)),
                 _ => None,
             };
@@ -31,7 +31,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             count += 1;
             out.append(&program.module, Op::Constant { value, dtype }, &[]).map(Some)
         });
-        let rebuilt = rebuilt.map_err(PassError::op(PASS))?;
+        let rebuilt = rebuilt.map_err(PassError::op_error(PASS))?;
         program.module.functions[id] = rebuilt;
         if count > 0 {
             ctx.note(format!("@{}: {count} ops on constants", program.module.functions[id].name));
@@ -53,7 +53,7 @@ fn evaluate(op: &Op, operands: &[(f64, DType)]) -> Option<(f64, DType)> {
     let id = module.functions.push(f);
     let mut states = StateValues::new(&module).ok()?;
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[], &[0.0]));
-    let result = interpreter.run(id, &[], &mut states, SymValues::tokens(1)).ok()?;
+    let result = interpreter.run(id, &[], &mut states, SymValues::for_tokens(1)).ok()?;
     let value = *result.first()?.data.first()?;
     value.is_finite().then(|| (value, result[0].dtype))
 }

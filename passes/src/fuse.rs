@@ -13,9 +13,9 @@
 
 mod around;
 
-use crate::dce::sweep;
+use crate::dce::remove_dead_nodes;
 use crate::outline::{self, entry_functions, is_top_level};
-use crate::rewrite::{count, times};
+use crate::rewrite::{count_key, times_text};
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
@@ -36,15 +36,15 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let target = ctx.options.levels.first().map(|(_, target)| target.clone());
     for id in entry_functions(&program.module) {
         // What nobody uses would belong to no group.
-        sweep(&mut program.module, id);
+        remove_dead_nodes(&mut program.module, id);
         let f = &program.module.functions[id];
         let mut fusion = FunctionFusion::new(&program.module, f, target.as_ref());
-        for (node, _) in f.live() {
-            fusion.visit(node);
+        for (node, _) in f.live_nodes() {
+            fusion.assign_group(node);
         }
         fusion.around_products();
         for (why, n) in &fusion.misses {
-            ctx.note(format!("@{}: {why} ({})", f.name, times(*n)));
+            ctx.note(format!("@{}: {why} ({})", f.name, times_text(*n)));
         }
         let groups = fusion.finish();
         fused += groups.iter().map(|g| g.nodes.len() - 1).sum::<usize>();
@@ -94,12 +94,12 @@ impl<'a> FunctionFusion<'a> {
             f,
             target,
             class: vec![FusionClass::Structural; f.nodes.len()],
-            attended: attended(f),
+            attended: attention_inputs(f),
             group_of: vec![None; f.nodes.len()],
             groups: vec![],
             misses: vec![],
         };
-        for (id, node) in f.live() {
+        for (id, node) in f.live_nodes() {
             fusion.class[id.index()] = match fusion.attended[id.index()] {
                 true => FusionClass::Lazy,
                 false => fusion.classify(node),
@@ -145,7 +145,7 @@ impl<'a> FunctionFusion<'a> {
         }
     }
 
-    fn visit(&mut self, id: NodeId) {
+    fn assign_group(&mut self, id: NodeId) {
         let node = &self.f.nodes[id];
         match self.class[id.index()] {
             FusionClass::Structural | FusionClass::Lazy => {}
@@ -187,7 +187,7 @@ impl<'a> FunctionFusion<'a> {
             Some(why) => {
                 let first = &self.f.nodes[self.groups[g].nodes[0]].op;
                 let miss = format!("{} not fused with {}: {why}", node.op.name(), first.name());
-                count(&mut self.misses, miss);
+                count_key(&mut self.misses, miss);
                 false
             }
         })
@@ -220,7 +220,7 @@ impl<'a> FunctionFusion<'a> {
             let direct = self.producer_group(v) == Some(group);
             let aligned = match g.class {
                 FusionClass::Contraction | FusionClass::Scan => self.f.ty(v).dims == g.shape,
-                _ => leading(&self.f.ty(v).dims) == g.shape.as_slice(),
+                _ => leading_dims(&self.f.ty(v).dims) == g.shape.as_slice(),
             };
             if direct && !aligned {
                 return Some("reads the group at other rows");
@@ -228,7 +228,7 @@ impl<'a> FunctionFusion<'a> {
             if !direct && self.reaches_through_lazy(v, group) {
                 return Some("reads the group through a movement of elements");
             }
-            if !direct && self.depends(v, group) {
+            if !direct && self.depends_on_group(v, group) {
                 return Some("would close a circle between kernels");
             }
         }
@@ -278,7 +278,7 @@ impl<'a> FunctionFusion<'a> {
     }
 
     /// True if computing `v` needs the group to have run.
-    fn depends(&self, v: ValueId, group: usize) -> bool {
+    fn depends_on_group(&self, v: ValueId, group: usize) -> bool {
         let Some(def) = self.f.def_id(v) else { return false };
         let reads = GroupReads(self);
         has_path_connecting(reads, reads.kernel(def), self.groups[group].nodes[0], None)
@@ -298,7 +298,7 @@ impl<'a> FunctionFusion<'a> {
             while i < nodes.len() {
                 for &v in &f.nodes[nodes[i]].inputs {
                     if let Some(def) = f.def_id(v)
-                        && self.inlined(nodes[i], def)
+                        && self.is_inlined(nodes[i], def)
                         && !nodes.contains(&def)
                     {
                         nodes.push(def);
@@ -316,7 +316,7 @@ impl<'a> FunctionFusion<'a> {
     }
 
     /// True if `user` recomputes the lazy node `def` instead of reading it from memory.
-    fn inlined(&self, user: NodeId, def: NodeId) -> bool {
+    fn is_inlined(&self, user: NodeId, def: NodeId) -> bool {
         if self.class[def.index()] != FusionClass::Lazy {
             return false;
         }
@@ -338,7 +338,7 @@ impl<'a> FunctionFusion<'a> {
                 needed[def.index()] = true;
             }
         };
-        for (id, node) in self.f.live() {
+        for (id, node) in self.f.live_nodes() {
             if !matches!(self.class[id.index()], FusionClass::Row | FusionClass::Lazy) && !is_attention(node)
             {
                 node.inputs.iter().for_each(|&v| need(v));
@@ -397,14 +397,14 @@ fn is_attention(node: &GraphNode) -> bool {
 
 /// Marks nodes that compute each element from single elements of their operands, and that only attention, a
 /// concatenation of columns with one user, and marked nodes use.
-fn attended(f: &Function) -> Vec<bool> {
+fn attention_inputs(f: &Function) -> Vec<bool> {
     let mut users: Vec<Vec<NodeId>> = vec![Vec::new(); f.values.len()];
-    for (id, node) in f.live() {
+    for (id, node) in f.live_nodes() {
         node.inputs.iter().for_each(|v| users[v.index()].push(id));
     }
     let users_of = |v: &ValueId| users[v.index()].len() + f.outputs.iter().filter(|o| *o == v).count();
     let mut marked = vec![false; f.nodes.len()];
-    for (id, node) in f.live().rev() {
+    for (id, node) in f.live_nodes().rev() {
         let moves =
             matches!(node.op, Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. });
         let only = |v: &ValueId| {
@@ -423,11 +423,11 @@ fn attended(f: &Function) -> Vec<bool> {
     marked
 }
 
-fn leading(dims: &[Dim]) -> &[Dim] {
+fn leading_dims(dims: &[Dim]) -> &[Dim] {
     &dims[..dims.len().saturating_sub(1)]
 }
 
 /// Leading axes of the rows that a row node works on.
 fn row_shape(f: &Function, node: &GraphNode) -> Vec<Dim> {
-    leading(&f.ty(node.outputs[0]).dims).to_vec()
+    leading_dims(&f.ty(node.outputs[0]).dims).to_vec()
 }

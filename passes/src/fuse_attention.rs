@@ -15,9 +15,9 @@ mod null;
 mod positions;
 mod sinks;
 
-use crate::dce::sweep;
+use crate::dce::remove_dead_nodes;
 use crate::outline::entry_functions;
-use crate::rewrite::{count, times};
+use crate::rewrite::{count_key, times_text};
 use crate::{LoweredProgram, PassContext, PassError, canonicalize};
 use distances::ScoreBias;
 use layout::{LayoutChain, constant};
@@ -40,15 +40,15 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     for id in entry_functions(&program.module) {
         let f = &program.module.functions[id];
         let (mut found, mut misses) = (Vec::new(), Vec::new());
-        for (node_id, node) in f.live() {
-            match find(f, node) {
+        for (node_id, node) in f.live_nodes() {
+            match match_attention(f, node) {
                 Ok(attention) => found.push((node_id, attention)),
-                Err(Some(why)) => count(&mut misses, why),
+                Err(Some(why)) => count_key(&mut misses, why),
                 Err(None) => {}
             }
         }
         for (why, n) in misses {
-            ctx.note(format!("@{}: not an attention, because {why} ({})", f.name, times(n)));
+            ctx.note(format!("@{}: not an attention, because {why} ({})", f.name, times_text(n)));
         }
         if found.is_empty() {
             continue;
@@ -56,7 +56,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         ctx.note(format!(
             "@{}: softmax between two products as one attention ({})",
             f.name,
-            times(found.len())
+            times_text(found.len())
         ));
         total += found.len();
         let mut new = f.clone();
@@ -64,13 +64,13 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             let at = new.body.iter().position(|&n| n == node).unwrap_or(new.body.len());
             let end = new.body.len();
             let old = new.nodes[node].outputs[0];
-            let value = attention.emit(&program.module, &mut new, old).map_err(PassError::op(PASS))?;
+            let value = attention.emit(&program.module, &mut new, old).map_err(PassError::op_error(PASS))?;
             let added: Vec<_> = new.body.drain(end..).collect();
             new.body.splice(at..at, added);
             new.replace_uses(old, value);
         }
         program.module.functions[id] = new;
-        sweep(&mut program.module, id);
+        remove_dead_nodes(&mut program.module, id);
     }
     if total > 0 {
         // The order of axes that the product had and the one that its users want cancel.
@@ -133,10 +133,10 @@ struct ScoreTransform<'f> {
     unmasked: Option<ValueId>,
 }
 
-fn find(f: &Function, node: &GraphNode) -> Result<AttentionMatch, MissReason> {
+fn match_attention(f: &Function, node: &GraphNode) -> Result<AttentionMatch, MissReason> {
     let Op::MatMul { transpose_b } = node.op else { return Err(None) };
     let softmax = skip_casts(f, node.inputs[0]);
-    let (input, null_logits) = match f.def(softmax) {
+    let (input, null_logits) = match f.defining_node(softmax) {
         Some(GraphNode { op: Op::Softmax, inputs, .. }) => (inputs[0], None),
         Some(_) => null::read(f, softmax).map(|(scores, logits)| (scores, Some(logits))).ok_or(None)?,
         None => return Err(None),
@@ -148,7 +148,7 @@ fn find(f: &Function, node: &GraphNode) -> Result<AttentionMatch, MissReason> {
     let (n, t) = (&dims[dims.len() - 2], &dims[dims.len() - 1]);
     let reader = PositionReader { f, n, t };
     let mut scores = ScoreTransform { scale: 1.0, null_logits, ..ScoreTransform::default() };
-    let product = scores.peel(&reader, input)?;
+    let product = scores.match_scores(&reader, input)?;
     if n.as_const() == Some(1) {
         // No key comes after that of the last query.
         scores.ahead = Some(0);
@@ -160,11 +160,11 @@ fn find(f: &Function, node: &GraphNode) -> Result<AttentionMatch, MissReason> {
     if counted || (scores.terms.is_some() && scores.sinks.is_some()) {
         return miss("keys of a part of the cache, or terms by distance, stand beside a prefix or sinks");
     }
-    scores.assemble(f, (n, t), product, (node, transpose_b))
+    scores.build_match(f, (n, t), product, (node, transpose_b))
 }
 
 fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
-    while let Some(GraphNode { op: Op::Cast(dtype), inputs, .. }) = f.def(v) {
+    while let Some(GraphNode { op: Op::Cast(dtype), inputs, .. }) = f.defining_node(v) {
         if !dtype.is_float() || !f.ty(inputs[0]).dtype.is_float() {
             break;
         }
@@ -175,10 +175,12 @@ fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
 
 impl<'f> ScoreTransform<'f> {
     /// Reads what stands between the softmax's input and the product; returns the product.
-    fn peel(&mut self, r: &PositionReader<'f>, mut v: ValueId) -> Result<&'f GraphNode, MissReason> {
+    fn match_scores(&mut self, r: &PositionReader<'f>, mut v: ValueId) -> Result<&'f GraphNode, MissReason> {
         loop {
             v = skip_casts(r.f, v);
-            let Some(node) = r.f.def(v) else { return miss("the scores are an input of the function") };
+            let Some(node) = r.f.defining_node(v) else {
+                return miss("the scores are an input of the function");
+            };
             let has_shape = |i: &ValueId| r.f.ty(*i).dims == r.f.ty(v).dims;
             match &node.op {
                 Op::MatMul { .. } => {
@@ -187,7 +189,7 @@ impl<'f> ScoreTransform<'f> {
                         false => miss(OTHER_SCORES),
                     };
                 }
-                Op::SelectGe => v = self.selection(r, &node.inputs)?,
+                Op::SelectGe => v = self.match_selection(r, &node.inputs)?,
                 Op::Binary(op) => {
                     let (x, other) = match (has_shape(&node.inputs[0]), has_shape(&node.inputs[1])) {
                         (true, _) if !self.is_bias(r, node.inputs[0]) => (node.inputs[0], node.inputs[1]),
@@ -208,7 +210,7 @@ impl<'f> ScoreTransform<'f> {
 
     /// True for values that are masks or biases of full shape (decode has no others).
     fn is_bias(&self, r: &PositionReader<'f>, v: ValueId) -> bool {
-        let Some(node) = r.f.def(v) else { return false };
+        let Some(node) = r.f.defining_node(v) else { return false };
         match &node.op {
             Op::SelectGe => node.inputs[2..].iter().all(|&x| constant(r.f, x).is_some()),
             Op::Binary(BinOp::Mul) => {
@@ -222,14 +224,14 @@ impl<'f> ScoreTransform<'f> {
     }
 
     /// `a >= b ? x : y` with scores on one side; returns the scores.
-    fn selection(&mut self, r: &PositionReader<'f>, inputs: &[ValueId]) -> Result<ValueId, MissReason> {
+    fn match_selection(&mut self, r: &PositionReader<'f>, inputs: &[ValueId]) -> Result<ValueId, MissReason> {
         let &[a, b, x, y] = inputs else { return Err(None) };
-        let form = self.condition(r, a, b)?;
+        let form = self.match_condition(r, a, b)?;
         let hidden = |v: ValueId| constant(r.f, v).is_some_and(|c| c <= -1e4);
         match (hidden(x), hidden(y)) {
-            (false, true) => self.mask(form, x),
-            (true, false) => self.mask(negated(form), y),
-            (false, false) if form.form() == (0.0, -1.0, 1.0, -1.0) && self.prefix.is_none() => {
+            (false, true) => self.apply_mask(form, x),
+            (true, false) => self.apply_mask(negated(form), y),
+            (false, false) if form.coefficients() == (0.0, -1.0, 1.0, -1.0) && self.prefix.is_none() => {
                 // The op shows every key of the prefix.
                 if self.ahead.is_some() || self.window != 0 || self.sinks.is_some() {
                     return miss("a mask stands around the selection of the prefix");
@@ -240,23 +242,28 @@ impl<'f> ScoreTransform<'f> {
             }
             (false, false) if self.sinks.is_none() => {
                 self.sinks = Some(AttentionSinks::read(r, y)?);
-                self.mask(form, x)
+                self.apply_mask(form, x)
             }
             _ => miss("a selection is no mask"),
         }
     }
 
-    fn condition(&self, r: &PositionReader, a: ValueId, b: ValueId) -> Result<PositionForm, MissReason> {
+    fn match_condition(
+        &self,
+        r: &PositionReader,
+        a: ValueId,
+        b: ValueId,
+    ) -> Result<PositionForm, MissReason> {
         let form = r.read(a).zip(r.read(b)).and_then(|(a, b)| a.sub(b));
         form.ok_or_else(|| Some("a condition is not linear in the positions".into()))
     }
 
     /// Keys are seen where `form >= 0`.
-    fn mask<T>(&mut self, form: PositionForm, rest: T) -> Result<T, MissReason> {
+    fn apply_mask<T>(&mut self, form: PositionForm, rest: T) -> Result<T, MissReason> {
         if self.softcap != 0.0 {
             return miss("a mask stands before the soft cap");
         }
-        match form.form() {
+        match form.coefficients() {
             // j <= p + ahead
             (1.0, -1.0, 0.0, c) if c >= 0.0 && self.ahead.is_none_or(|ahead| ahead == c as usize) => {
                 self.ahead = Some(c as usize);
@@ -293,21 +300,23 @@ impl<'f> ScoreTransform<'f> {
             (BinOp::Max, Some(c)) if c <= -HUGE => Ok(x),
             (BinOp::Min, Some(c)) if c >= HUGE => Ok(x),
             (BinOp::Min, None) => self.select_bias(r, other, HUGE, f64::INFINITY).map(|()| x),
-            (BinOp::Add, None) => self.bias(r, other).map(|()| x),
-            (BinOp::Mul, Some(c)) => self.factor(r, x, c),
-            (BinOp::Div, Some(c)) if c != 0.0 => self.factor(r, x, 1.0 / c),
+            (BinOp::Add, None) => self.match_bias(r, other).map(|()| x),
+            (BinOp::Mul, Some(c)) => self.match_factor(r, x, c),
+            (BinOp::Div, Some(c)) if c != 0.0 => self.match_factor(r, x, 1.0 / c),
             (_, Some(c)) => miss(format!("{} by {c} changes the scores", op.name())),
             (_, None) => miss(format!("{} with something that is no mask", op.name())),
         }
     }
 
     /// An added value: a mask of zeros and huge negative numbers, ALiBi, or the sum of both.
-    fn bias(&mut self, r: &PositionReader, v: ValueId) -> Result<(), MissReason> {
+    fn match_bias(&mut self, r: &PositionReader, v: ValueId) -> Result<(), MissReason> {
         let v = skip_casts(r.f, v);
-        let Some(node) = r.f.def(v) else { return miss("an input of the function is added to the scores") };
+        let Some(node) = r.f.defining_node(v) else {
+            return miss("an input of the function is added to the scores");
+        };
         match &node.op {
             Op::SelectGe => self.select_bias(r, v, 0.0, 0.0),
-            Op::Binary(BinOp::Add) => node.inputs.iter().try_for_each(|&v| self.bias(r, v)),
+            Op::Binary(BinOp::Add) => node.inputs.iter().try_for_each(|&v| self.match_bias(r, v)),
             Op::Binary(BinOp::Mul) => {
                 let forms = [r.read_near(node.inputs[0]), r.read_near(node.inputs[1])];
                 let (slopes, form) = match forms {
@@ -342,25 +351,25 @@ impl<'f> ScoreTransform<'f> {
     /// `seen` (between the bounds) or a huge negative number, by a condition.
     fn select_bias(&mut self, r: &PositionReader, v: ValueId, low: f64, high: f64) -> Result<(), MissReason> {
         let v = skip_casts(r.f, v);
-        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.def(v) else {
+        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.defining_node(v) else {
             return miss("something that is no mask is joined with the scores");
         };
-        let form = self.condition(r, inputs[0], inputs[1])?;
+        let form = self.match_condition(r, inputs[0], inputs[1])?;
         let seen = |c: f64| (low..=high).contains(&c);
         match (constant(r.f, inputs[2]), constant(r.f, inputs[3])) {
-            (Some(x), Some(y)) if seen(x) && y <= -1e4 => self.mask(form, ()),
-            (Some(x), Some(y)) if x <= -1e4 && seen(y) => self.mask(negated(form), ()),
+            (Some(x), Some(y)) if seen(x) && y <= -1e4 => self.apply_mask(form, ()),
+            (Some(x), Some(y)) if x <= -1e4 && seen(y) => self.apply_mask(negated(form), ()),
             _ => miss("a mask has other values than its neutral one and a huge negative number"),
         }
     }
 
     /// A factor of the scores, or the outer part of `cap * tanh(x / cap)`.
-    fn factor(&mut self, r: &PositionReader, x: ValueId, c: f64) -> Result<ValueId, MissReason> {
+    fn match_factor(&mut self, r: &PositionReader, x: ValueId, c: f64) -> Result<ValueId, MissReason> {
         if self.unmasked.is_some() {
             return miss(OTHER_SCORES);
         }
         let inner = skip_casts(r.f, x);
-        let Some(GraphNode { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.def(inner) else {
+        let Some(GraphNode { op: Op::Unary(UnOp::Tanh), inputs, .. }) = r.f.defining_node(inner) else {
             self.scale *= c;
             return Ok(x);
         };
@@ -373,7 +382,7 @@ impl<'f> ScoreTransform<'f> {
     }
 
     /// The operands in the order of axes that the op wants.
-    fn assemble(
+    fn build_match(
         self,
         f: &Function,
         (n, t): (&Dim, &Dim),
@@ -392,8 +401,8 @@ impl<'f> ScoreTransform<'f> {
         if qt.dims[..lead.len()] != lead[..] || f.ty(mixed.inputs[0]).dims[..lead.len()] != lead[..] {
             return miss("queries and scores have other heads");
         }
-        let roles = roles(&lead, kt)?;
-        if roles != self::roles(&lead, vt)? {
+        let roles = axis_roles(&lead, kt)?;
+        if roles != self::axis_roles(&lead, vt)? {
             return miss("keys and values have other heads");
         }
         let axes: Vec<(Dim, AxisRole)> = lead.into_iter().zip(roles).collect();
@@ -422,7 +431,7 @@ impl<'f> ScoreTransform<'f> {
         }
         let terms = self.terms.map(|terms| terms.of_heads(f, &axes, kv * group)).transpose()?;
         let sink_queries = match &self.sinks {
-            Some(sinks) => Some(sinks.queries(f, &self, (product, query_scale), &axes)?),
+            Some(sinks) => Some(sinks.sink_queries(f, &self, (product, query_scale), &axes)?),
             None => None,
         };
         let op = AttentionOp {
@@ -434,7 +443,7 @@ impl<'f> ScoreTransform<'f> {
             alibi: self.slopes.is_some(),
             prefix: self.prefix.is_some(),
             span: self.span.map_or(KeySpan::All, |(span, _)| span),
-            terms: terms.map(|terms| terms.behind),
+            terms: terms.map(|terms| terms.zero_row),
             null_logits: self.null_logits.is_some(),
             codes: false,
         };
@@ -464,7 +473,7 @@ fn negated(form: PositionForm) -> PositionForm {
 }
 
 /// Which of the scores' leading axes an operand has.
-fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<AxisRole>, MissReason> {
+fn axis_roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<AxisRole>, MissReason> {
     let own = &operand.dims[..operand.rank() - 2];
     if own.len() > lead.len() {
         return miss("keys or values have more axes than the scores");
@@ -482,7 +491,7 @@ fn roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<AxisRole>, MissReason
 
 /// The value that holds queries as `[n, heads, size]`, with its scale.
 fn queries_first(f: &Function, q: ValueId, axes: &[(Dim, AxisRole)]) -> Option<(ValueId, f64)> {
-    let chain = LayoutChain::of(f, q, true);
+    let chain = LayoutChain::trace(f, q, true);
     let lists = &chain.axes;
     let of = |role: AxisRole| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
     let order = [
@@ -503,7 +512,7 @@ fn rows_first(
     transposed: bool,
     scaled: bool,
 ) -> Result<(ValueId, f64), MissReason> {
-    let chain = LayoutChain::of(f, v, scaled);
+    let chain = LayoutChain::trace(f, v, scaled);
     let lists = &chain.axes;
     let missing = axes.len() - (lists.len() - 2);
     let (t, size) = match transposed {

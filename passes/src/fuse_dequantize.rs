@@ -41,5 +41,5 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             },
         },
     ];
-    apply(program, ctx, PASS, &rewrites, NearMisses::Tell)
+    apply(program, ctx, PASS, &rewrites, NearMisses::Report)
 }

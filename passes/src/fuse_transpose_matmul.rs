@@ -19,7 +19,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             b.op(Op::MatMul { transpose_b }, &inputs)
         },
     };
-    apply(program, ctx, PASS, &[rewrite], NearMisses::Tell)
+    apply(program, ctx, PASS, &[rewrite], NearMisses::Report)
 }
 
 fn swaps_last_two(at: &MatchSite) -> bool {

@@ -27,9 +27,19 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         return Ok(0);
     }
     let rewrites = [
-        halved("product on activations of bf16, which are squares", "has squares", is_square, to_bf16),
-        halved("product on activations of f16", "has activations of a norm or alike", is_bounded, to_f16),
-        halved("product on activations of f16, held in range", "has activations made here", is_made, to_held),
+        f16_rewrite("product on activations of bf16, which are squares", "has squares", is_square, to_bf16),
+        f16_rewrite(
+            "product on activations of f16",
+            "has activations of a norm or alike",
+            is_bounded,
+            to_f16,
+        ),
+        f16_rewrite(
+            "product on activations of f16, held in range",
+            "has activations made here",
+            is_made,
+            to_stored_half,
+        ),
     ];
     let count = apply(program, ctx, PASS, &rewrites, NearMisses::Skip)?;
     // What products read in common is rounded once.
@@ -39,7 +49,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(count)
 }
 
-fn halved(
+fn f16_rewrite(
     name: &'static str,
     asks: &'static str,
     holds: fn(&MatchSite) -> bool,
@@ -51,7 +61,7 @@ fn halved(
             at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true })
         })
         .when("has f32 activations of rank 2", |at| {
-            at.operand(0).is_some_and(|x| x.dtype == DType::F32 && x.rank() == 2)
+            at.operand_type(0).is_some_and(|x| x.dtype == DType::F32 && x.rank() == 2)
         })
         .when(asks, holds);
     RewriteRule { name, pattern, build }
@@ -69,16 +79,16 @@ fn is_half(weight: DType) -> bool {
 }
 
 /// What activations are before they are moved as a whole.
-fn unmoved(f: &Function, v: ValueId) -> ValueId {
-    match f.def(v) {
-        Some(node) if is_movement(&node.op) => unmoved(f, node.inputs[0]),
+fn before_movement(f: &Function, v: ValueId) -> ValueId {
+    match f.defining_node(v) {
+        Some(node) if is_movement(&node.op) => before_movement(f, node.inputs[0]),
         _ => v,
     }
 }
 
 /// Exchanges between ranks too: what is rounded before has the bits of one rank, and half of the bytes.
 fn is_movement(op: &Op) -> bool {
-    matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::WantedRows | Op::Exchange { .. })
+    matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::OutputRows | Op::AllGather { .. })
 }
 
 // ---- which values they may have
@@ -95,8 +105,8 @@ enum MagnitudeClass {
 }
 
 /// `states`: those that are looked at already.
-fn range(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> MagnitudeClass {
-    let Some(node) = f.def(v) else { return MagnitudeClass::Open };
+fn magnitude_class(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> MagnitudeClass {
+    let Some(node) = f.defining_node(v) else { return MagnitudeClass::Open };
     match node.op {
         Op::Param(_) | Op::Constant { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
             MagnitudeClass::Bounded
@@ -108,33 +118,33 @@ fn range(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> MagnitudeClass 
         Op::StateRead(state) if !states.contains(&state) => {
             states.push(state);
             let writes = |n: &GraphNode| n.op == Op::StateWrite(state);
-            let written = f.live().find(|(_, n)| writes(n)).map(|(_, n)| n.inputs[0]);
-            written.map_or(MagnitudeClass::Open, |v| range(f, v, states))
+            let written = f.live_nodes().find(|(_, n)| writes(n)).map(|(_, n)| n.inputs[0]);
+            written.map_or(MagnitudeClass::Open, |v| magnitude_class(f, v, states))
         }
         Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::SequenceSplit { .. } => {
-            most(f, node, states)
+            max_magnitude(f, node, states)
         }
-        ref op if op.is_elementwise() || is_movement(op) => most(f, node, states),
+        ref op if op.is_elementwise() || is_movement(op) => max_magnitude(f, node, states),
         _ => MagnitudeClass::Open,
     }
 }
 
-fn most(f: &Function, node: &GraphNode, states: &mut Vec<StateId>) -> MagnitudeClass {
-    let ranges = node.inputs.iter().map(|&v| range(f, v, states));
+fn max_magnitude(f: &Function, node: &GraphNode, states: &mut Vec<StateId>) -> MagnitudeClass {
+    let ranges = node.inputs.iter().map(|&v| magnitude_class(f, v, states));
     ranges.max().unwrap_or(MagnitudeClass::Bounded)
 }
 
 fn range_at(at: &MatchSite) -> Option<MagnitudeClass> {
-    let x = unmoved(at.f, at.node()?.inputs[0]);
+    let x = before_movement(at.f, at.node()?.inputs[0]);
     // The kernel that makes them rounds them, too.
-    let node = at.f.def(x)?;
+    let node = at.f.defining_node(x)?;
     let rounds = match node.op {
         Op::Constant { .. } | Op::Cast(_) => false,
         Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax | Op::Attention(_) => true,
         Op::MatMul { transpose_b } => transpose_b,
         _ => node.op.is_elementwise(),
     };
-    rounds.then(|| range(at.f, x, &mut Vec::new()))
+    rounds.then(|| magnitude_class(at.f, x, &mut Vec::new()))
 }
 
 fn is_square(at: &MatchSite) -> bool {
@@ -152,16 +162,16 @@ fn is_made(at: &MatchSite) -> bool {
 // ---- what takes their place
 
 fn to_bf16(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
-    with(b, |b, x| b.op(Op::Cast(DType::BF16), &[x]))
+    rebuild_product(b, |b, x| b.op(Op::Cast(DType::BF16), &[x]))
 }
 
 fn to_f16(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
-    with(b, |b, x| b.op(Op::Cast(DType::F16), &[x]))
+    rebuild_product(b, |b, x| b.op(Op::Cast(DType::F16), &[x]))
 }
 
 /// What is no number, or infinite, becomes none: nothing holds that a model computes on.
-fn to_held(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
-    with(b, |b, x| {
+fn to_stored_half(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
+    rebuild_product(b, |b, x| {
         let number = |b: &mut RewriteBuilder, value| b.op(Op::Constant { value, dtype: DType::F32 }, &[]);
         let [least, most, zero] = [number(b, -LARGEST)?, number(b, LARGEST)?, number(b, 0.0)?];
         let held = b.op(Op::Binary(BinOp::Min), &[x, most])?;
@@ -174,13 +184,13 @@ fn to_held(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
 }
 
 /// The product on what becomes of its activations, rounded before they are moved.
-fn with(
+fn rebuild_product(
     b: &mut RewriteBuilder,
     round: impl Fn(&mut RewriteBuilder, ValueId) -> Result<ValueId, OpError>,
 ) -> Result<ValueId, OpError> {
     let mut operands = b.operands();
     let (mut x, mut moves) = (operands[0], Vec::new());
-    while let Some(node) = b.f.def(x).filter(|node| is_movement(&node.op)) {
+    while let Some(node) = b.f.defining_node(x).filter(|node| is_movement(&node.op)) {
         moves.push((node.op.clone(), node.inputs.clone()));
         x = node.inputs[0];
     }

@@ -6,7 +6,7 @@
 
 use crate::plan_memory::state_is_free;
 use crate::{LevelCode, LoweredProgram, PassContext, PassError};
-use mlcc_ir::beside::{FusedGrid, GridMember, beside, meets_in_threads};
+use mlcc_ir::beside::{FusedGrid, GridMember, fuse_kernels, syncs_in_threads};
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::kernel::{Kernel, MemorySpace, ParamAccess};
 use mlcc_ir::module::StateId;
@@ -36,12 +36,12 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         let mut joined = JoinedKernels::default();
         for number in 0..level.lowered.entries.len() {
             if on_gpu(&level.lowered.entries[number]) {
-                fewer += join(level, number, &mut joined, ctx)?;
+                fewer += join_entry(level, number, &mut joined, ctx)?;
             }
         }
         for &kernel in joined.kernels.values() {
             let lowered = &level.lowered;
-            let made = lowered.made.get(kernel).map_or(String::new(), |made| format!(": {made}"));
+            let made = lowered.explanations.get(kernel).map_or(String::new(), |made| format!(": {made}"));
             ctx.note(format!("{}: @{}{made}", level.name, lowered.kernels[kernel].name));
         }
         only_launched(&mut level.lowered);
@@ -50,7 +50,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 }
 
 /// Joins launches of one entry of a level; gives how many fewer there are.
-fn join(
+fn join_entry(
     level: &mut LevelCode,
     number: usize,
     joined: &mut JoinedKernels,
@@ -59,7 +59,7 @@ fn join(
     let entry = &mut level.lowered.entries[number];
     new_states_last(entry);
     copies_as_launches(entry);
-    let groups = groups(&level.lowered, &level.lowered.entries[number]);
+    let groups = group_launches(&level.lowered, &level.lowered.entries[number]);
     let launches = std::mem::take(&mut level.lowered.entries[number].launches);
     let before = launches.len();
     let members = groups.iter().map(|group| group.iter().map(|&i| launches[i].clone()).collect());
@@ -137,11 +137,12 @@ fn copies_as_launches(entry: &mut LoweredEntry) {
 }
 
 /// Which launches of an entry are to be one, in the order in which they are to run.
-fn groups(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usize>> {
+fn group_launches(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut last: BTreeMap<OrderedMemory, AccessFrontier> = BTreeMap::new();
     for (number, launch) in entry.launches.iter().enumerate() {
-        let places = || launch.args.iter().map(|arg| (OrderedMemory::of(entry, arg.buffer), arg.access));
+        let places =
+            || launch.args.iter().map(|arg| (OrderedMemory::for_buffer(entry, arg.buffer), arg.access));
         // Behind whoever wrote what it touches, and whoever read what it writes.
         let after = |(place, access): (OrderedMemory, ParamAccess)| {
             let touched = last.get(&place).copied().unwrap_or_default();
@@ -180,7 +181,7 @@ enum OrderedMemory {
 }
 
 impl OrderedMemory {
-    fn of(entry: &LoweredEntry, buffer: BufferId) -> OrderedMemory {
+    fn for_buffer(entry: &LoweredEntry, buffer: BufferId) -> OrderedMemory {
         match entry.buffers[buffer].memory {
             BufferKind::State(state) | BufferKind::NewRows(state) => OrderedMemory::State(state),
             _ => match entry.updates.iter().find(|(_, value)| *value == buffer) {
@@ -199,19 +200,20 @@ struct AccessFrontier {
 }
 
 fn may_be_one(lowered: &LoweredModule, entry: &LoweredEntry, launches: &[&LoweredLaunch]) -> bool {
-    let shapes = launches.iter().map(|launch| LaunchShape::of(lowered, launch)).collect::<Option<Vec<_>>>();
+    let shapes =
+        launches.iter().map(|launch| LaunchShape::for_launch(lowered, launch)).collect::<Option<Vec<_>>>();
     let Some(shapes) = shapes else { return false };
     let args: usize = shapes.iter().map(|shape| shape.kernel.params.len()).sum();
     let grids: Vec<&[Dim; 3]> = shapes.iter().map(|shape| &shape.grid.blocks).collect();
     let alike = |a: &LoweredLaunch, b: &LoweredLaunch| {
-        a.repeat == b.repeat && a.shares == b.shares && reads_weights(entry, a) == reads_weights(entry, b)
+        a.repeat == b.repeat && a.schedule == b.schedule && reads_weights(entry, a) == reads_weights(entry, b)
     };
     launches.len() <= MOST_PARTS
         && args <= MOST_ARGS
         && launches.windows(2).all(|pair| alike(pair[0], pair[1]))
-        && sizes(lowered, launches).is_some()
-        && FusedGrid::of(&grids).is_some()
-        && shapes.iter().all(|shape| shapes.iter().all(|other| shape.fits(other)))
+        && shared_sizes(lowered, launches).is_some()
+        && FusedGrid::for_members(&grids).is_some()
+        && shapes.iter().all(|shape| shapes.iter().all(|other| shape.tolerates_blocks(other)))
 }
 
 /// Products stand beside products alone: `ptxas` orders the loads of a loop less well where anything else is in the kernel, and a loop over
@@ -232,7 +234,7 @@ struct LaunchShape<'a> {
 }
 
 impl<'a> LaunchShape<'a> {
-    fn of(lowered: &'a LoweredModule, launch: &'a LoweredLaunch) -> Option<LaunchShape<'a>> {
+    fn for_launch(lowered: &'a LoweredModule, launch: &'a LoweredLaunch) -> Option<LaunchShape<'a>> {
         let kernel = &lowered.kernels[launch.kernel()?];
         let shared = kernel.bufs.values().filter(|buf| buf.space == MemorySpace::Shared);
         let bytes = shared.map(|buf| buf.len.as_const().unwrap_or(0) * buf.dtype.bytes().unwrap_or(1) as i64);
@@ -240,16 +242,16 @@ impl<'a> LaunchShape<'a> {
     }
 
     /// Whether blocks as large as those of the other kernel do no harm to this one.
-    fn fits(&self, other: &LaunchShape) -> bool {
+    fn tolerates_blocks(&self, other: &LaunchShape) -> bool {
         let no_wider = (0..3).all(|axis| other.grid.threads[axis] <= self.grid.threads[axis]);
         let few = self.grid.blocks.iter().try_fold(1, |product, blocks| Some(product * blocks.as_const()?));
         let harmless = no_wider && other.shared_bytes <= self.shared_bytes;
-        (no_wider || !meets_in_threads(self.kernel)) && (harmless || few.is_some_and(|few| few <= FEW_BLOCKS))
+        (no_wider || !syncs_in_threads(self.kernel)) && (harmless || few.is_some_and(|few| few <= FEW_BLOCKS))
     }
 }
 
 /// The sizes that kernels take together: of each symbol one. `None` if two take different ones by the same name.
-fn sizes(lowered: &LoweredModule, group: &[&LoweredLaunch]) -> Option<Vec<(SizeSymbol, Dim)>> {
+fn shared_sizes(lowered: &LoweredModule, group: &[&LoweredLaunch]) -> Option<Vec<(SizeSymbol, Dim)>> {
     let mut sizes: Vec<(SizeSymbol, Dim)> = Vec::new();
     for launch in group {
         let kernel = &lowered.kernels[launch.kernel()?];
@@ -277,18 +279,18 @@ impl JoinedKernels {
             return Some(one.clone());
         }
         let members: Vec<&LoweredLaunch> = group.iter().collect();
-        let sizes = sizes(lowered, &members)?;
+        let sizes = shared_sizes(lowered, &members)?;
         let numbers: Vec<usize> = members.iter().map(|launch| launch.kernel()).collect::<Option<_>>()?;
         let grids: Vec<&LaunchGrid> =
             members.iter().map(|launch| launch.grid.as_ref()).collect::<Option<_>>()?;
         let blocks: Vec<&[Dim; 3]> = grids.iter().map(|grid| &grid.blocks).collect();
-        let layout = FusedGrid::of(&blocks)?;
+        let layout = FusedGrid::for_members(&blocks)?;
         let threads = [0, 1, 2].map(|axis| grids.iter().map(|grid| grid.threads[axis]).max().unwrap_or(1));
         let grid = LaunchGrid { blocks: layout.blocks.clone(), threads };
         let kernel = match self.kernels.get(&numbers) {
             Some(known) => *known,
             None => {
-                let kernel = make(lowered, &numbers, &blocks, &layout)?;
+                let kernel = add_joined_kernel(lowered, &numbers, &blocks, &layout)?;
                 self.kernels.insert(numbers, kernel);
                 kernel
             }
@@ -299,16 +301,16 @@ impl JoinedKernels {
             .map(|(sym, _)| sizes.iter().find(|(known, _)| known == sym).map(|(_, dim)| dim.clone()));
         Some(LoweredLaunch {
             work: LaunchWork::Kernel(kernel),
-            args: arguments(&group),
+            args: joined_args(&group),
             dims: dims.collect::<Option<_>>()?,
             grid: Some(grid),
             repeat: group[0].repeat.clone(),
-            shares: group[0].shares.clone(),
+            schedule: group[0].schedule.clone(),
         })
     }
 }
 
-fn arguments(group: &[LoweredLaunch]) -> Vec<BufferArg> {
+fn joined_args(group: &[LoweredLaunch]) -> Vec<BufferArg> {
     let mut args: Vec<BufferArg> = Vec::new();
     for launch in group {
         let before = args.len();
@@ -321,7 +323,7 @@ fn arguments(group: &[LoweredLaunch]) -> Vec<BufferArg> {
 }
 
 /// Adds the kernel of several.
-fn make(
+fn add_joined_kernel(
     lowered: &mut LoweredModule,
     numbers: &[usize],
     blocks: &[&[Dim; 3]],
@@ -330,14 +332,15 @@ fn make(
     let kernels = numbers.iter().map(|&number| &lowered.kernels[number]);
     let parts: Vec<GridMember> =
         kernels.zip(blocks).map(|(kernel, blocks)| GridMember { kernel, blocks }).collect();
-    let kernel = beside(&name(lowered, numbers), &parts, layout)?;
+    let kernel = fuse_kernels(&name(lowered, numbers), &parts, layout)?;
     if lowered.costs.len() == lowered.kernels.len() {
         let costs: Vec<&LaunchCost> = numbers.iter().map(|&number| &lowered.costs[number]).collect();
-        lowered.costs.push(LaunchCost::together(&costs));
+        lowered.costs.push(LaunchCost::combine(&costs));
     }
-    if lowered.made.len() == lowered.kernels.len() {
-        let made: Vec<&KernelExplanation> = numbers.iter().map(|&number| &lowered.made[number]).collect();
-        lowered.made.push(KernelExplanation::together(&made));
+    if lowered.explanations.len() == lowered.kernels.len() {
+        let made: Vec<&KernelExplanation> =
+            numbers.iter().map(|&number| &lowered.explanations[number]).collect();
+        lowered.explanations.push(KernelExplanation::combine(&made));
     }
     lowered.kernels.push(kernel);
     Some(lowered.kernels.len() - 1)

@@ -15,23 +15,23 @@ use mlcc_kernels::scan::{is_channelwise, shape_of};
 const PASS: &str = "legalize";
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
-    check(&program.module)?;
+    check_supported(&program.module)?;
     let flatten = RewriteRule {
         name: "product of batched rows as one matrix",
         pattern: op(OpKind::MatMul, [any("x"), any("w")])
             .when("has a transposed weight of rank 2", |at| {
                 let transposed = at.node().is_some_and(|n| n.op == Op::MatMul { transpose_b: true });
-                transposed && at.operand(1).is_some_and(|w| w.rank() == 2)
+                transposed && at.operand_type(1).is_some_and(|w| w.rank() == 2)
             })
             .when("has more than two axes with a size that can be joined", |at| {
-                at.operand(0).is_some_and(|x| x.rank() > 2) && rows_of(at).is_some()
+                at.operand_type(0).is_some_and(|x| x.rank() > 2) && rows_of(at).is_some()
             }),
         build: flatten,
     };
-    let mut changes = apply(program, ctx, PASS, &[flatten], NearMisses::Tell)?;
+    let mut changes = apply(program, ctx, PASS, &[flatten], NearMisses::Report)?;
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &program.module.functions[id];
-        let (rebuilt, n) = own_states(&program.module, f).map_err(PassError::op(PASS))?;
+        let (rebuilt, n) = own_states(&program.module, f).map_err(PassError::op_error(PASS))?;
         program.module.functions[id] = rebuilt;
         changes += n;
     }
@@ -39,7 +39,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 }
 
 /// What no kernel does.
-fn check(module: &Module) -> Result<(), PassError> {
+fn check_supported(module: &Module) -> Result<(), PassError> {
     let unsupported = |what: String, hint: &str| Err(PassError::Unsupported { what, hint: hint.into() });
     for param in module.params.values() {
         if param.ty.rank() > 2 {
@@ -51,7 +51,7 @@ fn check(module: &Module) -> Result<(), PassError> {
         }
     }
     for f in module.functions.values() {
-        for (_, node) in f.live() {
+        for (_, node) in f.live_nodes() {
             let Op::Scan { body, carries, .. } = node.op else { continue };
             let body = &module.functions[body];
             let all_f32 = node.inputs.iter().chain(&node.outputs).all(|&v| f.ty(v).dtype == DType::F32);
@@ -67,7 +67,7 @@ fn check(module: &Module) -> Result<(), PassError> {
 
 /// All leading axes of the first operand as one.
 fn rows_of(at: &MatchSite) -> Option<Dim> {
-    let x = at.operand(0)?;
+    let x = at.operand_type(0)?;
     leading(&x.dims)
 }
 
@@ -94,9 +94,9 @@ enum ValueOrigin {
     Other,
 }
 
-fn origin(f: &Function, mut v: ValueId) -> Option<ValueOrigin> {
+fn value_origin(f: &Function, mut v: ValueId) -> Option<ValueOrigin> {
     loop {
-        match f.def(v).map(|n| (&n.op, &n.inputs)) {
+        match f.defining_node(v).map(|n| (&n.op, &n.inputs)) {
             None => return Some(ValueOrigin::Other),
             Some((Op::Reshape { .. }, inputs)) => v = inputs[0],
             Some((Op::StateRead(s), _)) => return Some(ValueOrigin::State(*s)),
@@ -115,7 +115,7 @@ fn own_states(module: &Module, f: &Function) -> Result<(Function, usize), OpErro
     }
     let rebuilt = f.rebuild(|out, _, op, inputs| {
         let Op::StateWrite(state) = op else { return Ok(None) };
-        match origin(out, inputs[0]) {
+        match value_origin(out, inputs[0]) {
             None => return Ok(None),
             Some(ValueOrigin::State(s)) if s == *state => {}
             Some(_) => {

@@ -14,7 +14,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     for (name, target) in levels {
         let lowered = lower(&program.module, &target, ctx.options.chunk.max(ctx.options.batch))?;
         ctx.note(format!("{name}: {} kernels", lowered.kernels.len()));
-        for (kernel, made) in lowered.kernels.iter().zip(&lowered.made) {
+        for (kernel, made) in lowered.kernels.iter().zip(&lowered.explanations) {
             ctx.note(format!("{name}: @{}: {made}", kernel.name));
         }
         program.levels.push(LevelCode { name, target, lowered, steps: Vec::new() });

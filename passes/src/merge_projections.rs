@@ -25,8 +25,8 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let mut joined: Vec<FusedProjection> = Vec::new();
     for set in merged.iter().cloned() {
         let biases = agreed_biases(&program.module, &set);
-        let weight = join(program, &set);
-        let bias = biases.map(|set| join(program, &set));
+        let weight = join_params(program, &set);
+        let bias = biases.map(|set| join_params(program, &set));
         ctx.note(format!("{} as one", program.module.params[weight].name));
         joined.push(FusedProjection { set, weight, bias });
     }
@@ -35,7 +35,8 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         let merges: Vec<ProjectionSite> =
             joined.iter().filter_map(|joined| ProjectionSite::new(f, joined)).collect();
         if !merges.is_empty() {
-            let rebuilt = rebuild(&program.module, f, &merges).map_err(PassError::op(PASS))?;
+            let rebuilt =
+                replace_projections(&program.module, f, &merges).map_err(PassError::op_error(PASS))?;
             program.module.functions[id] = rebuilt;
         }
     }
@@ -51,7 +52,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 
 /// Columns of a head, where a slice of columns becomes `[.., heads, size]` and starts with a whole head.
 fn heads_of(at: &MatchSite) -> Option<i64> {
-    let slice = at.f.def(at.node()?.inputs[0])?;
+    let slice = at.f.defining_node(at.node()?.inputs[0])?;
     let Op::Slice { axis, start, .. } = &slice.op else { return None };
     let (x, out) = (at.f.ty(slice.inputs[0]), at.ty());
     let size = out.dims.last()?.as_const().filter(|&s| s > 0)?;
@@ -78,13 +79,13 @@ fn slice_heads(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
 }
 
 /// The inputs of a product and the parameter that it multiplies by; `None` if it is none that can be merged.
-fn projection(f: &Function, id: NodeId) -> Option<(&Op, &[ValueId], ParamId)> {
+fn match_projection(f: &Function, id: NodeId) -> Option<(&Op, &[ValueId], ParamId)> {
     let node = &f.nodes[id];
     if !matches!(node.op, Op::MatMul { transpose_b: true } | Op::MatMulI8 { .. }) {
         return None;
     }
     let (weight, inputs) = node.inputs.split_last()?;
-    match f.def(*weight)?.op {
+    match f.defining_node(*weight)?.op {
         Op::Param(p) if f.ty(*weight).rank() == 2 => Some((&node.op, inputs, p)),
         _ => None,
     }
@@ -92,7 +93,7 @@ fn projection(f: &Function, id: NodeId) -> Option<(&Op, &[ValueId], ParamId)> {
 
 /// The product that reads a parameter.
 fn product_of(f: &Function, param: ParamId) -> Option<NodeId> {
-    f.live().map(|(id, _)| id).find(|&id| projection(f, id).is_some_and(|(.., p)| p == param))
+    f.live_nodes().map(|(id, _)| id).find(|&id| match_projection(f, id).is_some_and(|(.., p)| p == param))
 }
 
 /// Sets of at least two parameters that every function agrees on, each in order of declaration.
@@ -113,8 +114,8 @@ fn agreed_sets(program: &LoweredProgram) -> Vec<Vec<ParamId>> {
 /// How often a function reads its parameters.
 fn param_uses(f: &Function) -> BTreeMap<ParamId, usize> {
     let mut uses = BTreeMap::new();
-    for v in f.live().flat_map(|(_, n)| &n.inputs).chain(&f.outputs) {
-        if let Some(Op::Param(p)) = f.def(*v).map(|n| &n.op) {
+    for v in f.live_nodes().flat_map(|(_, n)| &n.inputs).chain(&f.outputs) {
+        if let Some(Op::Param(p)) = f.defining_node(*v).map(|n| &n.op) {
             *uses.entry(*p).or_insert(0) += 1;
         }
     }
@@ -125,8 +126,8 @@ fn param_uses(f: &Function) -> BTreeMap<ParamId, usize> {
 fn sets_of(program: &LoweredProgram, f: &Function) -> Vec<Vec<ParamId>> {
     type Key = (String, Vec<ValueId>, DType, String);
     let mut found: BTreeMap<Key, Vec<ParamId>> = BTreeMap::new();
-    for (id, _) in f.live() {
-        if let Some((op, inputs, p)) = projection(f, id) {
+    for (id, _) in f.live_nodes() {
+        if let Some((op, inputs, p)) = match_projection(f, id) {
             let param = &program.module.params[p];
             let options = program.pack_options(&param.name);
             let alike = format!("{options:?} {:?} {:?}", param.packing, param.role);
@@ -148,7 +149,7 @@ fn bias_of(f: &Function, product: NodeId) -> Option<(NodeId, ParamId)> {
     let only = users.next().is_none() && !f.outputs.contains(&out);
     let (Op::Binary(BinOp::Add), &[a, b]) = (&add.op, add.inputs.as_slice()) else { return None };
     let bias = if a == out { b } else { a };
-    match f.def(bias)?.op {
+    match f.defining_node(bias)?.op {
         Op::Param(p) if only && f.ty(bias).dims[..] == f.ty(out).dims[1..] => Some((id, p)),
         _ => None,
     }
@@ -175,7 +176,7 @@ fn agreed_biases(module: &Module, set: &[ParamId]) -> Option<Vec<ParamId>> {
 }
 
 /// Declares the parameter that joins a set.
-fn join(program: &mut LoweredProgram, set: &[ParamId]) -> ParamId {
+fn join_params(program: &mut LoweredProgram, set: &[ParamId]) -> ParamId {
     let parts: Vec<&ModelParam> = set.iter().map(|&p| &program.module.params[p]).collect();
     let rows = parts.iter().fold(Dim::from(0), |sum, p| sum.add(&p.ty.dims[0]));
     let names: Vec<&str> = parts.iter().map(|p| p.name.as_str()).collect();
@@ -236,7 +237,7 @@ impl<'a> ProjectionSite<'a> {
     }
 
     /// The slices of the one product that takes the place of all, each for a product.
-    fn slices(
+    fn slice_outputs(
         &self,
         module: &Module,
         (f, out): (&Function, &mut Function),
@@ -267,7 +268,11 @@ impl<'a> ProjectionSite<'a> {
 }
 
 /// Replaces products, and what adds their biases, by slices of joined ones: of all sets at once, because a deep model has hundreds.
-fn rebuild(module: &Module, f: &Function, merges: &[ProjectionSite<'_>]) -> Result<Function, OpError> {
+fn replace_projections(
+    module: &Module,
+    f: &Function,
+    merges: &[ProjectionSite<'_>],
+) -> Result<Function, OpError> {
     let places = |nodes: fn(&ProjectionSite<'_>) -> Vec<NodeId>| -> BTreeMap<NodeId, (usize, usize)> {
         let of_merge = |(m, merge)| nodes(merge).into_iter().enumerate().map(move |(i, n)| (n, (m, i)));
         merges.iter().enumerate().flat_map(of_merge).collect()
@@ -280,7 +285,7 @@ fn rebuild(module: &Module, f: &Function, merges: &[ProjectionSite<'_>]) -> Resu
         }
         let Some(&(merge, at)) = products.get(&id) else { return Ok(None) };
         if slices[merge].is_empty() {
-            slices[merge] = merges[merge].slices(module, (f, out), op, inputs)?;
+            slices[merge] = merges[merge].slice_outputs(module, (f, out), op, inputs)?;
         }
         Ok(Some(vec![slices[merge][at]]))
     })

@@ -2,7 +2,7 @@
 //! code of a model does not grow with its number of layers. The pass of this name outlines what fusion left over, one
 //! node at a time.
 
-use crate::dce::sweep;
+use crate::dce::remove_dead_nodes;
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, FunctionKind, GraphNode, NodeId, ValueId};
@@ -20,8 +20,8 @@ pub fn is_top_level(op: &Op) -> bool {
             | Op::CacheAppend(_)
             | Op::SequenceSplit { .. }
             | Op::SequenceJoin
-            | Op::WantedRows
-            | Op::Exchange { .. }
+            | Op::OutputRows
+            | Op::AllGather { .. }
             | Op::Reshape { .. }
             | Op::Call(_)
     )
@@ -30,10 +30,11 @@ pub fn is_top_level(op: &Op) -> bool {
 pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, PassError> {
     let mut count = 0;
     for id in entry_functions(&program.module) {
-        sweep(&mut program.module, id);
+        remove_dead_nodes(&mut program.module, id);
         let f = &program.module.functions[id];
         let single = |(id, _)| KernelGroup { nodes: vec![id], copied: vec![] };
-        let groups: Vec<KernelGroup> = f.live().filter(|(_, n)| !is_top_level(&n.op)).map(single).collect();
+        let groups: Vec<KernelGroup> =
+            f.live_nodes().filter(|(_, n)| !is_top_level(&n.op)).map(single).collect();
         count += groups.len();
         outline(&mut program.module, id, &groups);
     }
@@ -102,7 +103,7 @@ impl<'a> GroupOutliner<'a> {
     fn find_outputs(&mut self) {
         let mut needed: Vec<bool> = vec![false; self.f.values.len()];
         let stays = |(id, node): &(NodeId, &GraphNode)| is_top_level(&node.op) && !self.inside.contains(id);
-        for (_, node) in self.f.live().filter(stays) {
+        for (_, node) in self.f.live_nodes().filter(stays) {
             node.inputs.iter().for_each(|v| needed[v.index()] = true);
         }
         self.f.outputs.iter().for_each(|v| needed[v.index()] = true);
@@ -111,7 +112,7 @@ impl<'a> GroupOutliner<'a> {
                 needed[v.index()] = true;
             }
         }
-        for (id, node) in self.f.live() {
+        for (id, node) in self.f.live_nodes() {
             if let Some(&g) = self.home.get(&id) {
                 // The kernel of a scan stores all results, or states and what else of its group is needed.
                 let all = match node.op {
@@ -220,7 +221,7 @@ impl<'a> GroupOutliner<'a> {
         if let Some((id, _)) = module.functions.iter().find(|(_, other)| equal(other)) {
             return id;
         }
-        let base = describe(module, &g);
+        let base = group_name(module, &g);
         let mut name = base.clone();
         let mut number = 1;
         while module.function(&name).is_some() {
@@ -233,7 +234,7 @@ impl<'a> GroupOutliner<'a> {
 }
 
 /// A name that tells what the group does: its main op with its sizes.
-fn describe(module: &Module, g: &Function) -> String {
+fn group_name(module: &Module, g: &Function) -> String {
     let rank = |op: &Op| match op {
         Op::Scan { .. }
         | Op::MatMul { .. }
@@ -253,7 +254,7 @@ fn describe(module: &Module, g: &Function) -> String {
         _ => 0,
     };
     let main =
-        g.live().map(|(_, n)| n).fold(None, |best: Option<&mlcc_ir::graph::GraphNode>, n| match best {
+        g.live_nodes().map(|(_, n)| n).fold(None, |best: Option<&mlcc_ir::graph::GraphNode>, n| match best {
             Some(b) if rank(&b.op) >= rank(&n.op) => Some(b),
             _ => Some(n),
         });

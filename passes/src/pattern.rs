@@ -21,8 +21,8 @@ pub enum OpKind {
     CacheAppend,
     SequenceSplit,
     SequenceJoin,
-    WantedRows,
-    Exchange,
+    OutputRows,
+    AllGather,
     Call,
     Scan,
     Constant,
@@ -62,8 +62,8 @@ impl OpKind {
             Op::CacheAppend(_) => OpKind::CacheAppend,
             Op::SequenceSplit { .. } => OpKind::SequenceSplit,
             Op::SequenceJoin => OpKind::SequenceJoin,
-            Op::WantedRows => OpKind::WantedRows,
-            Op::Exchange { .. } => OpKind::Exchange,
+            Op::OutputRows => OpKind::OutputRows,
+            Op::AllGather { .. } => OpKind::AllGather,
             Op::Call(_) => OpKind::Call,
             Op::Scan { .. } => OpKind::Scan,
             Op::Constant { .. } => OpKind::Constant,
@@ -114,13 +114,13 @@ pub struct MatchSite<'a> {
 impl<'a> MatchSite<'a> {
     /// The node that the guarded part has matched; `None` for a function's input.
     pub fn node(&self) -> Option<&'a GraphNode> {
-        self.f.def(self.value)
+        self.f.defining_node(self.value)
     }
     pub fn ty(&self) -> &'a TensorType {
         self.f.ty(self.value)
     }
     /// Type of an operand of the matched node.
-    pub fn operand(&self, i: usize) -> Option<&'a TensorType> {
+    pub fn operand_type(&self, i: usize) -> Option<&'a TensorType> {
         Some(self.f.ty(*self.node()?.inputs.get(i)?))
     }
     /// A value captured so far.
@@ -128,7 +128,7 @@ impl<'a> MatchSite<'a> {
         self.captures.get(name)
     }
     /// How many nodes and outputs use the matched value.
-    pub fn uses(&self) -> u32 {
+    pub fn use_count(&self) -> u32 {
         self.uses[self.value.index()]
     }
 }
@@ -251,7 +251,7 @@ impl<'a> PatternMatcher<'a> {
     }
 
     /// Matches the (only) output of a node.
-    pub fn node(&self, pattern: &GraphPattern, id: NodeId) -> Result<MatchCaptures, MatchFailure> {
+    pub fn match_node(&self, pattern: &GraphPattern, id: NodeId) -> Result<MatchCaptures, MatchFailure> {
         let node = &self.f.nodes[id];
         let &[root] = node.outputs.as_slice() else { return Err(MatchFailure::Other) };
         if pattern.root().is_some_and(|kind| kind != OpKind::of(&node.op)) {
@@ -259,12 +259,17 @@ impl<'a> PatternMatcher<'a> {
         }
         let mut captures = MatchCaptures::default();
         captures.values.insert("", root);
-        self.value(pattern, root, &mut captures).map_err(MatchFailure::Near)?;
+        self.match_value(pattern, root, &mut captures).map_err(MatchFailure::Near)?;
         Ok(captures)
     }
 
-    fn value(&self, pattern: &GraphPattern, v: ValueId, captures: &mut MatchCaptures) -> Result<(), String> {
-        let found = self.f.def(v);
+    fn match_value(
+        &self,
+        pattern: &GraphPattern,
+        v: ValueId,
+        captures: &mut MatchCaptures,
+    ) -> Result<(), String> {
+        let found = self.f.defining_node(v);
         match &pattern.what {
             PatternKind::Any => {}
             PatternKind::Same => {
@@ -286,7 +291,7 @@ impl<'a> PatternMatcher<'a> {
                     return Err(format!("{} is not a {kind:?}", self.describe(v)));
                 };
                 if let Some(operands) = operands {
-                    self.operands(*kind, operands, node, captures)?;
+                    self.match_operands(*kind, operands, node, captures)?;
                 }
             }
         }
@@ -303,7 +308,7 @@ impl<'a> PatternMatcher<'a> {
     }
 
     /// In the order given, then exchanged if the op commutes; the reason of the first order is reported.
-    fn operands(
+    fn match_operands(
         &self,
         kind: OpKind,
         patterns: &[GraphPattern],
@@ -315,7 +320,11 @@ impl<'a> PatternMatcher<'a> {
         }
         let attempt = |inputs: &mut dyn Iterator<Item = ValueId>| {
             let mut tried = captures.clone();
-            patterns.iter().zip(inputs).try_for_each(|(p, v)| self.value(p, v, &mut tried)).map(|()| tried)
+            patterns
+                .iter()
+                .zip(inputs)
+                .try_for_each(|(p, v)| self.match_value(p, v, &mut tried))
+                .map(|()| tried)
         };
         let straight = attempt(&mut node.inputs.iter().copied());
         let result = match straight {
@@ -328,7 +337,7 @@ impl<'a> PatternMatcher<'a> {
 
     /// A value by what defines it.
     fn describe(&self, v: ValueId) -> String {
-        match self.f.def(v).map(|n| &n.op) {
+        match self.f.defining_node(v).map(|n| &n.op) {
             None => format!("input {}", self.f.ty(v)),
             Some(Op::Param(p)) => format!("param {}", self.module.params[*p].name),
             Some(op) => format!("{} {}", op.name(), self.f.ty(v)),
@@ -361,7 +370,7 @@ mod tests {
 
     fn at_root(pattern: &GraphPattern) -> Result<MatchCaptures, MatchFailure> {
         let (module, f) = example();
-        PatternMatcher::new(&module, &f).node(pattern, f.def_id(f.outputs[0]).unwrap())
+        PatternMatcher::new(&module, &f).match_node(pattern, f.def_id(f.outputs[0]).unwrap())
     }
 
     #[test]
@@ -372,7 +381,7 @@ mod tests {
         let (_, f) = example();
         assert_eq!((found["x"], found["y"]), (f.inputs[0], f.inputs[1]));
         assert_eq!(found[""], f.outputs[0]);
-        assert_eq!(f.def(found["rest"]).unwrap().op, Op::Binary(BinOp::Sub));
+        assert_eq!(f.defining_node(found["rest"]).unwrap().op, Op::Binary(BinOp::Sub));
         // With the parts exchanged, `same` comes before what it names and fails in the one order only.
         let other = op(bin(BinOp::Sub), [any("y"), any("x")]);
         assert!(at_root(&op(bin(BinOp::Mul), [other, sum])).is_ok());
@@ -398,10 +407,10 @@ mod tests {
 
     #[test]
     fn guards_see_uses_and_captures() {
-        let used_once = |at: &MatchSite| at.uses() == 1 && at.capture("x").is_some();
+        let used_once = |at: &MatchSite| at.use_count() == 1 && at.capture("x").is_some();
         let sum = op(bin(BinOp::Add), [any("x"), constant(1.0)]).when("is used once", used_once);
         assert!(at_root(&op(bin(BinOp::Mul), [sum, any("r")])).is_ok());
-        let shared = any("x").when("is used once", |at| at.uses() == 1);
+        let shared = any("x").when("is used once", |at| at.use_count() == 1);
         let sum = op(bin(BinOp::Add), [shared, constant(1.0)]);
         assert!(at_root(&op(bin(BinOp::Mul), [sum, any("r")])).is_err());
     }

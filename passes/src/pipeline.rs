@@ -186,7 +186,7 @@ pub struct PipelineControl<'a> {
 }
 
 /// The pass of that name.
-pub fn find(name: &str) -> Result<&'static Pass, PassError> {
+pub fn find_pass(name: &str) -> Result<&'static Pass, PassError> {
     find_in(PIPELINE, name)
 }
 
@@ -206,7 +206,7 @@ pub fn changes_numbers(pass: &str) -> bool {
 
 /// Runs one pass by name.
 pub fn run_pass(name: &str, program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
-    let pass = find(name)?;
+    let pass = find_pass(name)?;
     let changes = run_one(pass, program, ctx)?;
     // Graph passes may be tried in any order; what was lowered stands at its place in the pipeline.
     if !program.levels.is_empty() {

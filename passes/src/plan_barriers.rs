@@ -19,7 +19,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let plan = program.memory.clone().ok_or_else(|| PassError::internal(PASS, "memory is not planned"))?;
     let mut barriers = 0;
     for (number, level) in program.levels.iter_mut().enumerate() {
-        level.steps = steps(level, plan.of_level(PASS, number)?, &plan)?;
+        level.steps = build_steps(level, plan.of_level(PASS, number)?, &plan)?;
         for step in &level.steps {
             let count = step.items.iter().filter(|i| matches!(i, StepItem::Barrier)).count();
             ctx.note(format!("{} {}: {} items, {count} barriers", level.name, step.name, step.items.len()));
@@ -33,18 +33,26 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(barriers)
 }
 
-fn steps(level: &LevelCode, planned: &LevelPlan, plan: &MemoryPlan) -> Result<Vec<StepProgram>, PassError> {
+fn build_steps(
+    level: &LevelCode,
+    planned: &LevelPlan,
+    plan: &MemoryPlan,
+) -> Result<Vec<StepProgram>, PassError> {
     let entries = &level.lowered.entries;
     if entries.len() != planned.entries.len() {
         let what = format!("memory is not planned for the entry points of level {}", level.name);
         return Err(PassError::internal(PASS, what));
     }
-    entries.iter().zip(&planned.entries).map(|(entry, of_entry)| step(level, entry, of_entry, plan)).collect()
+    entries
+        .iter()
+        .zip(&planned.entries)
+        .map(|(entry, of_entry)| build_step(level, entry, of_entry, plan))
+        .collect()
 }
 
 /// An access since the last barrier.
 pub(crate) struct PendingAccess {
-    place: BufferRef,
+    buffer: BufferRef,
     /// After the last byte that it may reach: new rows of a cache lie anywhere in its state.
     end: u64,
     write: bool,
@@ -56,7 +64,7 @@ pub(crate) struct PendingAccess {
     sequences: Option<SequenceFilter>,
 }
 
-fn step(
+fn build_step(
     level: &LevelCode,
     entry: &LoweredEntry,
     plan: &EntryPlan,
@@ -68,18 +76,18 @@ fn step(
     }
     let mut items = Vec::new();
     let mut before = 0;
-    for (launch, phase) in launches(entry, plan).zip(phases(entry, plan, memory)) {
+    for (launch, phase) in ordered_launches(entry, plan).zip(launch_phases(entry, plan, memory)) {
         if phase > before && !on_gpu(launch) {
             items.push(StepItem::Barrier);
         }
         before = phase;
-        items.push(addressed(level, entry, launch, plan)?);
+        items.push(resolve_launch(level, entry, launch, plan)?);
     }
     Ok(StepProgram { name: entry.name.clone(), items, arena_bytes: plan.arena_bytes })
 }
 
 /// Launches in the order of the step: what the model computes, then copies of new states.
-pub(crate) fn launches<'a>(
+pub(crate) fn ordered_launches<'a>(
     entry: &'a LoweredEntry,
     plan: &'a EntryPlan,
 ) -> impl Iterator<Item = &'a LoweredLaunch> {
@@ -92,12 +100,12 @@ fn on_gpu(launch: &LoweredLaunch) -> bool {
 }
 
 /// By launch: how many barriers stand before it. On a GPU every launch is a phase of its own, without a barrier.
-pub(crate) fn phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
+pub(crate) fn launch_phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
     let mut open: Vec<PendingAccess> = Vec::new();
     let mut phase = 0;
     let phase_of = |launch: &LoweredLaunch| {
-        let accesses = touches(launch, plan, memory);
-        let conflicts = || accesses.iter().any(|new| open.iter().any(|old| conflict(old, new)));
+        let accesses = launch_accesses(launch, plan, memory);
+        let conflicts = || accesses.iter().any(|new| open.iter().any(|old| needs_barrier(old, new)));
         if on_gpu(launch) || conflicts() {
             phase += 1;
             open.clear();
@@ -105,16 +113,20 @@ pub(crate) fn phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &MemoryPlan
         open.extend(accesses);
         phase
     };
-    launches(entry, plan).map(phase_of).collect()
+    ordered_launches(entry, plan).map(phase_of).collect()
 }
 
 /// What a launch reads and writes.
-pub(crate) fn touches(launch: &LoweredLaunch, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<PendingAccess> {
-    launch.args.iter().filter_map(|arg| access(arg, launch, plan, memory)).collect()
+pub(crate) fn launch_accesses(
+    launch: &LoweredLaunch,
+    plan: &EntryPlan,
+    memory: &MemoryPlan,
+) -> Vec<PendingAccess> {
+    launch.args.iter().filter_map(|arg| arg_access(arg, launch, plan, memory)).collect()
 }
 
 /// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.
-fn access(
+fn arg_access(
     arg: &BufferArg,
     launch: &LoweredLaunch,
     plan: &EntryPlan,
@@ -128,7 +140,7 @@ fn access(
             | MemoryBase::Adapters
             | MemoryBase::PageTable
             | MemoryBase::Tokens
-            | MemoryBase::Wanted
+            | MemoryBase::LogitIndices
             | MemoryBase::Temperature
     );
     let watched = !constant && place.per_worker == 0;
@@ -139,14 +151,14 @@ fn access(
         RepeatMode::Once | RepeatMode::EachWorker => RowScope::All,
         RepeatMode::EachSequence { work, of: SequenceFilter::All } if is_of_all(work, arg) => RowScope::All,
         RepeatMode::EachSequence { .. } => RowScope::Sequence,
-        RepeatMode::Wanted => RowScope::Wanted,
+        RepeatMode::Outputs => RowScope::Outputs,
     };
     let work = launch.repeat.work_of_sequence().filter(|_| scope == RowScope::Sequence).cloned();
     // Any worker may have any piece.
-    let known = launch.repeat != RepeatMode::EachWorker && launch.shares == WorkSchedule::Static;
+    let known = launch.repeat != RepeatMode::EachWorker && launch.schedule == WorkSchedule::Static;
     let partition = arg.partition.clone().filter(|_| known);
     watched.then_some(PendingAccess {
-        place,
+        buffer: place,
         end,
         write,
         partition,
@@ -163,14 +175,14 @@ fn is_of_all(work: &Dim, arg: &BufferArg) -> bool {
 }
 
 /// Whether a barrier has to stand between two accesses of different launches.
-pub(crate) fn conflict(old: &PendingAccess, new: &PendingAccess) -> bool {
-    let (a, b) = (&old.place, &new.place);
+pub(crate) fn needs_barrier(old: &PendingAccess, new: &PendingAccess) -> bool {
+    let (a, b) = (&old.buffer, &new.buffer);
     let overlap = a.base == b.base && a.offset < new.end && b.offset < old.end;
     if !overlap || !(old.write || new.write) {
         return false;
     }
     if let (Some(x), Some(y)) = (old.sequences, new.sequences)
-        && x.is_apart_from(y)
+        && x.is_disjoint(y)
         && a == b
     {
         return false;
@@ -185,27 +197,27 @@ pub(crate) fn conflict(old: &PendingAccess, new: &PendingAccess) -> bool {
         {
             false
         }
-        (Some(x), Some(y)) => x.agrees(y) && (a == b || x.is_single() && y.is_single()),
+        (Some(x), Some(y)) => x.matches(y) && (a == b || x.is_single() && y.is_single()),
         _ => false,
     };
     !same_worker
 }
 
-fn addressed(
+fn resolve_launch(
     level: &LevelCode,
     entry: &LoweredEntry,
     launch: &LoweredLaunch,
     plan: &EntryPlan,
 ) -> Result<StepItem, PassError> {
-    let mut buffers: Vec<BufferRef> = launch.args.iter().map(|a| place(entry, a, plan)).collect();
+    let mut buffers: Vec<BufferRef> = launch.args.iter().map(|a| buffer_ref(entry, a, plan)).collect();
     let kernel = match &launch.work {
         LaunchWork::Kernel(kernel) => level.lowered.kernels[*kernel].name.clone(),
-        LaunchWork::Exchange(parts) => {
+        LaunchWork::AllGather(parts) => {
             let (Some(all), Some(part)) = (buffers.pop(), buffers.pop()) else {
                 return Err(PassError::internal(PASS, "an exchange has two buffers"));
             };
-            let (parts, wanted) = (parts.clone(), launch.repeat == RepeatMode::Wanted);
-            return Ok(StepItem::Exchange(AllGather { part, all, parts, wanted }));
+            let (parts, wanted) = (parts.clone(), launch.repeat == RepeatMode::Outputs);
+            return Ok(StepItem::AllGather(AllGather { part, all, shape: parts, output_rows: wanted }));
         }
     };
     Ok(StepItem::Launch(LaunchItem {
@@ -214,13 +226,13 @@ fn addressed(
         dims: launch.dims.clone(),
         grid: launch.grid.clone(),
         repeat: launch.repeat.clone(),
-        shares: launch.shares.clone(),
+        schedule: launch.schedule.clone(),
     }))
 }
 
 /// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them where a sequence may
 /// have any number of rows.
-fn place(entry: &LoweredEntry, arg: &BufferArg, plan: &EntryPlan) -> BufferRef {
+fn buffer_ref(entry: &LoweredEntry, arg: &BufferArg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
     let (per_row, per_sequence) = (arg.row_bytes, arg.sequence_bytes);
     let of_state = matches!(whole.base, MemoryBase::State | MemoryBase::Pages | MemoryBase::PageTable);

@@ -4,13 +4,13 @@
 //! that. Values that every worker computes for itself lie behind the others, all of one worker together; outputs for debuggers
 //! lie before them, at the same places on every level.
 
-use crate::plan_barriers::phases;
+use crate::plan_barriers::launch_phases;
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::{Dim, SizeBounds, SizeSymbol};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{Module, StateId};
-use mlcc_ir::sequences::{RowBatching, mentions};
+use mlcc_ir::sequences::{RowBatching, depends_on};
 use mlcc_ir::step::{BufferRef, MemoryBase, PAGE_ROWS, RepeatMode};
 use mlcc_kernels::lower::operands::value_bytes;
 use mlcc_kernels::lower::plan::{BufferId, BufferKind, LoweredEntry};
@@ -87,7 +87,7 @@ impl MemoryPlan {
 
     /// Bytes of a page, and of everything that a sequence has, on all ranks of `program`.
     pub fn on_all_ranks(&self, program: &LoweredProgram) -> (u64, u64) {
-        let ranks = program.module.ranks() as u64;
+        let ranks = program.module.rank_count() as u64;
         let launches = program.levels.iter().flat_map(|l| &l.lowered.entries).flat_map(|e| &e.launches);
         let of_gpu = launches.into_iter().any(|launch| launch.grid.is_some());
         let parts = if of_gpu { ranks } else { 1 };
@@ -120,7 +120,7 @@ impl MemoryPlan {
     }
 
     /// The names of the entry points, and the bytes of the arena that each of them takes at most.
-    pub fn arenas(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub fn arena_sizes(&self) -> impl Iterator<Item = (&str, u64)> {
         let names =
             self.levels.first().map_or(&[][..], |level| &level.entries).iter().map(|e| e.name.as_str());
         names.map(|name| {
@@ -135,32 +135,32 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     if program.levels.is_empty() {
         return Err(PassError::internal(PASS, "nothing was lowered"));
     }
-    let context = module.context();
+    let context = module.context_length();
     let bounds = SizeBounds { chunk: ctx.options.chunk, batch: ctx.options.batch, context };
-    let sized = |bytes: Dim| worst(&bytes, &bounds);
+    let sized = |bytes: Dim| max_bytes(&bytes, &bounds);
     let (mut end, mut adapters) = (0, 0);
     let mut params = Vec::new();
     for param in module.params.values() {
         let bytes = sized(value_bytes(&param.ty, param.packing)?)?;
         let end = if param.is_adapter() { &mut adapters } else { &mut end };
-        params.push((place(end, bytes), bytes));
+        params.push((reserve_bytes(end, bytes), bytes));
     }
     let (weights_bytes, adapter_bytes) = (end, adapters);
     end = 0;
     let in_pages = |e: &LoweredEntry| e.buffers.values().any(|b| b.memory == BufferKind::PageTable);
     let arch = ctx.options.levels.first().map_or(mlcc_target::Arch::X86_64, |(_, target)| target.arch);
-    let layout = PageLayout::of(module, arch)
+    let layout = PageLayout::for_module(module, arch)
         .filter(|_| program.levels.iter().flat_map(|l| &l.lowered.entries).any(in_pages));
     let mut states = Vec::new();
     let mut row_bytes = vec![0; module.states.len()];
     for (id, state) in module.states.iter() {
         let bytes = sized(value_bytes(&state.ty, None)?)?;
         if module.is_cache(id) {
-            row_bytes[id.index()] = bytes / rows(module, id).max(1) as u64;
+            row_bytes[id.index()] = bytes / cache_rows(module, id).max(1) as u64;
         }
-        match layout.as_ref().and_then(|layout| layout.part(id)) {
+        match layout.as_ref().and_then(|layout| layout.state_offset(id)) {
             Some(part) => states.push((part, PAGE_ROWS * row_bytes[id.index()])),
-            None => states.push((place(&mut end, bytes), bytes)),
+            None => states.push((reserve_bytes(&mut end, bytes), bytes)),
         }
     }
     let page_bytes = layout.map_or(0, |layout| layout.bytes);
@@ -197,7 +197,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 }
 
 /// Tokens that a cache holds.
-fn rows(module: &Module, state: StateId) -> i64 {
+fn cache_rows(module: &Module, state: StateId) -> i64 {
     module.states[state].ty.dims.first().and_then(Dim::as_const).unwrap_or(0)
 }
 
@@ -213,13 +213,13 @@ pub(crate) fn most_rows(batching: RowBatching, chunk: i64, batch: i64) -> i64 {
 
 /// What is known of sizes of all rows: those of several sequences may be more than one sequence can have.
 pub(crate) fn of_all_rows(batching: RowBatching, size: &Dim, bounds: &SizeBounds) -> SizeBounds {
-    let apart = batching.is_batched() && !mentions(size, SizeSymbol::Past);
+    let apart = batching.is_batched() && !depends_on(size, SizeSymbol::Past);
     SizeBounds { context: bounds.context.filter(|_| !apart), ..*bounds }
 }
 
 /// The most bytes that a buffer may need.
-fn worst(bytes: &Dim, bounds: &SizeBounds) -> Result<u64, PassError> {
-    let most = bytes.range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
+fn max_bytes(bytes: &Dim, bounds: &SizeBounds) -> Result<u64, PassError> {
+    let most = bytes.value_range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
     most.ok_or_else(|| PassError::Unsupported {
         what: format!("a buffer of {bytes} bytes"),
         hint: "its size has no limit: only models with a cache may have values as long as the past".into(),
@@ -240,7 +240,7 @@ fn with_gap(bytes: u64) -> u64 {
     if bytes < PAGE { bytes } else { bytes + GAP }
 }
 
-fn place(end: &mut u64, bytes: u64) -> u64 {
+fn reserve_bytes(end: &mut u64, bytes: u64) -> u64 {
     let offset = round_up(*end);
     *end = offset + bytes;
     offset
@@ -283,13 +283,13 @@ impl SharedPlaces {
     }
 
     /// The buffer in whose memory this one lies; itself, if that is its own.
-    fn root(&self, id: BufferId) -> BufferId {
+    fn alias_root(&self, id: BufferId) -> BufferId {
         self.owners[self.sets.find(id.index())]
     }
 
     /// A buffer with memory of its own, and all that lie there, go into the memory of another one.
-    fn put(&mut self, id: BufferId, into: BufferId) {
-        let owner = self.root(into);
+    fn alias_into(&mut self, id: BufferId, into: BufferId) {
+        let owner = self.alias_root(into);
         self.sets.union(id.index(), into.index());
         self.owners[self.sets.find(into.index())] = owner;
     }
@@ -314,7 +314,7 @@ impl<'a> EntryPlanner<'a> {
         bounds: &SizeBounds,
     ) -> Result<Self, PassError> {
         let n = entry.buffers.len();
-        let most = |bytes: &Dim| worst(bytes, &of_all_rows(entry.batching, bytes, bounds));
+        let most = |bytes: &Dim| max_bytes(bytes, &of_all_rows(entry.batching, bytes, bounds));
         let bytes = entry.buffers.values().map(|b| most(&b.bytes)).collect::<Result<_, _>>()?;
         let mut copied = vec![false; n];
         for launch in entry.launches.iter().filter(|l| l.repeat == RepeatMode::EachWorker) {
@@ -329,17 +329,17 @@ impl<'a> EntryPlanner<'a> {
         let copies = self.place_updates()?;
         self.merge_in_place(&copies);
         // Where data crosses workers, whatever the addresses are.
-        let apart = self.placed(&copies, None);
-        let barriers = phases(self.entry, &apart, self.plan);
-        Ok(self.placed(&copies, Some(&barriers)))
+        let apart = self.assign_addresses(&copies, None);
+        let barriers = launch_phases(self.entry, &apart, self.plan);
+        Ok(self.assign_addresses(&copies, Some(&barriers)))
     }
 
     /// Addresses. Temporaries share memory if no barrier has to stand between their uses for that alone: `phases` says how
     /// many are there anyway before each launch. Without it every temporary has its own.
-    fn placed(&self, copies: &[usize], phases: Option<&[usize]>) -> EntryPlan {
+    fn assign_addresses(&self, copies: &[usize], phases: Option<&[usize]>) -> EntryPlan {
         let (mut buffers, arena_bytes) = self.place_temps(copies, phases);
         for id in self.entry.buffers.ids() {
-            let root = self.root(id);
+            let root = self.alias_root(id);
             if root != id {
                 let bytes = buffers[id.index()].bytes;
                 buffers[id.index()] = BufferRef { bytes, ..buffers[root.index()].clone() };
@@ -348,8 +348,8 @@ impl<'a> EntryPlanner<'a> {
         EntryPlan { name: self.entry.name.clone(), buffers, arena_bytes, copies: copies.to_vec() }
     }
 
-    fn root(&self, id: BufferId) -> BufferId {
-        self.shared.root(id)
+    fn alias_root(&self, id: BufferId) -> BufferId {
+        self.shared.alias_root(id)
     }
 
     fn bytes(&self, id: BufferId) -> u64 {
@@ -368,7 +368,7 @@ impl<'a> EntryPlanner<'a> {
                 return Err(PassError::internal(PASS, "one state becomes another's old value"));
             }
             match self.state_is_free(old, value) {
-                true if self.root(value) == value => self.shared.put(value, old),
+                true if self.alias_root(value) == value => self.shared.alias_into(value, old),
                 _ => copies.push(i),
             }
         }
@@ -405,12 +405,12 @@ impl<'a> EntryPlanner<'a> {
                     continue;
                 }
                 let heir = output.in_place.iter().map(|&j| launch.args[j].buffer).find(|&input| {
-                    let root = self.root(input);
+                    let root = self.alias_root(input);
                     let other_use = launch
                         .args
                         .iter()
                         .enumerate()
-                        .any(|(j, a)| self.root(a.buffer) == root && !output.in_place.contains(&j));
+                        .any(|(j, a)| self.alias_root(a.buffer) == root && !output.in_place.contains(&j));
                     self.is_own_temp(root)
                         && self.copied[root.index()] == self.copied[output.buffer.index()]
                         && life[root.index()].1 == i
@@ -418,8 +418,8 @@ impl<'a> EntryPlanner<'a> {
                         && !other_use
                 });
                 if let Some(input) = heir {
-                    let root = self.root(input);
-                    self.shared.put(output.buffer, root);
+                    let root = self.alias_root(input);
+                    self.shared.alias_into(output.buffer, root);
                     life[root.index()].1 = life[output.buffer.index()].1;
                 }
             }
@@ -427,12 +427,12 @@ impl<'a> EntryPlanner<'a> {
     }
 
     fn is_own_temp(&self, id: BufferId) -> bool {
-        self.entry.buffers[id].memory == BufferKind::Temp && self.root(id) == id
+        self.entry.buffers[id].memory == BufferKind::Temp && self.alias_root(id) == id
     }
 
     /// The number of an output behind the first: it stays in the arena until the step has ended, for debuggers to read.
-    fn tap(&self, id: BufferId) -> Option<u32> {
-        tap(self.entry, id)
+    fn tap_index(&self, id: BufferId) -> Option<u32> {
+        tap_index(self.entry, id)
     }
 
     /// Bytes of the outputs before output `i`, in as many rows as a call has at most.
@@ -446,18 +446,18 @@ impl<'a> EntryPlanner<'a> {
     fn place_temps(&self, copies: &[usize], phases: Option<&[usize]>) -> (Vec<BufferRef>, u64) {
         let mut life = self.lifetimes(copies);
         for id in self.entry.buffers.ids() {
-            let root = self.root(id).index();
+            let root = self.alias_root(id).index();
             let (first, last) = life[id.index()];
             life[root] = (life[root].0.min(first), life[root].1.max(last));
         }
-        let mut refs: Vec<BufferRef> = self.entry.buffers.ids().map(|id| self.fixed(id)).collect();
-        let placed_here = |&id: &BufferId| self.is_own_temp(id) || self.tap(id).is_some();
+        let mut refs: Vec<BufferRef> = self.entry.buffers.ids().map(|id| self.base_ref(id)).collect();
+        let placed_here = |&id: &BufferId| self.is_own_temp(id) || self.tap_index(id).is_some();
         let mut order: Vec<BufferId> = self.entry.buffers.ids().filter(placed_here).collect();
         // Taps come first, so that their places do not depend on what else a level has.
-        for &id in order.iter().filter(|&&id| self.tap(id).is_some()) {
+        for &id in order.iter().filter(|&&id| self.tap_index(id).is_some()) {
             life[id.index()] = (0, usize::MAX);
         }
-        order.sort_by_key(|&id| (self.tap(id).unwrap_or(u32::MAX), life[id.index()].0, id.index()));
+        order.sort_by_key(|&id| (self.tap_index(id).unwrap_or(u32::MAX), life[id.index()].0, id.index()));
         let (copied, shared): (Vec<BufferId>, Vec<BufferId>) =
             order.into_iter().partition(|id| self.copied[id.index()]);
         // A worker goes on within a phase while others still read.
@@ -506,7 +506,7 @@ impl<'a> EntryPlanner<'a> {
     }
 
     /// Base and size of a buffer; offset 0 for temporaries.
-    fn fixed(&self, id: BufferId) -> BufferRef {
+    fn base_ref(&self, id: BufferId) -> BufferRef {
         let bytes = self.bytes(id);
         let of_logits = reads_logits(&self.entry.name);
         if let BufferKind::State(s) | BufferKind::NewRows(s) = self.entry.buffers[id].memory {
@@ -535,7 +535,9 @@ impl<'a> EntryPlanner<'a> {
             BufferKind::Temp => (MemoryBase::Arena, 0),
             BufferKind::Input(0) if of_logits => (MemoryBase::Logits, 0),
             BufferKind::Input(0) => (MemoryBase::Tokens, 0),
-            BufferKind::Input(_) if self.entry.batching == RowBatching::Ragged => (MemoryBase::Wanted, 0),
+            BufferKind::Input(_) if self.entry.batching == RowBatching::Ragged => {
+                (MemoryBase::LogitIndices, 0)
+            }
             BufferKind::Input(_) => (MemoryBase::Temperature, 0),
             BufferKind::Output(i) if of_logits => (MemoryBase::Probs, self.before_output(i)),
             BufferKind::Output(0) => (MemoryBase::Logits, 0),
@@ -551,7 +553,7 @@ pub const SOFTMAX: &str = "softmax_with_temperature";
 pub const LIKELIEST: &str = "likeliest";
 
 /// The number of an output behind the first, which has a place in the arena that nothing else uses.
-pub(crate) fn tap(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
+pub(crate) fn tap_index(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
     match entry.buffers[id].memory {
         BufferKind::Output(number) if number > 0 && !reads_logits(&entry.name) => Some(number),
         _ => None,

@@ -97,19 +97,19 @@ impl QuantPolicy {
     }
 
     /// The rule that decides about a parameter.
-    pub fn rule(&self, name: &str) -> Option<&PolicyRule> {
+    pub fn rule_for(&self, name: &str) -> Option<&PolicyRule> {
         self.rules.iter().find(|rule| glob_matches(&rule.glob, name))
     }
 
     /// Storage type and packing options of a parameter.
-    pub fn choose(&self, scheme: &QuantScheme, param: &ModelParam) -> (DType, PackOptions) {
+    pub fn choose_format(&self, scheme: &QuantScheme, param: &ModelParam) -> (DType, PackOptions) {
         if param.is_adapter() {
             // The runtime fills it with numbers as they are.
             return (DType::F32, PackOptions::default());
         }
-        let rule = self.rule(&param.name);
+        let rule = self.rule_for(&param.name);
         let wanted = match (param.role, rule.and_then(|r| r.format)) {
-            (ParamRole::Vector, _) | (_, None) => scheme.storage(param.role),
+            (ParamRole::Vector, _) | (_, None) => scheme.storage_type(param.role),
             (
                 ParamRole::Embedding | ParamRole::Head | ParamRole::Linear | ParamRole::LowRank,
                 Some(format),
@@ -121,7 +121,7 @@ impl QuantPolicy {
 
     /// Every rule of the user must decide about at least one parameter, and ask for what at least one of those that it matches can
     /// have: one that was mistyped, or asks for what cannot be, would silently leave tensors as they are.
-    pub fn check<'a>(
+    pub fn check_rules<'a>(
         &self,
         scheme: &QuantScheme,
         params: impl Iterator<Item = &'a ModelParam> + Clone,
@@ -142,7 +142,9 @@ impl QuantPolicy {
                 Some(SHADOWED.into())
             } else {
                 let alone = QuantPolicy { file: String::new(), rules: vec![rule.clone()] };
-                rule.without_effect(&matched.map(|p| (p, alone.choose(scheme, p).0)).collect::<Vec<_>>())
+                rule.without_effect(
+                    &matched.map(|p| (p, alone.choose_format(scheme, p).0)).collect::<Vec<_>>(),
+                )
             };
             if let Some(why) = why {
                 return Err(PolicyError::NoEffect { file, number, glob, why });
@@ -277,15 +279,18 @@ mod tests {
             format = "bf16"
         "#;
         let policy = QuantPolicy::parse(text).unwrap();
-        let (scheme, _) = QuantScheme::find("q4f16_1").unwrap();
-        let chosen = |name, role, dims: &[usize]| policy.choose(&scheme, &param(name, role, dims));
+        let (scheme, _) = QuantScheme::from_name("q4f16_1").unwrap();
+        let chosen = |name, role, dims: &[usize]| policy.choose_format(&scheme, &param(name, role, dims));
         let q8 = DType::Packed(QuantFormat::Q8G32);
         assert_eq!(chosen("a.0.w", ParamRole::Linear, &[4, 4]), (q8, PackOptions::default()));
         let mse = PackOptions { scale_search: ScaleSearch::Mse };
         assert_eq!(chosen("a.1.w", ParamRole::Head, &[4, 4]), (DType::F16, mse));
         assert_eq!(chosen("a.1.bias", ParamRole::Vector, &[4]).0, DType::F32);
         let absent = QuantPolicy::parse("[[rule]]\nmatch = \"*.1.*\"").unwrap();
-        assert_eq!(absent.choose(&scheme, &param("a.1.w", ParamRole::Linear, &[4, 4])).0, scheme.linear);
+        assert_eq!(
+            absent.choose_format(&scheme, &param("a.1.w", ParamRole::Linear, &[4, 4])).0,
+            scheme.linear
+        );
     }
 
     #[test]
@@ -298,7 +303,9 @@ mod tests {
         let check = |quant: &str, rules: &[&str]| {
             let text: String = rules.iter().map(|rule| format!("[[rule]]\n{rule}\n")).collect();
             let policy = QuantPolicy::parse_file("p.toml", &text).unwrap();
-            policy.check(&QuantScheme::find(quant).unwrap().0, params.iter()).map_err(|e| e.to_string())
+            policy
+                .check_rules(&QuantScheme::from_name(quant).unwrap().0, params.iter())
+                .map_err(|e| e.to_string())
         };
         let mse = "match = \"a.*\"\nscale_search = \"mse\"";
         let packed = "match = \"*\"\nformat = \"q4g32\"";

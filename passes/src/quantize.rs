@@ -13,14 +13,14 @@ const PASS: &str = "quantize";
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let (scheme, policy) = (ctx.options.quant, ctx.options.policy.clone());
-    policy.check(&scheme, program.module.params.values())?;
+    policy.check_rules(&scheme, program.module.params.values())?;
     let mut changed = vec![false; program.module.params.len()];
     let mut kinds: BTreeMap<(ParamRole, DType), usize> = BTreeMap::new();
     for id in program.module.params.ids().collect::<Vec<_>>() {
         let param = &mut program.module.params[id];
-        let (dtype, options) = policy.choose(&scheme, param);
+        let (dtype, options) = policy.choose_format(&scheme, param);
         *kinds.entry((param.role, dtype)).or_default() += 1;
-        if let Some(rule) = policy.rule(&param.name) {
+        if let Some(rule) = policy.rule_for(&param.name) {
             ctx.note(format!("{}: {dtype} by the rule for {}", param.name, rule.glob));
         }
         if param.ty.dtype == DType::F32 && dtype != DType::F32 {
@@ -41,7 +41,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             }
             _ => Ok::<_, OpError>(None),
         });
-        program.module.functions[id] = rebuilt.map_err(PassError::op(PASS))?;
+        program.module.functions[id] = rebuilt.map_err(PassError::op_error(PASS))?;
     }
     Ok(changed.iter().filter(|&&c| c).count())
 }

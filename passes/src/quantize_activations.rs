@@ -34,10 +34,10 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let bits_16 = !ctx.options.levels.is_empty() && targets.all(|t| t.int_dot() != IntDot::Widen);
     let mut count = 0;
     if scheme.activation == ActivationType::BF16 {
-        count += apply(program, ctx, PASS, &on_bf16(), NearMisses::Tell)?;
+        count += apply(program, ctx, PASS, &on_bf16(), NearMisses::Report)?;
     }
     if bits_8 || bits_16 {
-        let misses = if bits_8 { NearMisses::Tell } else { NearMisses::Skip };
+        let misses = if bits_8 { NearMisses::Report } else { NearMisses::Skip };
         count += apply(program, ctx, PASS, &on_integers(bits_8), misses)?;
     }
     // What is made of the same activations is computed once.
@@ -56,14 +56,14 @@ fn on_integers(bits_8: bool) -> [RewriteRule; 2] {
             name: "product with a packed weight on integer activations",
             pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
                 .when("has a transposed weight", transposed)
-                .when("has f32 activations of rank 2", |at| at.operand(0).is_some_and(|x| is_f32(x, 2))),
+                .when("has f32 activations of rank 2", |at| at.operand_type(0).is_some_and(|x| is_f32(x, 2))),
             build,
         },
         RewriteRule {
             name: "product with chosen experts on integer activations",
             pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
                 .when("has experts of whole tiles", |at| at.node().is_some_and(|n| is_tiled(at.f, n)))
-                .when("has f32 activations of rank 3", |at| at.operand(0).is_some_and(|x| is_f32(x, 3))),
+                .when("has f32 activations of rank 3", |at| at.operand_type(0).is_some_and(|x| is_f32(x, 3))),
             build,
         },
     ]
@@ -82,13 +82,13 @@ fn on_bf16() -> [RewriteRule; 2] {
             name: "product with a bf16 weight on bf16 activations",
             pattern: op(OpKind::MatMul, [any("x"), weight.clone()])
                 .when("has a transposed weight", transposed)
-                .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
+                .when("has f32 activations", |at| at.operand_type(0).is_some_and(|x| x.dtype == DType::F32)),
             build,
         },
         RewriteRule {
             name: "product with chosen experts of bf16 on bf16 activations",
             pattern: op(OpKind::MatMulExperts, [any("x"), weight, any("ids")])
-                .when("has f32 activations", |at| at.operand(0).is_some_and(|x| x.dtype == DType::F32)),
+                .when("has f32 activations", |at| at.operand_type(0).is_some_and(|x| x.dtype == DType::F32)),
             build,
         },
     ]
@@ -112,7 +112,7 @@ fn on_codes(b: &mut RewriteBuilder, bits: usize) -> Result<ValueId, OpError> {
         DType::Packed(format) => format,
         other => unreachable!("{other} is not packed"),
     };
-    let (part, zero) = (format.block(), mlcc_quant::tile::sum_factor(format) as usize);
+    let (part, zero) = (format.block_columns(), mlcc_quant::tile::sum_factor(format) as usize);
     let quantize = Op::QuantizeRows { group: GROUP, bits, part, zero };
     let codes = b.f.append(b.module, quantize, &[x])?;
     match *b.root() {

@@ -20,7 +20,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             Op::Attention(_) => of_one || f.ty(node.inputs[0]).dims[0].as_const() != Some(1),
             _ => false,
         };
-        let found: Vec<_> = f.live().filter(|(_, node)| of_several(node)).map(|(id, _)| id).collect();
+        let found: Vec<_> = f.live_nodes().filter(|(_, node)| of_several(node)).map(|(id, _)| id).collect();
         for id in found {
             if let Op::Attention(a) = &mut f.nodes[id].op {
                 a.codes = true;

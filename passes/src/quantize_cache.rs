@@ -30,7 +30,7 @@ impl CacheType {
         self.dtype().name()
     }
     /// The type of that name.
-    pub fn find(name: &str) -> Option<CacheType> {
+    pub fn from_name(name: &str) -> Option<CacheType> {
         CacheType::ALL.into_iter().find(|c| c.name() == name)
     }
     /// Type of the stored elements.
@@ -92,7 +92,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             }
             _ => Ok::<_, OpError>(None),
         });
-        let rebuilt = rebuilt.map_err(PassError::op(PASS))?;
+        let rebuilt = rebuilt.map_err(PassError::op_error(PASS))?;
         program.module.functions[id] = rebuilt;
     }
     Ok(scales.len())
@@ -100,7 +100,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 
 /// What a cast from half precision casts.
 fn before_cast(f: &Function, v: ValueId) -> ValueId {
-    match f.def(v) {
+    match f.defining_node(v) {
         Some(node) if node.op == Op::Cast(DType::F32) => {
             let x = node.inputs[0];
             if matches!(f.ty(x).dtype, DType::F16 | DType::BF16) { x } else { v }

@@ -23,7 +23,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             }
             let f = &program.module.functions[id];
             ctx.note(format!("@{}: {} stabilised pairs with one exponential each", f.name, pairs.len()));
-            let rebuilt = rebuild(&program.module, f, &pairs).map_err(PassError::op(PASS))?;
+            let rebuilt = rebuild(&program.module, f, &pairs).map_err(PassError::op_error(PASS))?;
             total += pairs.len();
             program.module.functions[id] = rebuilt;
         }
@@ -36,13 +36,13 @@ fn stabilised_pairs(module: &Module, id: FuncId, ctx: &mut PassContext) -> BTree
     let f = &module.functions[id];
     let top = op(OpKind::Binary(BinOp::Max), [same("x"), any("other")]).named("top");
     let below_top = op(OpKind::Binary(BinOp::Sub), [any("x"), top])
-        .when("keeps the shape of the maximum", |at| at.operand(1) == Some(at.ty()))
+        .when("keeps the shape of the maximum", |at| at.operand_type(1) == Some(at.ty()))
         .when("has f32 elements", |at| at.ty().dtype == DType::F32);
     let pattern = op(OpKind::Unary(UnOp::Exp), [below_top]);
     let matcher = PatternMatcher::new(module, f);
     let mut found: BTreeMap<ValueId, Vec<(NodeId, ValueId)>> = BTreeMap::new();
-    for (node, _) in f.live() {
-        match matcher.node(&pattern, node) {
+    for (node, _) in f.live_nodes() {
+        match matcher.match_node(&pattern, node) {
             Ok(captures) => found.entry(captures["top"]).or_default().push((node, captures["x"])),
             Err(MatchFailure::Near(why)) => {
                 ctx.note(format!("@{}: not a stabilised exponential: {why}", f.name))
@@ -51,7 +51,7 @@ fn stabilised_pairs(module: &Module, id: FuncId, ctx: &mut PassContext) -> BTree
         }
     }
     let both = |top: ValueId, found: &[(NodeId, ValueId)]| {
-        let operands = f.def(top).map(|n| n.inputs.as_slice()).unwrap_or_default();
+        let operands = f.defining_node(top).map(|n| n.inputs.as_slice()).unwrap_or_default();
         operands.len() == 2
             && operands[0] != operands[1]
             && operands.iter().all(|o| found.iter().any(|(_, x)| x == o))
@@ -76,9 +76,9 @@ fn rebuild(
     let mut emitted: BTreeMap<ValueId, (ValueId, ValueId)> = BTreeMap::new();
     f.rebuild(|out, id, _, inputs| {
         let Some((&key, _)) = pairs.iter().find(|(_, exps)| exps.contains(&id)) else { return Ok(None) };
-        let difference = out.def(inputs[0]).map(|n| n.inputs.clone()).unwrap_or_default();
+        let difference = out.defining_node(inputs[0]).map(|n| n.inputs.clone()).unwrap_or_default();
         let [x, top] = difference[..] else { return Ok(None) };
-        let operands = out.def(top).map(|n| n.inputs.clone()).unwrap_or_default();
+        let operands = out.defining_node(top).map(|n| n.inputs.clone()).unwrap_or_default();
         let [a, b] = operands[..] else { return Ok(None) };
         let mut one = |op: Op, inputs: &[ValueId]| Ok::<_, OpError>(out.append(module, op, inputs)?[0]);
         let (unit, small) = match emitted.get(&key) {

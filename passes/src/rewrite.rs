@@ -1,7 +1,7 @@
 //! Rewrites: a pattern (with its guards) and a builder that emits what takes the matched value's place. Applied over
 //! the module to a fixed point, with a record of what matched and of the first reason of each near miss.
 
-use crate::dce::sweep;
+use crate::dce::remove_dead_nodes;
 use crate::pattern::{GraphPattern, MatchCaptures, MatchFailure, OpKind, PatternMatcher};
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;
@@ -39,7 +39,7 @@ impl RewriteBuilder<'_> {
     }
     /// The op of a captured value's node. Only for captures that the pattern knows to be ops.
     pub fn captured_op(&self, name: &str) -> &Op {
-        &self.old.def(self.captures[name]).expect("the capture is an op's result").op
+        &self.old.defining_node(self.captures[name]).expect("the capture is an op's result").op
     }
     /// The matched root.
     pub fn root(&self) -> &Op {
@@ -51,7 +51,7 @@ impl RewriteBuilder<'_> {
     }
     /// Operands of a captured value's node. Only for captures that the pattern knows to be ops.
     pub fn operands_of(&self, name: &str) -> Vec<ValueId> {
-        let node = self.old.def(self.captures[name]).expect("the capture is an op's result");
+        let node = self.old.defining_node(self.captures[name]).expect("the capture is an op's result");
         node.inputs.iter().map(|&v| self.mapped(v)).collect()
     }
     /// Appends an op.
@@ -66,7 +66,7 @@ impl RewriteBuilder<'_> {
 /// What is told about near misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NearMisses {
-    Tell,
+    Report,
     /// For rules that most places are not meant for.
     Skip,
 }
@@ -87,10 +87,10 @@ pub fn apply(
         loop {
             let f = &program.module.functions[id];
             let swept = sweep_once(&program.module, f, rewrites, &made, &mut record);
-            let Some(rebuilt) = swept.map_err(PassError::op(pass))? else { break };
+            let Some(rebuilt) = swept.map_err(PassError::op_error(pass))? else { break };
             program.module.functions[id] = rebuilt.function;
             made = rebuilt.made;
-            sweep(&mut program.module, id);
+            remove_dead_nodes(&mut program.module, id);
             sweeps += 1;
             if sweeps > MOST_SWEEPS {
                 return Err(PassError::internal(pass, "rewrites run in circles"));
@@ -112,28 +112,28 @@ struct RewriteRecord {
 }
 
 /// Adds one to the count of `key`.
-pub(crate) fn count<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
+pub(crate) fn count_key<K: PartialEq>(list: &mut Vec<(K, usize)>, key: K) {
     match list.iter_mut().find(|(k, _)| *k == key) {
         Some((_, n)) => *n += 1,
         None => list.push((key, 1)),
     }
 }
 
-pub(crate) fn times(n: usize) -> String {
+pub(crate) fn times_text(n: usize) -> String {
     if n == 1 { "once".into() } else { format!("{n} times") }
 }
 
 impl RewriteRecord {
     fn report(&self, ctx: &mut PassContext, function: &str, rewrites: &[RewriteRule], misses: NearMisses) {
         for (rewrite, n) in &self.replaced {
-            ctx.note(format!("@{function}: {} ({})", rewrites[*rewrite].name, times(*n)));
+            ctx.note(format!("@{function}: {} ({})", rewrites[*rewrite].name, times_text(*n)));
         }
         if misses == NearMisses::Skip {
             return;
         }
         for ((rewrite, why), n) in &self.missed {
             let name = rewrites[*rewrite].name;
-            ctx.note(format!("@{function}: not: {name}, because {why} ({})", times(*n)));
+            ctx.note(format!("@{function}: not: {name}, because {why} ({})", times_text(*n)));
         }
     }
 }
@@ -157,19 +157,21 @@ fn sweep_once(
     record.missed.clear();
     let matcher = PatternMatcher::new(module, f);
     let mut found: BTreeMap<NodeId, (usize, MatchCaptures)> = BTreeMap::new();
-    for (id, node) in f.live() {
+    for (id, node) in f.live_nodes() {
         let kind = OpKind::of(&node.op);
         for (i, rewrite) in rewrites.iter().enumerate() {
             if rewrite.pattern.root().is_some_and(|root| root != kind) {
                 continue;
             }
-            match matcher.node(&rewrite.pattern, id) {
+            match matcher.match_node(&rewrite.pattern, id) {
                 Ok(captures) => {
                     found.insert(id, (i, captures));
-                    count(&mut record.replaced, i);
+                    count_key(&mut record.replaced, i);
                     break;
                 }
-                Err(MatchFailure::Near(why)) if !made.contains(&id) => count(&mut record.missed, (i, why)),
+                Err(MatchFailure::Near(why)) if !made.contains(&id) => {
+                    count_key(&mut record.missed, (i, why))
+                }
                 Err(MatchFailure::Near(_) | MatchFailure::Other) => {}
             }
         }
@@ -192,7 +194,7 @@ fn rebuild(
     for &v in &f.inputs {
         map[v.index()] = Some(out.add_input(f.ty(v).clone()));
     }
-    for (id, node) in f.live() {
+    for (id, node) in f.live_nodes() {
         let first = out.nodes.len();
         let replaced = found.remove(&id);
         let is_made = replaced.is_some() || made.contains(&id);

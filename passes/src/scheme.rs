@@ -42,7 +42,7 @@ const fn uniform(name: &'static str, about: &'static str, dtype: DType) -> Quant
 
 /// The same packed format for all matrices.
 const fn packed(name: &'static str, about: &'static str, format: &str) -> QuantScheme {
-    uniform(name, about, DType::Packed(QuantFormat::named(format)))
+    uniform(name, about, DType::Packed(QuantFormat::by_name(format)))
 }
 
 /// Every scheme that works, in the order of help texts.
@@ -77,7 +77,7 @@ pub const SCHEMES: &[QuantScheme] = &[
         about: "4-bit weights in groups of 128, each with a zero point, embedding and head in f16",
         embedding: DType::F16,
         head: DType::F16,
-        linear: DType::Packed(QuantFormat::named("q4g128_zero")),
+        linear: DType::Packed(QuantFormat::by_name("q4g128_zero")),
         activation: ActivationType::F32,
     },
     QuantScheme {
@@ -124,7 +124,7 @@ impl Default for QuantScheme {
 
 impl QuantScheme {
     /// The scheme of a name in any case. The second value tells what a name that is not a scheme's own stands for.
-    pub fn find(name: &str) -> Result<(QuantScheme, Option<String>), SchemeError> {
+    pub fn from_name(name: &str) -> Result<(QuantScheme, Option<String>), SchemeError> {
         let wanted = name.trim().to_ascii_lowercase();
         let by_name = |name: &str| SCHEMES.iter().find(|s| s.name == name).copied();
         if let Some(scheme) = by_name(&wanted) {
@@ -148,7 +148,7 @@ impl QuantScheme {
 
     /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
     /// So are the factors of low-rank products, which stay f16 where matrices are packed.
-    pub fn storage(&self, role: ParamRole) -> DType {
+    pub fn storage_type(&self, role: ParamRole) -> DType {
         match role {
             ParamRole::Embedding => self.embedding,
             ParamRole::Head => self.head,
@@ -166,25 +166,25 @@ mod tests {
     #[test]
     fn names_are_found_in_any_case() {
         for scheme in SCHEMES {
-            let found = QuantScheme::find(&scheme.name.to_ascii_uppercase()).unwrap();
+            let found = QuantScheme::from_name(&scheme.name.to_ascii_uppercase()).unwrap();
             assert_eq!(found, (*scheme, None));
-            assert_eq!(scheme.storage(ParamRole::Vector), DType::F32);
+            assert_eq!(scheme.storage_type(ParamRole::Vector), DType::F32);
         }
-        assert_eq!(QuantScheme::find("Q0F16").unwrap().0.name, "f16");
+        assert_eq!(QuantScheme::from_name("Q0F16").unwrap().0.name, "f16");
     }
 
     #[test]
     fn q4f16_says_what_it_stands_for() {
-        let (scheme, note) = QuantScheme::find("q4f16").unwrap();
+        let (scheme, note) = QuantScheme::from_name("q4f16").unwrap();
         assert_eq!(scheme.name, Q4F16);
         assert!(note.unwrap().starts_with("q4f16 stands for q4f16_"));
     }
 
     #[test]
     fn other_names_are_errors_that_help() {
-        let unknown = QuantScheme::find("q5").unwrap_err().to_string();
+        let unknown = QuantScheme::from_name("q5").unwrap_err().to_string();
         assert!(unknown.contains("`q5`") && unknown.contains("`mlcc quants`"), "{unknown}");
-        let near = QuantScheme::find("q4i7").unwrap_err().to_string();
+        let near = QuantScheme::from_name("q4i7").unwrap_err().to_string();
         assert!(near.contains("did you mean `q4i8`"), "{near}");
     }
 }

@@ -6,7 +6,7 @@
 //! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
 //! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
 //!
-//! That is [`TpMode::QuantizedGather`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
+//! That is [`TpMode::GatherCodes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
 //! weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its bits depend on the number of ranks.
 //!
 //! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.
@@ -125,7 +125,7 @@ struct ModuleSharder<'a> {
     states: BTreeMap<StateId, Option<ShardSpec>>,
     /// Something was learned: the rest of the function only looks for more of it, and its result is thrown away.
     again: bool,
-    exchanges: usize,
+    all_gathers: usize,
 }
 
 #[derive(Clone)]
@@ -139,19 +139,20 @@ struct ShardedModule {
     module: Module,
     /// New parameters with the names of those whose rows they have.
     parts: Vec<(String, String)>,
-    exchanges: usize,
+    all_gathers: usize,
 }
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let ranks = ctx.options.ranks;
-    if ranks <= 1 || program.module.ranks() > 1 {
+    if ranks <= 1 || program.module.rank_count() > 1 {
         return Ok(0);
     }
     let (module, options) = (&program.module, &ctx.options);
-    let (sharded, why) = match mode::shard(module, ranks, options)? {
+    let (sharded, why) = match mode::shard_for_mode(module, ranks, options)? {
         Ok(sharded) => sharded,
         Err(ShardError::Divide { what, ranks, .. }) => {
-            let works = |&n: &usize| n != ranks && matches!(mode::shard(module, n, options), Ok(Ok(_)));
+            let works =
+                |&n: &usize| n != ranks && matches!(mode::shard_for_mode(module, n, options), Ok(Ok(_)));
             let works = PossibleRanks(TRIED.filter(works).collect());
             return Err(ShardError::Divide { what, ranks, works }.into());
         }
@@ -163,7 +164,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
             program.pack_options.insert(part.clone(), options);
         }
     }
-    let (parts, exchanges) = (sharded.parts.len(), sharded.exchanges);
+    let (parts, exchanges) = (sharded.parts.len(), sharded.all_gathers);
     ctx.note(format!("{ranks} ranks: {parts} parameters in parts, {exchanges} exchanges in all functions"));
     program.module = sharded.module;
     // Whole parameters whose parts are read would be packed for nobody.
@@ -172,7 +173,11 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
 }
 
 /// The module for a number of ranks, with sums over ranks or without.
-fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<ShardedModule, ShardError>, PassError> {
+fn shard_module(
+    module: &Module,
+    ranks: usize,
+    sums: bool,
+) -> Result<Result<ShardedModule, ShardError>, PassError> {
     let (products, segments, states) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     let (chosen, wrong) = (BTreeSet::new(), BTreeMap::new());
     let mut plan = ShardPlan { ranks, sums, products, chosen, segments, states, wrong };
@@ -184,7 +189,7 @@ fn shard(module: &Module, ranks: usize, sums: bool) -> Result<Result<ShardedModu
             Err(Unshardable::Gathers) => {
                 return Err(PassError::internal("shard", "an entry function may exchange"));
             }
-            Err(Unshardable::Op(error)) => return Err(PassError::op("shard")(error)),
+            Err(Unshardable::Op(error)) => return Err(PassError::op_error("shard")(error)),
         }
     }
     Err(PassError::internal("shard", format!("no plan after {ROUNDS} rounds")))
@@ -209,7 +214,7 @@ impl<'a> ModuleSharder<'a> {
             replaced,
             states,
             again: false,
-            exchanges: 0,
+            all_gathers: 0,
         }
     }
 
@@ -227,7 +232,7 @@ impl<'a> ModuleSharder<'a> {
         let parts = self.params.iter().map(|(&(whole, _), &part)| (whole, part));
         let parts = parts.chain(self.columns.iter().map(|(&whole, &part)| (whole, part)));
         let parts = parts.map(|(whole, part)| (name(part), name(whole))).collect();
-        Ok(ShardedModule { parts, exchanges: self.exchanges, module: self.new })
+        Ok(ShardedModule { parts, all_gathers: self.all_gathers, module: self.new })
     }
 
     /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are whole.
@@ -237,15 +242,15 @@ impl<'a> ModuleSharder<'a> {
         inputs: &[Option<ShardSpec>],
     ) -> Result<(Function, Vec<Option<ShardSpec>>), Unshardable> {
         let mut split = FunctionSharder::new(self, f, inputs);
-        for (id, node) in f.live() {
+        for (id, node) in f.live_nodes() {
             split.node(id, node)?;
         }
-        let cuts = split.outputs()?;
+        let cuts = split.finish_outputs()?;
         Ok((split.out, cuts))
     }
 
     /// The body of a scan for inputs that are held in some way.
-    fn body(&mut self, id: FuncId, inputs: &[Option<ShardSpec>]) -> Result<ShardedBody, Unshardable> {
+    fn shard_body(&mut self, id: FuncId, inputs: &[Option<ShardSpec>]) -> Result<ShardedBody, Unshardable> {
         let key = (id, inputs.to_vec());
         if let Some(body) = self.bodies.get(&key) {
             return Ok(body.clone());
@@ -268,7 +273,7 @@ impl<'a> ModuleSharder<'a> {
     }
 
     /// The cut of a state, which is fixed now if it was not known.
-    fn state_cut(&mut self, state: StateId, wanted: Option<ShardSpec>) -> Option<ShardSpec> {
+    fn state_shard(&mut self, state: StateId, wanted: Option<ShardSpec>) -> Option<ShardSpec> {
         if let Some(&cut) = self.states.get(&state) {
             return cut;
         }
@@ -279,7 +284,7 @@ impl<'a> ModuleSharder<'a> {
 
     /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned something is not
     /// to be trusted.
-    fn correct(&mut self, state: StateId, cut: Option<ShardSpec>) {
+    fn correct_placement(&mut self, state: StateId, cut: Option<ShardSpec>) {
         if !std::mem::replace(&mut self.again, true) {
             let wrong = self.plan.wrong.entry(state).or_default();
             *wrong += 1;
@@ -294,9 +299,9 @@ impl<'a> ModuleSharder<'a> {
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        let (parts, rows) = (cut.parts, cut::size(&param.ty.dims[0]).unwrap_or(0));
+        let (parts, rows) = (cut.parts, cut::constant_size(&param.ty.dims[0]).unwrap_or(0));
         ty.dims[0] = Dim::from(cut.len(rows));
-        let of_rank = |rank| cut.source(&param.source, rows, rank, ranks);
+        let of_rank = |rank| cut.shard_source(&param.source, rows, rank, ranks);
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
         let mut name = format!("{}.part", param.name);
         if (cut.outer, parts.count) != (1, ranks) {
@@ -305,7 +310,7 @@ impl<'a> ModuleSharder<'a> {
         if cut.segments.is_some() {
             name.push_str(".segments");
         }
-        let name = self.unused(name);
+        let name = self.unused_name(name);
         let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.params.insert((whole, cut), part);
         part
@@ -326,7 +331,7 @@ impl<'a> ModuleSharder<'a> {
             ParamSource::ColumnRange(range, Box::new(param.source.clone()))
         };
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
-        let name = self.unused(format!("{}.columns", param.name));
+        let name = self.unused_name(format!("{}.columns", param.name));
         let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.columns.insert(whole, part);
         part
@@ -353,36 +358,37 @@ impl<'a> ModuleSharder<'a> {
             other => other,
         };
         let by_rows = RowShardSpec { outer: 1, ..rows };
-        let of_rank = |rank| ParamSource::Transpose(Box::new(by_rows.source(stored, columns, rank, ranks)));
+        let of_rank =
+            |rank| ParamSource::Transpose(Box::new(by_rows.shard_source(stored, columns, rank, ranks)));
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());
-        let name = self.unused(format!("{}.part", param.name));
+        let name = self.unused_name(format!("{}.part", param.name));
         let part = self.new.params.push(ModelParam { name, ty, source, ..param.clone() });
         self.params.insert((whole, rows), part);
         part
     }
 
     /// A vector of one number, `value(rank)`.
-    fn number(&mut self, name: &str, value: impl Fn(usize) -> f32) -> ParamId {
+    fn add_number_param(&mut self, name: &str, value: impl Fn(usize) -> f32) -> ParamId {
         if let Some(known) = self.new.param(name) {
             return known;
         }
         let values = (0..self.plan.ranks).map(|rank| vec![value(rank)]);
-        self.vector(name.into(), values.map(ParamSource::Values).collect(), 1)
+        self.add_vector_param(name.into(), values.map(ParamSource::Values).collect(), 1)
     }
 
     /// A vector of numbers, by rank; equal ones are one parameter.
-    fn numbers(&mut self, name: &str, values: Vec<Vec<f32>>) -> ParamId {
+    fn add_numbers_param(&mut self, name: &str, values: Vec<Vec<f32>>) -> ParamId {
         let size = values.first().map_or(0, Vec::len);
         let source: Vec<_> = values.into_iter().map(ParamSource::Values).collect();
         let equal = |p: &ModelParam| matches!(&p.source, ParamSource::Ranks(of) if *of == source);
         if let Some((known, _)) = self.new.params.iter().find(|(_, p)| equal(p)) {
             return known;
         }
-        let name = self.unused(name.into());
-        self.vector(name, source, size)
+        let name = self.unused_name(name.into());
+        self.add_vector_param(name, source, size)
     }
 
-    fn vector(&mut self, name: String, by_rank: Vec<ParamSource>, size: usize) -> ParamId {
+    fn add_vector_param(&mut self, name: String, by_rank: Vec<ParamSource>, size: usize) -> ParamId {
         self.new.params.push(ModelParam {
             name,
             ty: TensorType::new(DType::F32, [size]),
@@ -392,7 +398,7 @@ impl<'a> ModuleSharder<'a> {
         })
     }
 
-    fn unused(&self, mut name: String) -> String {
+    fn unused_name(&self, mut name: String) -> String {
         while self.new.param(&name).is_some() {
             name.push('_');
         }
@@ -401,6 +407,6 @@ impl<'a> ModuleSharder<'a> {
 }
 
 /// The product of sizes.
-fn product(dims: &[Dim]) -> Dim {
+fn dim_product(dims: &[Dim]) -> Dim {
     dims.iter().fold(Dim::from(1), |all, dim| all.product(dim))
 }

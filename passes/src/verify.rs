@@ -1,6 +1,8 @@
 //! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
 
-use crate::plan_memory::{ALIGN, EntryPlan, LevelPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows, tap};
+use crate::plan_memory::{
+    ALIGN, EntryPlan, LevelPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows, tap_index,
+};
 use crate::{LevelCode, LoweredProgram};
 use mlcc_ir::dim::SizeBounds;
 use mlcc_ir::entity::EntityId;
@@ -65,7 +67,8 @@ pub fn verify_program(program: &LoweredProgram) -> VerifyResult {
 fn taps(level: &LevelCode, of_level: &LevelPlan) -> Vec<(String, u32, u64)> {
     let of_entry = |(entry, plan): (&LoweredEntry, &EntryPlan)| {
         let places = entry.buffers.ids().zip(plan.buffers.clone());
-        let taps = places.filter_map(|(id, place)| Some((entry.name.clone(), tap(entry, id)?, place.offset)));
+        let taps =
+            places.filter_map(|(id, place)| Some((entry.name.clone(), tap_index(entry, id)?, place.offset)));
         taps.collect::<Vec<_>>()
     };
     let mut all: Vec<_> = level.lowered.entries.iter().zip(&of_level.entries).flat_map(of_entry).collect();
@@ -102,8 +105,8 @@ fn verify_level(level: &LevelCode, first: &LevelCode) -> VerifyResult {
 fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (String, String)> {
     let number = match &launch.work {
         LaunchWork::Kernel(kernel) => *kernel,
-        LaunchWork::Exchange(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
-        LaunchWork::Exchange(_) => {
+        LaunchWork::AllGather(_) if launch.args.len() == 2 && launch.grid.is_none() => return Ok(()),
+        LaunchWork::AllGather(_) => {
             return Err(("exchange".into(), "takes two buffers and has no launch shape".into()));
         }
     };
@@ -245,7 +248,7 @@ fn verify_place(
         MemoryBase::Arena => arena,
         // The caller's, of the size of the call.
         MemoryBase::Tokens
-        | MemoryBase::Wanted
+        | MemoryBase::LogitIndices
         | MemoryBase::Logits
         | MemoryBase::Probs
         | MemoryBase::Temperature => u64::MAX,
@@ -294,9 +297,9 @@ fn verify_buffers(
     let rows = most_rows(batching, plan.chunk, plan.batch);
     let context = plan.context.and_then(|c| i64::try_from(c).ok());
     for item in &step.items {
-        if let StepItem::Exchange(exchange) = item {
+        if let StepItem::AllGather(exchange) = item {
             let bounds = SizeBounds { chunk: rows, batch: plan.batch, context };
-            verify_exchange(exchange, plan, step, batching, &bounds).or_else(|message| {
+            verify_all_gather(exchange, plan, step, batching, &bounds).or_else(|message| {
                 wrong(format!("level @{}, step @{}, exchange", level.name, step.name), message)
             })?;
         }
@@ -323,16 +326,16 @@ fn verify_buffers(
 }
 
 /// Its rows lie in their memory, however many there are.
-fn verify_exchange(
+fn verify_all_gather(
     exchange: &AllGather,
     plan: &MemoryPlan,
     step: &StepProgram,
     batching: RowBatching,
     bounds: &SizeBounds,
 ) -> Result<(), String> {
-    let AllGather { part, all, parts, .. } = exchange;
+    let AllGather { part, all, shape: parts, .. } = exchange;
     let bounds = of_all_rows(batching, &parts.rows, bounds);
-    let rows = parts.rows.range(&bounds).and_then(|(_, most)| u64::try_from(most).ok());
+    let rows = parts.rows.value_range(&bounds).and_then(|(_, most)| u64::try_from(most).ok());
     let rows = rows.ok_or_else(|| format!("{} rows have no limit", parts.rows))?;
     for (place, ranks) in [(part, 1), (all, parts.ranks as u64)] {
         verify_place(place, plan, step.arena_bytes, batching)?;
@@ -359,7 +362,7 @@ fn long_enough(
         return Ok(());
     }
     let decl = &kernel.bufs[kernel.params[buffer]];
-    let most = decl.len.range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
+    let most = decl.len.value_range(bounds).and_then(|(_, most)| u64::try_from(most).ok());
     let bytes = most.and_then(|most| most.checked_mul(decl.dtype.bytes()? as u64));
     match bytes {
         Some(bytes) if bytes <= place.bytes => Ok(()),

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use tokio::runtime::Runtime;
 
 use crate::adapters::{self, AdapterSpec};
-use crate::errors::{self, closed, detached, invalid, kinds};
+use crate::errors::{self, closed, without_gil, invalid, kinds};
 use crate::exchange::{self, Answer, Exchange};
 use crate::floats::Floats;
 use crate::inspect::inspect;
@@ -109,7 +109,7 @@ impl Core {
         work: impl FnOnce(&Tokenizer) -> PyResult<T> + Send,
     ) -> PyResult<T> {
         let inner = self.inner()?;
-        detached(py, || match inner.loaded.application.model() {
+        without_gil(py, || match inner.loaded.application.model() {
             Some(hosted) => work(&hosted.tokenizer),
             None => {
                 let done = inner.loaded.application.with_texts(|model| work(model.tokenizer()));
@@ -124,7 +124,7 @@ impl Core {
         work: impl FnOnce(&mut TextModel) -> Result<T, TextError> + Send,
     ) -> PyResult<T> {
         let inner = self.inner()?;
-        detached(py, || {
+        without_gil(py, || {
             let done = inner.loaded.application.with_texts(work);
             let missing =
                 || invalid("this model generates text, and makes no vectors: build one of embeddings");
@@ -178,7 +178,7 @@ impl Core {
         };
         let threads = count("threads", threads, 1024)?;
         let settings = LoadSettings { threads, cpu_level, template, adapters, serve };
-        let loaded = detached(py, || load(&paths, &settings))?;
+        let loaded = without_gil(py, || load(&paths, &settings))?;
         let inner = Arc::new(CoreInner { loaded, runtime: OnceLock::new() });
         Ok(Core { inner: ProcessOwned::new(Mutex::new(Some(inner))) })
     }
@@ -241,7 +241,7 @@ impl Core {
     #[pyo3(signature = (adapter = None))]
     fn session(&self, py: Python<'_>, adapter: Option<String>) -> PyResult<Session> {
         let inner = self.inner()?;
-        detached(py, || {
+        without_gil(py, || {
             let hosted = adapter.map(|name| inner.adapted(Some(&name))).transpose()?;
             let adapter = hosted.as_ref().and_then(|hosted| hosted.adapter.as_ref()?.handle());
             Session::new(&inner.loaded.model, adapter)
@@ -251,7 +251,7 @@ impl Core {
     /// Puts an adapter into a slot of the first model, under a name.
     fn load_adapter(&self, py: Python<'_>, name: String, folder: PathBuf, scale: f64) -> PyResult<()> {
         let inner = self.inner()?;
-        detached(py, || {
+        without_gil(py, || {
             let adapter = adapters::read(&inner.loaded.model, &(name, folder, scale))?;
             inner.loaded.application.add_adapter(adapter).map_err(|error| errors::adapter(error.to_string()))
         })
@@ -261,7 +261,7 @@ impl Core {
     fn unload_adapter(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let inner = self.inner()?;
         let gone = || inner.loaded.application.remove_adapter(name);
-        detached(py, || gone().map_err(|error| errors::adapter(error.to_string())))
+        without_gil(py, || gone().map_err(|error| errors::adapter(error.to_string())))
     }
 
     /// Names of the adapters, in the order in which they came.
@@ -329,7 +329,7 @@ impl Core {
     /// Takes no more texts and waits for those that run; true if none had to be ended after `timeout` seconds.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (inner, timeout) = (self.inner()?, seconds("timeout", timeout)?);
-        detached(py, || Ok(inner.loaded.application.drain(timeout) == Stopped::Drained))
+        without_gil(py, || Ok(inner.loaded.application.drain(timeout) == Stopped::Drained))
     }
 
     /// Texts that run or wait.
@@ -353,7 +353,7 @@ impl Core {
     /// Ends all texts. Sessions stay, and the weights with them, until they are closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner.check()?;
-        detached(py, || {
+        without_gil(py, || {
             if let Some(inner) = lock(inner).take() {
                 inner.loaded.application.drain(Duration::ZERO);
             }

@@ -34,13 +34,13 @@ pub mod kinds {
 }
 
 /// Runs `work`; a panic in it, which is an error of ours, becomes an exception of ours.
-pub fn caught<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+pub fn catch_panic<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| Err(panicked(payload.as_ref())))
 }
 
 /// The same without the GIL, so that other threads of Python go on.
-pub fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
-    py.detach(|| caught(work))
+pub fn without_gil<T: Send>(py: Python<'_>, work: impl FnOnce() -> PyResult<T> + Send) -> PyResult<T> {
+    py.detach(|| catch_panic(work))
 }
 
 fn panicked(payload: &(dyn Any + Send)) -> PyErr {
@@ -50,7 +50,7 @@ fn panicked(payload: &(dyn Any + Send)) -> PyErr {
     kinds::InternalError::new_err(format!("internal error in mlcc: {text}"))
 }
 
-fn of_io(error: &io::Error, message: String) -> PyErr {
+fn io_error(error: &io::Error, message: String) -> PyErr {
     match error.kind() {
         io::ErrorKind::NotFound => PyFileNotFoundError::new_err(message),
         io::ErrorKind::PermissionDenied => PyPermissionError::new_err(message),
@@ -61,7 +61,7 @@ fn of_io(error: &io::Error, message: String) -> PyErr {
 pub fn runtime(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
-        Error::Io { source, .. } => of_io(&source, message),
+        Error::Io { source, .. } => io_error(&source, message),
         Error::Elf { .. }
         | Error::NotArtifact { .. }
         | Error::Corrupt { .. }
@@ -118,7 +118,7 @@ pub fn serve(error: ServeError) -> PyErr {
             kinds::OutOfMemory::new_err(message)
         }
         ServeError::Model(error) => runtime(error),
-        ServeError::System(error) => of_io(&error, message),
+        ServeError::System(error) => io_error(&error, message),
         _ => kinds::Error::new_err(message),
     }
 }

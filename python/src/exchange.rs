@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
-use crate::errors::{detached, invalid, kinds};
+use crate::errors::{without_gil, invalid, kinds};
 use crate::mailbox::{MailboxItem, MailboxSender};
 use crate::process::ProcessOwned;
 use crate::stream::lock;
@@ -61,7 +61,7 @@ impl AnswerSink for mpsc::Sender<MailboxItem> {
 }
 
 /// Answers a request: its head, its body piece by piece, its end.
-async fn answer(router: Router, request: Request<Body>, mut outlet: impl AnswerSink, ahead: Arc<Semaphore>) {
+async fn send_answer(router: Router, request: Request<Body>, mut outlet: impl AnswerSink, ahead: Arc<Semaphore>) {
     let Ok(response) = router.oneshot(request).await;
     let (head, mut body) = response.into_parts();
     let pair = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().into(), value.as_bytes().into());
@@ -86,7 +86,7 @@ fn start(
     outlet: impl AnswerSink,
 ) -> (AbortHandle, Arc<Semaphore>) {
     let ahead = Arc::new(Semaphore::new(AHEAD));
-    let task = runtime.spawn(answer(router, request, outlet, Arc::clone(&ahead)));
+    let task = runtime.spawn(send_answer(router, request, outlet, Arc::clone(&ahead)));
     (task.abort_handle(), ahead)
 }
 
@@ -148,7 +148,7 @@ impl Answer {
     fn next(&self, py: Python<'_>) -> PyResult<Option<MailboxItem>> {
         let items = self.items.check()?;
         loop {
-            let found = detached(py, || Ok(lock(items).as_ref().map(|items| items.recv_timeout(LOOK))))?;
+            let found = without_gil(py, || Ok(lock(items).as_ref().map(|items| items.recv_timeout(LOOK))))?;
             match found {
                 None => return Ok(None),
                 Some(Ok(item)) => return Ok(Some(item)),
@@ -182,7 +182,7 @@ impl Answer {
         match self.next(py)? {
             Some(MailboxItem::Body(bytes)) => {
                 self.ahead.add_permits(1);
-                Ok(Some(bytes_of(py, &bytes)))
+                Ok(Some(to_py_bytes(py, &bytes)))
             }
             _ => {
                 self.close();
@@ -206,6 +206,6 @@ impl Drop for Answer {
     }
 }
 
-fn bytes_of<'py>(py: Python<'py>, bytes: &Bytes) -> Bound<'py, PyBytes> {
+fn to_py_bytes<'py>(py: Python<'py>, bytes: &Bytes) -> Bound<'py, PyBytes> {
     PyBytes::new(py, bytes)
 }

@@ -109,14 +109,14 @@ impl Mailbox {
         };
         let list = PyList::empty(py);
         for (key, item) in items {
-            list.append((key, told(py, item)?))?;
+            list.append((key, to_python(py, item)?))?;
         }
         Ok(list)
     }
 }
 
 /// A piece, an end, an exception, the head of an answer, or bytes of it; `None` where an answer ends.
-fn told(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
+fn to_python(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
     Ok(match item {
         MailboxItem::Event(Event::Prompt(_)) => py.NotImplemented().into_bound(py),
         MailboxItem::Event(Event::Piece(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),

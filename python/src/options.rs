@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::errors::{detached, grammar, invalid};
+use crate::errors::{without_gil, grammar, invalid};
 
 /// A text, or token ids.
 pub enum PythonPrompt {
@@ -91,7 +91,7 @@ const NUMBER: &str = "a number";
 const YES: &str = "True or False";
 
 /// One string, or several.
-fn stops(found: Option<Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
+fn stop_strings(found: Option<Bound<'_, PyAny>>) -> PyResult<Vec<String>> {
     let Some(found) = found else { return Ok(Vec::new()) };
     match found.cast::<PyString>() {
         Ok(text) => Ok(vec![text.to_cow()?.into_owned()]),
@@ -169,7 +169,7 @@ pub fn request(
         max_tokens: options.take("max_tokens", COUNT)?,
         eos: if ends { hosted.eos.clone() } else { Vec::new() },
         special: if special { SpecialTokens::Keep } else { SpecialTokens::Skip },
-        stop: stops(options.take("stop", "a string, or a list of strings")?)?,
+        stop: stop_strings(options.take("stop", "a string, or a list of strings")?)?,
         logprobs: options.take("logprobs", COUNT)?,
         priority: options.take("priority", "a whole number")?.unwrap_or(0),
         deadline: seconds(options.take("timeout", "seconds")?)?,
@@ -178,7 +178,7 @@ pub fn request(
     };
     options.known.push(ADAPTER);
     options.finish()?;
-    detached(py, move || {
+    without_gil(py, move || {
         let prompt = prompt.ids(hosted)?;
         let spec = spec.map(|spec| hosted.grammar(&spec).map_err(|error| grammar(&error))).transpose()?;
         Ok(TextRequest { prompt, grammar: spec, ..request })

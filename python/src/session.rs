@@ -7,7 +7,7 @@ use mlcc_engine::TokenId;
 use mlcc_runtime::{Adapter, Logits, Model};
 use pyo3::prelude::*;
 
-use crate::errors::{closed, detached, invalid, runtime};
+use crate::errors::{closed, without_gil, invalid, runtime};
 use crate::floats::Floats;
 use crate::options::value;
 use crate::process::ProcessOwned;
@@ -21,12 +21,12 @@ struct SessionState {
     /// Of the last position, if tokens were fed.
     last: Option<Floats>,
     /// Their memory is written to again once nobody else has them.
-    old: Vec<Floats>,
+    recycled: Vec<Floats>,
 }
 
 impl SessionState {
     fn new(session: mlcc_runtime::Session, last: Option<Floats>) -> SessionState {
-        SessionState { session, last, old: Vec::new() }
+        SessionState { session, last, recycled: Vec::new() }
     }
 
     /// The logits of the step that has just been done.
@@ -34,9 +34,9 @@ impl SessionState {
         let spare = self.spare();
         let logits = Floats::logits(self.session.take_logits(spare).map_err(runtime)?);
         if let Some(last) = self.last.replace(logits.share()) {
-            self.old.push(last);
-            if self.old.len() > OLD {
-                self.old.remove(0);
+            self.recycled.push(last);
+            if self.recycled.len() > OLD {
+                self.recycled.remove(0);
             }
         }
         Ok(logits)
@@ -44,13 +44,13 @@ impl SessionState {
 
     fn spare(&mut self) -> Option<Logits> {
         let mut spare = None;
-        for floats in std::mem::take(&mut self.old) {
+        for floats in std::mem::take(&mut self.recycled) {
             match (spare.is_none(), floats) {
                 (true, floats) => match floats.into_spare() {
                     Ok(logits) => spare = Some(logits),
-                    Err(shared) => self.old.push(shared),
+                    Err(shared) => self.recycled.push(shared),
                 },
-                (false, floats) => self.old.push(floats),
+                (false, floats) => self.recycled.push(floats),
             }
         }
         spare
@@ -67,10 +67,10 @@ impl Session {
     pub fn new(model: &Model, adapter: Option<&Adapter>) -> PyResult<Session> {
         let mut session = model.session().map_err(runtime)?;
         session.set_adapter(adapter).map_err(runtime)?;
-        Ok(Self::of(SessionState::new(session, None)))
+        Ok(Self::from_state(SessionState::new(session, None)))
     }
 
-    fn of(state: SessionState) -> Session {
+    fn from_state(state: SessionState) -> Session {
         Session { state: ProcessOwned::new(Mutex::new(Some(state))) }
     }
 
@@ -81,7 +81,7 @@ impl Session {
         work: impl FnOnce(&mut SessionState) -> PyResult<T> + Send,
     ) -> PyResult<T> {
         let state = self.state.check()?;
-        detached(py, || work(lock(state).as_mut().ok_or_else(|| closed("session"))?))
+        without_gil(py, || work(lock(state).as_mut().ok_or_else(|| closed("session"))?))
     }
 }
 
@@ -154,7 +154,7 @@ impl Session {
     fn fork(&self, py: Python<'_>) -> PyResult<Session> {
         self.with(py, |state| {
             let twin = state.session.fork().map_err(runtime)?;
-            Ok(Session::of(SessionState::new(twin, state.last.as_ref().map(Floats::share))))
+            Ok(Session::from_state(SessionState::new(twin, state.last.as_ref().map(Floats::share))))
         })
     }
 
@@ -189,7 +189,7 @@ impl Session {
     /// Gives its memory back; logits that were taken stay.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let state = self.state.check()?;
-        detached(py, || {
+        without_gil(py, || {
             drop(lock(state).take());
             Ok(())
         })

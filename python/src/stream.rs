@@ -9,7 +9,7 @@ use mlcc_engine::FinishReason;
 use mlcc_engine::serving::{Event, Sink, Ticket};
 use pyo3::prelude::*;
 
-use crate::errors::{detached, failure, kinds};
+use crate::errors::{without_gil, failure, kinds};
 use crate::pieces::{Finished, Piece};
 use crate::process::ProcessOwned;
 
@@ -54,7 +54,7 @@ impl Stream {
     fn event(&self, py: Python<'_>) -> PyResult<Option<Event>> {
         let running = self.running.check()?;
         loop {
-            let found = detached(py, || {
+            let found = without_gil(py, || {
                 let running = lock(running);
                 Ok(running.as_ref().map(|running| running.events.recv_timeout(LOOK)))
             })?;
@@ -111,7 +111,7 @@ impl Stream {
     /// Ends the text at the next step. What was written before is not read any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.check()?;
-        detached(py, || {
+        without_gil(py, || {
             drop(lock(running).take());
             Ok(())
         })

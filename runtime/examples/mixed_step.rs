@@ -34,11 +34,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         reader.reset()?;
         let begin = Instant::now();
         let mut step: Vec<SessionInput> =
-            running.iter_mut().map(|s: &mut Session| SessionInput::of(s, &[2])).collect();
+            running.iter_mut().map(|s: &mut Session| SessionInput::new(s, &[2])).collect();
         step.push(SessionInput {
             session: &mut reader,
             tokens: &prompt[..rows - texts],
-            want: OutputRows::Last,
+            outputs: OutputRows::Last,
         });
         let logits = batch.step(&mut step)?;
         assert_eq!(logits.len(), (texts + 1) * model.vocab());

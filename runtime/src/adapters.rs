@@ -53,14 +53,14 @@ impl LoadedAdapter {
         self.0.identity
     }
 
-    pub(crate) fn is_of(&self, model: &Model) -> bool {
+    pub(crate) fn belongs_to(&self, model: &Model) -> bool {
         model.slots().is_some_and(|slots| Arc::ptr_eq(slots, &self.0.slots))
     }
 }
 
 impl Drop for AdapterSlot {
     fn drop(&mut self) {
-        self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner)[self.number - 1] = false;
+        self.slots.claimed.lock().unwrap_or_else(PoisonError::into_inner)[self.number - 1] = false;
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct AdapterSlotTable {
     /// The matrices of all slots. Those of slot 0 stay zero.
     memory: AlignedBuffer,
     /// By slot, from slot 1 on.
-    taken: Mutex<Vec<bool>>,
+    claimed: Mutex<Vec<bool>>,
     /// One adapter is written at a time: what there is then goes to a GPU, or to other processes.
     writing: Mutex<()>,
 }
@@ -82,7 +82,7 @@ impl std::fmt::Debug for AdapterSlotTable {
 
 impl AdapterSlotTable {
     /// Those of a model, if it was built with some.
-    pub fn of(table: &ArtifactTable) -> Result<Option<Arc<AdapterSlotTable>>> {
+    pub fn from_table(table: &ArtifactTable) -> Result<Option<Arc<AdapterSlotTable>>> {
         let plan = &table.plan;
         if plan.adapter_slots == 0 {
             return Ok(None);
@@ -90,7 +90,7 @@ impl AdapterSlotTable {
         let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
         let memory = AlignedBuffer::zeroed("the slots for adapters", plan.adapter_bytes, align)?;
         let taken = Mutex::new(vec![false; plan.adapter_slots as usize]);
-        Ok(Some(Arc::new(AdapterSlotTable { memory, taken, writing: Mutex::new(()) })))
+        Ok(Some(Arc::new(AdapterSlotTable { memory, claimed: taken, writing: Mutex::new(()) })))
     }
 
     pub fn as_ptr(&self) -> *const u8 {
@@ -107,8 +107,8 @@ impl AdapterSlotTable {
     }
 
     /// A slot that nobody has.
-    fn take(&self) -> Option<usize> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+    fn claim_slot(&self) -> Option<usize> {
+        let mut taken = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         let free = taken.iter().position(|taken| !taken)?;
         taken[free] = true;
         Some(free + 1)
@@ -142,7 +142,7 @@ const TILE: usize = 16;
 
 impl SlotMatrix {
     /// `None`: no such parameter is known.
-    fn of(param: &ParamInfo, slots: u64) -> Option<SlotMatrix> {
+    fn from_param(param: &ParamInfo, slots: u64) -> Option<SlotMatrix> {
         let &[all, columns] = param.dims.as_slice() else { return None };
         let tiled = match param.packing.as_str() {
             "" => false,
@@ -158,7 +158,7 @@ impl SlotMatrix {
     }
 
     /// Where the elements of a slot lie; of tiles, with what other slots have of the first and the last one.
-    fn bytes_of(&self, slot: usize) -> Range<usize> {
+    fn slot_range(&self, slot: usize) -> Range<usize> {
         let (first, end) = (slot * self.rows, (slot + 1) * self.rows);
         let (first, end) = match self.tiled {
             false => (first, end),
@@ -177,8 +177,8 @@ impl SlotMatrix {
 }
 
 /// Whether a parameter is one that slots consist of.
-pub(crate) fn is_of_slots(param: &ParamInfo, slots: u64) -> bool {
-    SlotMatrix::of(param, slots).is_some() && FACTORS.iter().any(|end| param.name.ends_with(end))
+pub(crate) fn belongs_to_slots(param: &ParamInfo, slots: u64) -> bool {
+    SlotMatrix::from_param(param, slots).is_some() && FACTORS.iter().any(|end| param.name.ends_with(end))
 }
 
 impl Model {
@@ -194,7 +194,7 @@ impl Model {
 
     /// Names of the tensors that an adapter may have factors for.
     pub fn adapter_tensors(&self) -> impl Iterator<Item = &str> {
-        let params = self.table().params.iter().filter(|param| param.of_slots);
+        let params = self.table().params.iter().filter(|param| param.in_adapter_slots);
         params.filter_map(|param| param.name.strip_suffix(FACTORS[0]))
     }
 
@@ -203,8 +203,9 @@ impl Model {
         let Some(slots) = self.slots() else {
             return Err(Error::NoSlots { path: self.artifact().path().to_path_buf() });
         };
-        let places = factors.iter().map(|factors| self.place(name, factors)).collect::<Result<Vec<_>>>()?;
-        let number = slots.take().ok_or(Error::SlotsTaken { slots: self.adapter_slots() })?;
+        let places =
+            factors.iter().map(|factors| self.locate_factors(name, factors)).collect::<Result<Vec<_>>>()?;
+        let number = slots.claim_slot().ok_or(Error::SlotsTaken { slots: self.adapter_slots() })?;
         let (slots, name) = (Arc::clone(slots), name.to_string());
         // From here on it is given back whatever happens.
         let mut slot = AdapterSlot { slots, number, name, identity: 0 };
@@ -212,10 +213,10 @@ impl Model {
         let _writing = slots.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = Vec::new();
         // What was in the slot before had other tensors, maybe.
-        for param in self.table().params.iter().filter(|param| param.of_slots) {
-            if let Some(matrix) = SlotMatrix::of(param, self.plan().adapter_slots) {
+        for param in self.table().params.iter().filter(|param| param.in_adapter_slots) {
+            if let Some(matrix) = SlotMatrix::from_param(param, self.plan().adapter_slots) {
                 slot.slots.fill(&matrix, number, |_, _| 0.0);
-                changed.push(matrix.bytes_of(number));
+                changed.push(matrix.slot_range(number));
             }
         }
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
@@ -241,7 +242,7 @@ impl Model {
     }
 
     /// Where the factors of a tensor go.
-    fn place(&self, adapter: &str, factors: &LoraFactors<'_>) -> Result<[SlotMatrix; 2]> {
+    fn locate_factors(&self, adapter: &str, factors: &LoraFactors<'_>) -> Result<[SlotMatrix; 2]> {
         let wrong = |what: String| Error::AdapterTensor {
             adapter: adapter.to_string(),
             tensor: factors.tensor.to_string(),
@@ -250,7 +251,10 @@ impl Model {
         let slots = self.plan().adapter_slots;
         let find = |end: &str| {
             let name = format!("{}{end}", factors.tensor);
-            self.table().param(&name).filter(|param| param.of_slots).and_then(|p| SlotMatrix::of(p, slots))
+            self.table()
+                .find_param(&name)
+                .filter(|param| param.in_adapter_slots)
+                .and_then(|p| SlotMatrix::from_param(p, slots))
         };
         let (Some(a), Some(b)) = (find(FACTORS[0]), find(FACTORS[1])) else {
             let known = self.adapter_tensors().next().unwrap_or("none");

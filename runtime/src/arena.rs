@@ -48,7 +48,7 @@ impl ArenaPool {
     }
 
     /// The arena of a step, to be given back after it. The shared one may be touched within the run only.
-    pub fn take(&self, workers: usize) -> Result<StepArena> {
+    pub fn acquire(&self, workers: usize) -> Result<StepArena> {
         if workers > 1 {
             // SAFETY: the buffer itself is never replaced; this does not touch what it holds.
             return Ok(StepArena::Shared(unsafe { (*self.shared.get()).as_ptr() }));
@@ -57,14 +57,14 @@ impl ArenaPool {
         Ok(StepArena::Own(free.map_or_else(|| AlignedBuffer::zeroed(WHAT, self.bytes, self.align), Ok)?))
     }
 
-    pub fn give_back(&self, arena: StepArena) {
+    pub fn release(&self, arena: StepArena) {
         if let StepArena::Own(buffer) = arena {
             self.free().push(buffer);
         }
     }
 
     /// What the last step that was given back has left.
-    pub fn last(&self) -> Vec<u8> {
+    pub fn last_contents(&self) -> Vec<u8> {
         self.free().last().map_or(vec![0; self.bytes as usize], |buffer| buffer.bytes().to_vec())
     }
 
@@ -72,7 +72,7 @@ impl ArenaPool {
     ///
     /// # Safety
     /// It is called within a run of the pool, by one worker, and the others do nothing.
-    pub unsafe fn shared(&self) -> Vec<u8> {
+    pub unsafe fn shared_contents(&self) -> Vec<u8> {
         // SAFETY: by contract nobody writes meanwhile.
         unsafe { (*self.shared.get()).bytes().to_vec() }
     }
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn callers_threads_have_arenas_of_their_own() {
         let arenas = ArenaPool::new(256, 64).unwrap();
-        let (mut a, mut b) = (arenas.take(1).unwrap(), arenas.take(1).unwrap());
+        let (mut a, mut b) = (arenas.acquire(1).unwrap(), arenas.acquire(1).unwrap());
         let [first, second] = [a.as_mut_ptr(), b.as_mut_ptr()];
         assert!(first != second && first.addr().is_multiple_of(64));
-        arenas.give_back(a);
-        arenas.give_back(b);
-        assert_eq!(arenas.take(1).unwrap().as_mut_ptr(), second, "the one that was used last");
-        let [mut a, mut b] = [2, 3].map(|workers| arenas.take(workers).unwrap());
+        arenas.release(a);
+        arenas.release(b);
+        assert_eq!(arenas.acquire(1).unwrap().as_mut_ptr(), second, "the one that was used last");
+        let [mut a, mut b] = [2, 3].map(|workers| arenas.acquire(workers).unwrap());
         assert_eq!(a.as_mut_ptr(), b.as_mut_ptr(), "one after the other");
     }
 }

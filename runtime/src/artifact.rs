@@ -36,9 +36,9 @@ pub struct Artifact {
     sections: Vec<SectionInfo>,
     hashes: SectionHashes,
     /// The weights of `--split-weights`.
-    beside: Option<SplitWeightsFile>,
+    split_weights: Option<SplitWeightsFile>,
     /// Of weights that are made on load.
-    recipe: Option<WeightGenerator>,
+    weight_generator: Option<WeightGenerator>,
 }
 
 /// A file of weights, and of each rank the bytes that are mapped from it and where they begin.
@@ -78,10 +78,11 @@ impl Artifact {
             return Err(Error::Corrupt { path, what: "the hash of its code does not match".into() });
         }
         let machine = elf.machine();
-        let mut artifact = Self { path, file, map, machine, sections, hashes, beside: None, recipe: None };
+        let mut artifact =
+            Self { path, file, map, machine, sections, hashes, split_weights: None, weight_generator: None };
         artifact.check_sizes()?;
-        artifact.open_beside()?;
-        artifact.open_recipe()?;
+        artifact.open_split_weights()?;
+        artifact.open_generator()?;
         artifact.verify(ALWAYS_VERIFIED_BYTES)?;
         Ok(artifact)
     }
@@ -120,7 +121,7 @@ impl Artifact {
 
     /// The contents of a payload section of the artifact, or of the weights beside it.
     pub fn section(&self, name: &str) -> Option<&[u8]> {
-        if let (Some(beside), true) = (&self.beside, name == section::WEIGHTS) {
+        if let (Some(beside), true) = (&self.split_weights, name == section::WEIGHTS) {
             return beside.map.get(beside.offset..);
         }
         let found = self.sections.iter().find(|s| s.name == name)?;
@@ -129,7 +130,7 @@ impl Artifact {
     }
 
     /// The weights of a rank.
-    pub(crate) fn weights_of(&self, rank: usize) -> Option<&[u8]> {
+    pub(crate) fn rank_weights(&self, rank: usize) -> Option<&[u8]> {
         if rank == 0 {
             return self.section(section::WEIGHTS);
         }
@@ -139,13 +140,13 @@ impl Artifact {
     }
 
     /// The file of the weights, and where those of each of these ranks lie in it.
-    pub(crate) fn weights_places(&self, ranks: Range<usize>) -> Option<WeightsLocation<'_>> {
-        if let (Some(beside), Range { start: 0, end: 1 }) = (&self.beside, &ranks) {
+    pub(crate) fn weights_locations(&self, ranks: Range<usize>) -> Option<WeightsLocation<'_>> {
+        if let (Some(beside), Range { start: 0, end: 1 }) = (&self.split_weights, &ranks) {
             return Some((&beside.file, vec![(self.section(section::WEIGHTS)?, beside.offset as u64)]));
         }
         let place = |rank| {
             let found = self.sections.iter().find(|s| rank_of_section(&s.name) == Some(rank))?;
-            Some((self.weights_of(rank)?, found.offset))
+            Some((self.rank_weights(rank)?, found.offset))
         };
         Some((&self.file, ranks.map(place).collect::<Option<_>>()?))
     }
@@ -157,17 +158,17 @@ impl Artifact {
 
     /// The file that holds the weights, if it is not the artifact itself.
     pub fn weights_file(&self) -> Option<&Path> {
-        self.beside.as_ref().map(|b| b.path.as_path())
+        self.split_weights.as_ref().map(|b| b.path.as_path())
     }
 
     /// How the weights are made, if the artifact has none.
-    pub fn recipe(&self) -> Option<&WeightGenerator> {
-        self.recipe.as_ref()
+    pub fn weight_generator(&self) -> Option<&WeightGenerator> {
+        self.weight_generator.as_ref()
     }
 
     /// Recorded hash of a payload section, or of the weights that are made in its place.
     pub fn hash(&self, name: &str) -> Option<u128> {
-        self.hashes.entry(name).map(|e| e.hash)
+        self.hashes.find_section(name).map(|e| e.hash)
     }
 
     /// Recorded hash of the code.
@@ -177,8 +178,8 @@ impl Artifact {
 
     /// Verifies the hash of every payload section of at most `up_to` bytes; weights that are made on load are made for that.
     pub fn verify(&self, up_to: u64) -> Result<()> {
-        for entry in self.hashes.entries.iter().filter(|e| e.bytes <= up_to) {
-            let (found, path) = match (&entry.place, &self.recipe) {
+        for entry in self.hashes.sections.iter().filter(|e| e.bytes <= up_to) {
+            let (found, path) = match (&entry.location, &self.weight_generator) {
                 (SectionLocation::Made, Some(recipe)) => (recipe.hash(), self.path.as_path()),
                 (SectionLocation::External { .. }, _) => {
                     (self.section_hash(&entry.name), self.weights_file().unwrap_or(&self.path))
@@ -202,7 +203,7 @@ impl Artifact {
     /// Asks the system to read the weights ahead, in large pages where it can.
     pub(crate) fn advise_weights(&self, ranks: &Range<usize>) {
         // Hints: a kernel that knows one of them not is fine.
-        if let Some(beside) = &self.beside {
+        if let Some(beside) = &self.split_weights {
             let _ = beside.map.advise(Advice::WillNeed);
             return;
         }
@@ -220,7 +221,7 @@ impl Artifact {
     /// Every hashed section is there with its size, and every section is hashed.
     fn check_sizes(&self) -> Result<()> {
         let corrupt = |what: String| Err(Error::Corrupt { path: self.path.clone(), what });
-        for entry in self.hashes.entries.iter().filter(|e| e.place == SectionLocation::Inside) {
+        for entry in self.hashes.sections.iter().filter(|e| e.location == SectionLocation::Inside) {
             match self.sections.iter().find(|s| s.name == entry.name) {
                 None => return corrupt(format!("its section {} is missing", entry.name)),
                 Some(s) if s.bytes != entry.bytes => {
@@ -232,7 +233,8 @@ impl Artifact {
                 Some(_) => {}
             }
         }
-        let unknown = |s: &&SectionInfo| s.name != section::HASHES && self.hashes.entry(&s.name).is_none();
+        let unknown =
+            |s: &&SectionInfo| s.name != section::HASHES && self.hashes.find_section(&s.name).is_none();
         match self.sections.iter().find(unknown) {
             Some(s) => corrupt(format!("its section {} has no hash", s.name)),
             None => Ok(()),
@@ -240,8 +242,8 @@ impl Artifact {
     }
 
     /// Reads how the weights are made, of an artifact that has none.
-    fn open_recipe(&mut self) -> Result<()> {
-        let mut made = self.hashes.entries.iter().filter(|e| e.place == SectionLocation::Made);
+    fn open_generator(&mut self) -> Result<()> {
+        let mut made = self.hashes.sections.iter().filter(|e| e.location == SectionLocation::Made);
         let (Some(entry), None) = (made.next(), made.next()) else { return Ok(()) };
         let corrupt = |what: String| Error::Corrupt { path: self.path.clone(), what };
         let section = self.section(section::RECIPE).filter(|_| entry.name == section::WEIGHTS);
@@ -251,13 +253,13 @@ impl Artifact {
             let what = format!("its recipe makes {} bytes of weights, not {}", recipe.bytes, entry.bytes);
             return Err(corrupt(what));
         }
-        self.recipe = Some(recipe);
+        self.weight_generator = Some(recipe);
         Ok(())
     }
 
     /// Maps the weights that lie in another file and checks that it is the one of the same build.
-    fn open_beside(&mut self) -> Result<()> {
-        let Some((entry, offset, name)) = self.hashes.entries.iter().find_map(external) else {
+    fn open_split_weights(&mut self) -> Result<()> {
+        let Some((entry, offset, name)) = self.hashes.sections.iter().find_map(external) else {
             return Ok(());
         };
         let file = self.path.with_file_name(name);
@@ -275,13 +277,14 @@ impl Artifact {
         if !head.contains(&format!("\"xxh3_128\":\"{:032x}\"", entry.hash)) {
             return Err(refuse("it belongs to another build".into()));
         }
-        self.beside = Some(SplitWeightsFile { path: file, file: opened, map, offset: offset as usize });
+        self.split_weights =
+            Some(SplitWeightsFile { path: file, file: opened, map, offset: offset as usize });
         Ok(())
     }
 }
 
 fn external(entry: &SectionRecord) -> Option<(&SectionRecord, u64, &str)> {
-    match &entry.place {
+    match &entry.location {
         SectionLocation::External { offset, file } => Some((entry, *offset, file)),
         SectionLocation::Inside | SectionLocation::Made => None,
     }

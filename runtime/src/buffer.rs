@@ -57,7 +57,7 @@ impl AlignedBuffer {
     }
 
     /// Copies `values` to the start of a buffer that has room for them. The buffer comes from [`AlignedBuffer::integers`].
-    pub fn hold(&mut self, values: &[i32]) -> &[i32] {
+    pub fn copy_from(&mut self, values: &[i32]) -> &[i32] {
         // SAFETY: aligned for i32, every bit pattern is an i32, bounds as in `bytes_mut`.
         let room: &mut [i32] =
             unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) };
@@ -66,10 +66,10 @@ impl AlignedBuffer {
         held
     }
 
-    /// As [`AlignedBuffer::hold`], with zeros behind the values: `len` integers in all.
-    pub fn hold_with(&mut self, len: usize, values: &[i32]) -> &[i32] {
-        self.hold(values);
-        // SAFETY: as in `hold`.
+    /// As [`AlignedBuffer::copy_from`], with zeros behind the values: `len` integers in all.
+    pub fn copy_padded(&mut self, len: usize, values: &[i32]) -> &[i32] {
+        self.copy_from(values);
+        // SAFETY: as in `copy_from`.
         let room: &mut [i32] =
             unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) };
         room[values.len()..len].fill(0);
@@ -146,7 +146,7 @@ mod tests {
         let mut b = AlignedBuffer::integers("test", 5).unwrap();
         let tokens = [7, 8, 9, 10, 11];
         for from in 0..tokens.len() {
-            let held = b.hold(&tokens[from..]);
+            let held = b.copy_from(&tokens[from..]);
             assert_eq!((held, held.as_ptr() as usize % mlcc_abi::BUFFER_ALIGN), (&tokens[from..], 0));
         }
     }

@@ -14,12 +14,12 @@ use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
 
 use crate::arena::ArenaPool;
 use crate::buffer::AlignedBuffer;
-use crate::device::{BatchCall, Device, DeviceSession, missing};
+use crate::device::{BatchCall, Device, DeviceSession, missing_entry_error};
 use crate::host_pages::{HostPageParts, HostPages};
 use crate::page_pool::{PageCounts, PagePool};
 use crate::pool::{Barrier, ChunkScheduler, StepKind, WorkerPool};
 use crate::processes::{ProcessGroup, RankLeader, RankMessageKind as MessageKind, StepGuard};
-use crate::ranks::{RankLink, exchange};
+use crate::ranks::{RankLink, all_gather_callback};
 use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, CpuVariant, ModelPlan};
 use crate::trace::StepTrace;
@@ -34,7 +34,7 @@ pub(crate) struct CpuDevice {
     entries: Entries,
     workers: WorkerThreads,
     /// Workers that the memory plan knows of.
-    most_workers: usize,
+    max_workers: usize,
     arenas: ArenaPool,
     /// Of the caches of all sequences, if the model has any.
     pages: Option<Arc<PagePool<HostPages>>>,
@@ -49,9 +49,9 @@ struct ProcessRank {
     processes: ProcessGroup,
     link: RankLink,
     /// Of rank 0.
-    lead: Option<Arc<RankLeader>>,
+    leader: Option<Arc<RankLeader>>,
     /// Where its part of a page begins.
-    page: usize,
+    page_offset: usize,
 }
 
 impl ProcessRank {
@@ -59,8 +59,8 @@ impl ProcessRank {
         let rank = processes.rank();
         ProcessRank {
             link: RankLink { communicator: Arc::new(processes.clone()), rank },
-            lead: (rank == 0).then(|| Arc::new(RankLeader::new(processes))),
-            page: rank * (plan.page_bytes / plan.ranks) as usize,
+            leader: (rank == 0).then(|| Arc::new(RankLeader::new(processes))),
+            page_offset: rank * (plan.page_bytes / plan.ranks) as usize,
             processes: processes.clone(),
         }
     }
@@ -84,9 +84,9 @@ impl CpuDevice {
         let parts = process.as_ref().map(|process| HostPageParts {
             page: plan.page_bytes,
             part: plan.page_bytes / plan.ranks,
-            lead: process.lead.clone(),
+            leader: process.leader.clone(),
         });
-        let pages = PageCounts::of(plan, options.cache_pages)
+        let pages = PageCounts::from_plan(plan, options.cache_pages)
             .map(|counts| HostPages::pool(plan.page_bytes, counts, huge, parts).map(Arc::new))
             .transpose()?;
         let (name, entries) = (variant.name.clone(), variant.entries);
@@ -94,24 +94,24 @@ impl CpuDevice {
             Some(_) => None,
             None => CpuRanks::new(plan, &workers, most_workers)?,
         };
-        Ok(Self { name, entries, workers, most_workers, arenas, pages, ranks, process })
+        Ok(Self { name, entries, workers, max_workers: most_workers, arenas, pages, ranks, process })
     }
 
     /// Of the first of several processes: what tells the others.
-    fn lead(&self) -> Option<&Arc<RankLeader>> {
-        self.process.as_ref()?.lead.as_ref()
+    fn leader(&self) -> Option<&Arc<RankLeader>> {
+        self.process.as_ref()?.leader.as_ref()
     }
 
     /// The scratch memory as the last step has left it.
     fn scratch(&self) -> Result<Vec<u8>> {
         if self.pool().workers() == 1 {
-            return Ok(self.arenas.last());
+            return Ok(self.arenas.last_contents());
         }
         let copy = Mutex::new(Vec::new());
         self.pool().run(&|worker| {
             if worker == 0 {
                 // SAFETY: nothing else runs on the pool meanwhile, and the other workers of this run do nothing.
-                let bytes = unsafe { self.arenas.shared() };
+                let bytes = unsafe { self.arenas.shared_contents() };
                 *copy.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
             }
         })?;
@@ -127,18 +127,18 @@ impl CpuDevice {
     }
 
     /// The code of a step; that for sequences with adapters, where some have one.
-    pub fn entry(&self, step: EntryPoint, adapted: bool) -> Option<StepFn> {
+    pub fn entry_function(&self, step: EntryPoint, adapted: bool) -> Option<StepFn> {
         match step {
             EntryPoint::Prefill if adapted => self.entries.adapted_prefill,
             EntryPoint::Decode if adapted => self.entries.adapted_decode,
             EntryPoint::PrefillLogits if adapted => self.entries.adapted_prefill_logits,
             EntryPoint::DecodeBatch if adapted => self.entries.adapted_decode_batch,
-            EntryPoint::Rows if adapted => self.entries.adapted_step,
+            EntryPoint::Step if adapted => self.entries.adapted_step,
             EntryPoint::Prefill => self.entries.prefill,
             EntryPoint::Decode => self.entries.decode,
             EntryPoint::PrefillLogits => self.entries.prefill_logits,
             EntryPoint::DecodeBatch => self.entries.decode_batch,
-            EntryPoint::Rows => self.entries.step,
+            EntryPoint::Step => self.entries.step,
             EntryPoint::Create => self.entries.create_kv_cache,
             EntryPoint::Reset => self.entries.reset_kv_cache,
             EntryPoint::Softmax => self.entries.softmax_with_temperature,
@@ -160,7 +160,8 @@ impl CpuDevice {
         logits: &mut AlignedBuffer,
         trace: Option<&mut StepTrace>,
     ) -> Result<()> {
-        let entry = self.entry(step, call.adapted).ok_or_else(|| missing(model, step))?;
+        let entry =
+            self.entry_function(step, call.adapted).ok_or_else(|| missing_entry_error(model, step))?;
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
             arena: std::ptr::null_mut(),
@@ -180,8 +181,8 @@ impl CpuDevice {
             take: None,
             take_self: std::ptr::null_mut(),
             b: call.sequences.len() as i64,
-            wanted: call.wanted.as_ptr(),
-            n_wanted: call.n_wanted as i64,
+            wanted: call.output_rows.as_ptr(),
+            n_wanted: call.n_outputs as i64,
             pages: std::ptr::null_mut(),
             page_table: std::ptr::null(),
             exchange: None,
@@ -190,17 +191,17 @@ impl CpuDevice {
         };
         // SAFETY: by contract.
         unsafe { self.run(model, step, entry, &mut ctx, trace) }?;
-        self.give_ahead(model, call);
+        self.commit_pages_ahead(model, call);
         Ok(())
     }
 
     /// Sequences that go on together begin pages together: those get their memory little by little, at the ends of the steps before.
-    fn give_ahead(&self, model: &Model, call: &BatchCall<'_>) {
+    fn commit_pages_ahead(&self, model: &Model, call: &BatchCall<'_>) {
         let Some(pages) = &self.pages else { return };
         let most = model.plan().pages();
         let used = |s: &Sequence| ((s.past + s.rows) as u64).div_ceil(mlcc_abi::PAGE_ROWS);
         let growing = call.sequences.iter().filter(|s| used(s) < most).count();
-        pages.give_ahead(call.tokens.len() as u64, growing);
+        pages.commit_ahead(call.tokens.len() as u64, growing);
     }
 
     /// Whether the model is divided among ranks, whose logits are always made.
@@ -212,27 +213,27 @@ impl CpuDevice {
     ///
     /// # Safety
     /// As [`CpuDevice::run`].
-    unsafe fn begin_together(&self, model: &Model, step: EntryPoint, ctx: &mut Ctx) -> Option<StepGuard<'_>> {
+    unsafe fn announce_step(&self, model: &Model, step: EntryPoint, ctx: &mut Ctx) -> Option<StepGuard<'_>> {
         let process = self.process.as_ref()?;
         // SAFETY: by contract.
-        let stepping = process.lead.as_ref().and_then(|lead| unsafe { lead.step(step, ctx) });
-        ctx.weights = model.weights_of(process.link.rank).as_ptr();
+        let stepping = process.leader.as_ref().and_then(|lead| unsafe { lead.send_step(step, ctx) });
+        ctx.weights = model.rank_weights(process.link.rank).as_ptr();
         if !ctx.pages.is_null() {
-            ctx.pages = ctx.pages.wrapping_add(process.page);
+            ctx.pages = ctx.pages.wrapping_add(process.page_offset);
         }
-        ctx.exchange = Some(exchange);
+        ctx.exchange = Some(all_gather_callback);
         ctx.exchange_self = std::ptr::from_ref(&process.link).cast_mut().cast();
         stepping
     }
 
     /// After a step: once there were enough of them, each worker moves a piece of the weights into huge pages.
     fn move_weights(&self, model: &Model, step: EntryPoint) -> Result<()> {
-        if matches!(step, EntryPoint::Decode | EntryPoint::DecodeBatch | EntryPoint::Rows)
-            && let Some(mover) = model.mover()
-            && mover.is_due()
+        if matches!(step, EntryPoint::Decode | EntryPoint::DecodeBatch | EntryPoint::Step)
+            && let Some(mover) = model.migrator()
+            && mover.count_step()
         {
-            self.pool().help(&|worker, _| {
-                mover.advance(model.homes().map_or(0, |homes| homes.of_worker(worker)));
+            self.pool().run_suited(&|worker, _| {
+                mover.move_next_piece(model.numa_placer().map_or(0, |homes| homes.worker_node(worker)));
             })?;
         }
         Ok(())
@@ -252,31 +253,31 @@ impl CpuDevice {
     ) -> Result<()> {
         let entry = step.name();
         let pool = self.pool();
-        let mut arena = self.arenas.take(pool.workers())?;
+        let mut arena = self.arenas.acquire(pool.workers())?;
         ctx.arena = arena.as_mut_ptr();
         ctx.pages = self.pages.as_ref().map_or(std::ptr::null_mut(), |pages| pages.memory().base());
         // SAFETY: by contract.
-        let _together = unsafe { self.begin_together(model, step, ctx) };
+        let _together = unsafe { self.announce_step(model, step, ctx) };
         if let Some(ranks) = &self.ranks {
-            let trace: Option<&StepTrace> = trace.map(|t| t.begin(entry));
+            let trace: Option<&StepTrace> = trace.map(|t| t.start_entry(entry));
             // SAFETY: by contract.
             let result = unsafe { self.run_ranks(ranks, model, step, function, ctx, trace) };
-            self.arenas.give_back(arena);
+            self.arenas.release(arena);
             return result.and_then(|()| self.move_weights(model, step));
         }
-        ctx.barrier = Some(wait);
+        ctx.barrier = Some(wait_at_barrier);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
-        ctx.take = Some(take);
-        ctx.take_self = std::ptr::from_ref(pool.pieces()).cast_mut().cast();
-        let trace: Option<&StepTrace> = trace.map(|t| t.begin(entry));
-        ctx.trace = trace.map(|_| note as mlcc_abi::TraceFn);
+        ctx.take = Some(take_chunk);
+        ctx.take_self = std::ptr::from_ref(pool.chunks()).cast_mut().cast();
+        let trace: Option<&StepTrace> = trace.map(|t| t.start_entry(entry));
+        ctx.trace = trace.map(|_| record_item as mlcc_abi::TraceFn);
         ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
         let tokens = ctx.n as usize;
         let shared = SharedContext(ctx);
         let failed = AtomicI32::new(status::OK);
         let call = |worker: usize, workers: usize| {
             if let Some(trace) = trace {
-                trace.start(worker);
+                trace.start_worker(worker);
             }
             // SAFETY: by contract; all workers make the same call, and `ctx` outlives the run.
             let result = unsafe { function(shared.get(), worker as u32, workers as u32) };
@@ -284,14 +285,14 @@ impl CpuDevice {
                 failed.store(result, Ordering::Relaxed);
             }
         };
-        let (most, kind) = (self.most_workers, StepKind { model: model.number(), step: entry, tokens });
+        let (most, kind) = (self.max_workers, StepKind { model: model.id(), step: entry, tokens });
         let done = match trace {
-            None if step.feeds() => pool.step(kind, most, &call),
-            None => pool.help_first(most, &call),
+            None if step.takes_tokens() => pool.run_step(kind, most, &call),
+            None => pool.run_suited_first(most, &call),
             // Profiles are of all workers.
             Some(_) => pool.run_first(most, &call),
         };
-        self.arenas.give_back(arena);
+        self.arenas.release(arena);
         done?;
         match failed.into_inner() {
             status::OK => self.move_weights(model, step),
@@ -309,11 +310,11 @@ impl Device for CpuDevice {
         let Some(process) = &self.process else { return Ok(()) };
         let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
         let what = "pages of the KV cache, of which rank 0 has more";
-        process.processes.ready(own, what, process.lead.as_deref())
+        process.processes.finish_loading(own, what, process.leader.as_deref())
     }
 
-    fn follow(self: Arc<Self>, model: &Model) -> Result<()> {
-        self.follow_lead(model)
+    fn follow_leader(self: Arc<Self>, model: &Model) -> Result<()> {
+        self.receive_steps(model)
     }
 
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {
@@ -325,17 +326,19 @@ impl Device for CpuDevice {
     }
 
     fn has_batch(&self, step: EntryPoint) -> bool {
-        self.entry(step, false).is_some()
+        self.entry_function(step, false).is_some()
     }
 
     /// Other processes have slots of their own. They get a piece at a time: what steps have to say may come between.
     fn write_adapters(&self, bytes: &[u8], changed: &[Range<usize>]) -> Result<()> {
         const PIECE: usize = 1 << 20;
-        let Some(lead) = self.lead() else { return Ok(()) };
+        let Some(lead) = self.leader() else { return Ok(()) };
         for range in changed {
             let all = bytes.get(range.clone()).unwrap_or_default();
             for (at, piece) in (range.start..).step_by(PIECE).zip(all.chunks(PIECE)) {
-                lead.say(|message| message.begin(MessageKind::WriteSlots).number(at as u64).rest(piece));
+                lead.send_message(|message| {
+                    message.start_message(MessageKind::WriteSlots).push_number(at as u64).push_bytes(piece)
+                });
             }
         }
         Ok(())
@@ -346,7 +349,7 @@ impl Device for CpuDevice {
     }
 
     fn threads(&self) -> usize {
-        let all = self.pool().workers().min(self.most_workers);
+        let all = self.pool().workers().min(self.max_workers);
         self.ranks.as_ref().map_or(all, CpuRanks::workers)
     }
 
@@ -368,22 +371,22 @@ impl SharedContext {
 unsafe impl Sync for SharedContext {}
 
 /// `ctx.barrier`.
-unsafe extern "C" fn wait(barrier: *mut c_void, worker: u32) {
+unsafe extern "C" fn wait_at_barrier(barrier: *mut c_void, worker: u32) {
     // SAFETY: `barrier_self` is the pool's barrier, which outlives the run.
     let barrier = unsafe { &*barrier.cast::<Barrier>() };
     barrier.wait(worker as usize);
 }
 
 /// `ctx.take`.
-unsafe extern "C" fn take(pieces: *mut c_void, worker: u32, each: u32) -> u32 {
+unsafe extern "C" fn take_chunk(pieces: *mut c_void, worker: u32, each: u32) -> u32 {
     // SAFETY: `take_self` is the pool's dealer of pieces, which outlives the run.
     let pieces = unsafe { &*pieces.cast::<ChunkScheduler>() };
-    pieces.take(worker as usize, each).unwrap_or(mlcc_abi::NO_PIECE)
+    pieces.take_chunk(worker as usize, each).unwrap_or(mlcc_abi::NO_PIECE)
 }
 
 /// `ctx.trace`.
-unsafe extern "C" fn note(trace: *mut c_void, worker: u32, item: u32) {
+unsafe extern "C" fn record_item(trace: *mut c_void, worker: u32, item: u32) {
     // SAFETY: `trace_self` is the session's trace, which outlives the run.
     let trace = unsafe { &*trace.cast::<StepTrace>() };
-    trace.note(worker as usize, item as usize);
+    trace.record_item(worker as usize, item as usize);
 }

@@ -26,8 +26,8 @@ pub(crate) trait Device: Send + Sync {
         Ok(())
     }
 
-    /// As [`Model::follow`].
-    fn follow(self: Arc<Self>, _model: &Model) -> Result<()> {
+    /// As [`Model::follow_leader`].
+    fn follow_leader(self: Arc<Self>, _model: &Model) -> Result<()> {
         Ok(())
     }
 
@@ -74,26 +74,26 @@ pub(crate) trait Device: Send + Sync {
 /// Memory of one sequence. `rows` and `past` count rows of the caches; tokens were checked by the caller.
 pub(crate) trait DeviceSession: Send {
     /// Whether the artifact has this step.
-    fn has(&self, step: EntryPoint) -> bool;
+    fn has_entry(&self, step: EntryPoint) -> bool;
 
     /// Runs a step that eats tokens.
-    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()>;
+    fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()>;
 
-    /// [`DeviceSession::feed`] of tokens that others of the same prompt follow: a device may leave their logits out.
+    /// [`DeviceSession::forward`] of tokens that others of the same prompt follow: a device may leave their logits out.
     fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
-        self.feed(model, EntryPoint::Prefill, tokens, past)
+        self.forward(model, EntryPoint::Prefill, tokens, past)
     }
 
-    /// [`DeviceSession::feed`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
+    /// [`DeviceSession::forward`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
     /// says true, so does this, and the logits stay where they were made.
-    fn decode_likeliest(
+    fn decode_top_k(
         &mut self,
         model: &Model,
         token: i32,
         past: u64,
         _enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
-        self.feed(model, EntryPoint::Decode, &[token], past).map(|()| false)
+        self.forward(model, EntryPoint::Decode, &[token], past).map(|()| false)
     }
 
     /// `softmax(logits / temperature)` of the last logits.
@@ -161,16 +161,16 @@ pub(crate) trait DeviceSession: Send {
     fn allocated(&self) -> (u64, u64);
 
     /// A second sequence with the first `rows` rows, the rest of the state and the logits of this one.
-    fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>>;
+    fn fork(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>>;
 
     /// Gives memory to `tokens` rows after `past`, as a sequence of a batch.
     fn join_batch(&mut self, model: &Model, _past: u64, _tokens: u64) -> Result<BatchMember<'_>> {
-        Err(missing(model, EntryPoint::DecodeBatch))
+        Err(missing_entry_error(model, EntryPoint::DecodeBatch))
     }
 
     /// Takes over the logits of its last row in a batch.
     fn leave_batch(&mut self, model: &Model, _logits: Option<&[f32]>) -> Result<()> {
-        Err(missing(model, EntryPoint::DecodeBatch))
+        Err(missing_entry_error(model, EntryPoint::DecodeBatch))
     }
 
     /// Takes times from now on, or no longer; gives what was taken so far.
@@ -178,8 +178,8 @@ pub(crate) trait DeviceSession: Send {
         Vec::new()
     }
 
-    /// As [`crate::Session::notice`].
-    fn notice(&self) -> Option<&str> {
+    /// As [`crate::Session::performance_warning`].
+    fn performance_warning(&self) -> Option<&str> {
         None
     }
 }
@@ -197,8 +197,8 @@ pub(crate) trait DeviceBatch: Send {
         enough: Option<AcceptTopK<'_>>,
     ) -> Result<()>;
 
-    /// As [`crate::SessionBatch::notice`].
-    fn notice(&self) -> Option<String>;
+    /// As [`crate::SessionBatch::performance_warning`].
+    fn performance_warning(&self) -> Option<String>;
 }
 
 /// What a step of several sequences is fed.
@@ -206,8 +206,8 @@ pub(crate) struct BatchCall<'a> {
     pub sequences: &'a [Sequence],
     pub tokens: &'a [i32],
     /// As many numbers of rows as tokens, those that are wanted first.
-    pub wanted: &'a [i32],
-    pub n_wanted: usize,
+    pub output_rows: &'a [i32],
+    pub n_outputs: usize,
     /// Some sequence has an adapter.
     pub adapted: bool,
 }
@@ -219,6 +219,6 @@ pub(crate) struct BatchMember<'a> {
 }
 
 /// The artifact has no such step for this device.
-pub(crate) fn missing(model: &Model, step: EntryPoint) -> Error {
+pub(crate) fn missing_entry_error(model: &Model, step: EntryPoint) -> Error {
     Error::MissingEntry { path: model.artifact().path().to_path_buf(), entry: step.name() }
 }

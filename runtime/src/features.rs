@@ -87,7 +87,11 @@ pub enum VariantMismatch {
 
 /// Chooses among (name, required features), best first. `level` is a variant's name (exactly that one) or one of
 /// [`feature::LEVELS`] (the best one within it).
-pub fn choose(variants: &[(&str, u64)], host: u64, level: Option<&str>) -> Result<usize, VariantMismatch> {
+pub fn choose_variant(
+    variants: &[(&str, u64)],
+    host: u64,
+    level: Option<&str>,
+) -> Result<usize, VariantMismatch> {
     let exact = level.and_then(|l| variants.iter().position(|(name, _)| *name == l));
     let allowed = match (level, exact) {
         (None, _) | (_, Some(_)) => u64::MAX,
@@ -132,18 +136,18 @@ mod tests {
 
     #[test]
     fn best_that_fits() {
-        assert_eq!(choose(&V, u64::MAX, None), Ok(0));
-        assert_eq!(choose(&V, X86_64_V4, None), Ok(1));
-        assert_eq!(choose(&V, X86_64_V2, None), Ok(2));
+        assert_eq!(choose_variant(&V, u64::MAX, None), Ok(0));
+        assert_eq!(choose_variant(&V, X86_64_V4, None), Ok(1));
+        assert_eq!(choose_variant(&V, X86_64_V2, None), Ok(2));
     }
 
     #[test]
     fn levels_cap_and_names_pin() {
-        assert_eq!(choose(&V, u64::MAX, Some("x86-64-v4")), Ok(1));
-        assert_eq!(choose(&V, u64::MAX, Some("x86-64-v2")), Ok(2));
-        assert_eq!(choose(&V, u64::MAX, Some("x86-64-v1")), Err(VariantMismatch::NothingBelow));
-        assert_eq!(choose(&V, u64::MAX, Some("fast")), Err(VariantMismatch::UnknownLevel));
-        let missing = choose(&V, X86_64_V2, Some("x86-64-v3"));
+        assert_eq!(choose_variant(&V, u64::MAX, Some("x86-64-v4")), Ok(1));
+        assert_eq!(choose_variant(&V, u64::MAX, Some("x86-64-v2")), Ok(2));
+        assert_eq!(choose_variant(&V, u64::MAX, Some("x86-64-v1")), Err(VariantMismatch::NothingBelow));
+        assert_eq!(choose_variant(&V, u64::MAX, Some("fast")), Err(VariantMismatch::UnknownLevel));
+        let missing = choose_variant(&V, X86_64_V2, Some("x86-64-v3"));
         let Err(VariantMismatch::Features(list)) = missing else { panic!("{missing:?}") };
         assert_eq!(list.len(), 1);
         assert!(list[0].starts_with("x86-64-v3 needs avx, avx2"), "{list:?}");
@@ -152,10 +156,12 @@ mod tests {
     #[test]
     fn missing_features_are_named() {
         assert_eq!(
-            choose(&V[..1], X86_64_V4, None),
+            choose_variant(&V[..1], X86_64_V4, None),
             Err(VariantMismatch::Features(vec!["x86-64-v4-vnni needs avx512vnni".into()]))
         );
-        let Err(VariantMismatch::Features(list)) = choose(&[("new", 1 << 62)], 0, None) else { panic!() };
+        let Err(VariantMismatch::Features(list)) = choose_variant(&[("new", 1 << 62)], 0, None) else {
+            panic!()
+        };
         assert!(list[0].contains("does not know"));
     }
 }

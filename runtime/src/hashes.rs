@@ -17,7 +17,7 @@ pub struct SectionRecord {
     pub name: String,
     pub bytes: u64,
     pub hash: u128,
-    pub place: SectionLocation,
+    pub location: SectionLocation,
 }
 
 /// Where a section is.
@@ -36,7 +36,7 @@ pub enum SectionLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SectionHashes {
     pub code: u128,
-    pub entries: Vec<SectionRecord>,
+    pub sections: Vec<SectionRecord>,
 }
 
 impl SectionHashes {
@@ -56,12 +56,12 @@ impl SectionHashes {
         }
         let code = lines.next().and_then(|l| l.strip_prefix("code ")).and_then(hex).ok_or_else(damaged)?;
         let entries =
-            lines.map(|l| entry(l).ok_or_else(|| format!("unknown line in its hash section: `{l}`")));
-        Ok(Self { code, entries: entries.collect::<Result<_, _>>()? })
+            lines.map(|l| parse_record(l).ok_or_else(|| format!("unknown line in its hash section: `{l}`")));
+        Ok(Self { code, sections: entries.collect::<Result<_, _>>()? })
     }
 
-    pub fn entry(&self, name: &str) -> Option<&SectionRecord> {
-        self.entries.iter().find(|e| e.name == name)
+    pub fn find_section(&self, name: &str) -> Option<&SectionRecord> {
+        self.sections.iter().find(|e| e.name == name)
     }
 }
 
@@ -69,7 +69,7 @@ fn hex(digits: &str) -> Option<u128> {
     (digits.len() == 32).then(|| u128::from_str_radix(digits, 16).ok()).flatten()
 }
 
-fn entry(line: &str) -> Option<SectionRecord> {
+fn parse_record(line: &str) -> Option<SectionRecord> {
     let (kind, rest) = line.split_once(' ')?;
     let mut fields = rest.splitn(5, ' ');
     let (name, bytes, hash) =
@@ -83,7 +83,7 @@ fn entry(line: &str) -> Option<SectionRecord> {
         "made" => SectionLocation::Made,
         _ => return None,
     };
-    fields.next().is_none().then_some(SectionRecord { name, bytes, hash, place })
+    fields.next().is_none().then_some(SectionRecord { name, bytes, hash, location: place })
 }
 
 #[cfg(test)]
@@ -102,12 +102,12 @@ mod tests {
         );
         let hashes = SectionHashes::parse(sealed(&body).as_bytes()).unwrap();
         assert_eq!(hashes.code, 7);
-        assert_eq!(hashes.entry(".mlcc.chat").unwrap().bytes, 3);
+        assert_eq!(hashes.find_section(".mlcc.chat").unwrap().bytes, 3);
         let beside = SectionLocation::External { offset: 4096, file: "a b.st".into() };
-        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, beside);
+        assert_eq!(hashes.find_section(".mlcc.weights").unwrap().location, beside);
         let body = format!("mlcc-hashes 1 xxh3-128\ncode {h}\nmade .mlcc.weights 9 {h}\n");
         let hashes = SectionHashes::parse(sealed(&body).as_bytes()).unwrap();
-        assert_eq!(hashes.entry(".mlcc.weights").unwrap().place, SectionLocation::Made);
+        assert_eq!(hashes.find_section(".mlcc.weights").unwrap().location, SectionLocation::Made);
     }
 
     #[test]

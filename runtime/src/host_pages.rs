@@ -19,7 +19,7 @@ const SMALL: u64 = 64 << 10;
 pub(crate) struct HostPages {
     map: MmapRaw,
     /// Where page 0 begins in the map, at a multiple of [`HUGE`] in memory.
-    begin: usize,
+    first_page: usize,
     /// Where the last page ends, from there on.
     bytes: usize,
     huge: bool,
@@ -33,14 +33,14 @@ pub(crate) struct HostPageParts {
     pub page: u64,
     pub part: u64,
     /// Of rank 0, whose sequences they are.
-    pub lead: Option<Arc<RankLeader>>,
+    pub leader: Option<Arc<RankLeader>>,
 }
 
 impl HostPageParts {
     /// Of rank 0: the other rank to which a place belongs.
-    fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
+    fn remote_rank(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
-        Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
+        Some((self.leader.as_deref()?, rank)).filter(|_| rank > 0)
     }
 }
 
@@ -65,29 +65,29 @@ impl HostPages {
         if parts.is_some() {
             pages::refuse_huge(&map, begin..begin + bytes);
         }
-        Ok(PagePool::new(HostPages { map, begin, bytes, huge, parts }, page_bytes, pages))
+        Ok(PagePool::new(HostPages { map, first_page: begin, bytes, huge, parts }, page_bytes, pages))
     }
 
     /// Page 0; the others follow. What lies there belongs to the sequences that have the pages.
     pub fn base(&self) -> *mut u8 {
-        self.map.as_mut_ptr().wrapping_add(self.begin)
+        self.map.as_mut_ptr().wrapping_add(self.first_page)
     }
 
-    fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
-        self.parts.as_ref()?.elsewhere(at)
+    fn remote_rank(&self, at: u64) -> Option<(&RankLeader, usize)> {
+        self.parts.as_ref()?.remote_rank(at)
     }
 
     /// Whether all of these bytes are there.
-    pub fn has(&self, at: u64, len: u64) -> bool {
+    pub fn contains_range(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.bytes as u64)
     }
 
-    fn range(&self, bytes: Range<u64>) -> Range<usize> {
-        self.begin + bytes.start as usize..self.begin + bytes.end as usize
+    fn map_range(&self, bytes: Range<u64>) -> Range<usize> {
+        self.first_page + bytes.start as usize..self.first_page + bytes.end as usize
     }
 
     /// Where `len` bytes from `offset` on begin.
-    fn at(&self, offset: u64, len: usize) -> *mut u8 {
+    fn page_address(&self, offset: u64, len: usize) -> *mut u8 {
         let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(len));
         assert!(end.is_some_and(|end| end <= self.bytes), "bytes of pages");
         self.base().wrapping_add(offset as usize)
@@ -95,24 +95,27 @@ impl HostPages {
 }
 
 impl PageMemory for HostPages {
-    fn step(&self) -> u64 {
+    fn granularity(&self) -> u64 {
         if self.huge { HUGE } else { SMALL }
     }
 
-    fn give(&self, bytes: Range<u64>) -> Result<()> {
+    fn commit(&self, bytes: Range<u64>) -> Result<()> {
         if self.parts.is_some() {
             return Ok(());
         }
-        pages::populate(&self.map, self.range(bytes))
+        pages::populate(&self.map, self.map_range(bytes))
     }
 
-    fn take_back(&self, bytes: Range<u64>) {
-        if let Some(lead) = self.parts.as_ref().and_then(|parts| parts.lead.as_ref()) {
-            lead.say(|message| {
-                message.begin(RankMessageKind::TakeBack).number(bytes.start).number(bytes.end)
+    fn decommit(&self, bytes: Range<u64>) {
+        if let Some(lead) = self.parts.as_ref().and_then(|parts| parts.leader.as_ref()) {
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::DecommitPages)
+                    .push_number(bytes.start)
+                    .push_number(bytes.end)
             });
         }
-        let range = self.range(bytes);
+        let range = self.map_range(bytes);
         let advice = memmap2::UncheckedAdvice::DontNeed;
         // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; by contract nobody has a page of them. An
         // error only means that the memory stays.
@@ -120,46 +123,63 @@ impl PageMemory for HostPages {
     }
 
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        if let Some((lead, rank)) = self.elsewhere(from) {
+        if let Some((lead, rank)) = self.remote_rank(from) {
             let len = to.len() as u64;
-            lead.ask(rank, to, |message| {
-                message.begin(RankMessageKind::ReadPages).number(rank as u64).number(from).number(len)
+            lead.request_bytes(rank, to, |message| {
+                message
+                    .start_message(RankMessageKind::ReadPages)
+                    .push_number(rank as u64)
+                    .push_number(from)
+                    .push_number(len)
             });
             return Ok(());
         }
         // SAFETY: inside of the map by the assertion in `at`; initialised, since the system gives zeros. Nobody writes there meanwhile,
         // as the page is the caller's.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(from, to.len()), to.as_mut_ptr(), to.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.page_address(from, to.len()), to.as_mut_ptr(), to.len())
+        };
         Ok(())
     }
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
-        if let Some((lead, rank)) = self.elsewhere(to) {
-            lead.say(|message| {
-                message.begin(RankMessageKind::WritePages).number(rank as u64).number(to).rest(from)
+        if let Some((lead, rank)) = self.remote_rank(to) {
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::WritePages)
+                    .push_number(rank as u64)
+                    .push_number(to)
+                    .push_bytes(from)
             });
             return Ok(());
         }
         // SAFETY: as above; the caller has the page alone.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(to, from.len()), from.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.page_address(to, from.len()), from.len())
+        };
         Ok(())
     }
 
     fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        if let Some((lead, rank)) = self.elsewhere(from) {
+        if let Some((lead, rank)) = self.remote_rank(from) {
             let rank = rank as u64;
-            lead.say(|message| {
-                message.begin(RankMessageKind::CopyPages).number(rank).number(from).number(to).number(bytes)
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::CopyPages)
+                    .push_number(rank)
+                    .push_number(from)
+                    .push_number(to)
+                    .push_number(bytes)
             });
             return Ok(());
         }
         let bytes = bytes as usize;
         // SAFETY: as above.
-        unsafe { std::ptr::copy(self.at(from, bytes), self.at(to, bytes), bytes) };
+        unsafe { std::ptr::copy(self.page_address(from, bytes), self.page_address(to, bytes), bytes) };
         Ok(())
     }
 
-    fn settle(&self) -> Result<()> {
+    fn synchronize(&self) -> Result<()> {
         Ok(())
     }
 }
@@ -170,7 +190,7 @@ mod tests {
     use crate::Error;
 
     fn pool(page_bytes: u64, wanted: u64, least: u64) -> Result<PagePool<HostPages>> {
-        HostPages::pool(page_bytes, PageCounts { wanted, least }, true, None)
+        HostPages::pool(page_bytes, PageCounts { desired_pages: wanted, min_pages: least }, true, None)
     }
 
     fn read(pool: &PagePool<HostPages>, page: i32, part: Range<usize>) -> Vec<u8> {
@@ -184,25 +204,25 @@ mod tests {
         let pool = pool(4096, 8, 1).unwrap();
         let mut pages = Vec::new();
         let free = || pool.pages().free;
-        pool.take(3, &mut pages).unwrap();
+        pool.allocate(3, &mut pages).unwrap();
         assert_eq!((&pages[..], free()), (&[0, 1, 2][..], 5));
         pool.write(1, 4000, &[7; 96]).unwrap();
         pool.copy((1, 4000), (2, 8), 96).unwrap();
-        pool.share(&[1]);
+        pool.add_refs(&[1]);
         assert!(pool.is_shared(1) && !pool.is_shared(0));
-        pool.give_back(&pages);
+        pool.release(&pages);
         assert_eq!((free(), pool.is_shared(1)), (7, false));
         assert_eq!(read(&pool, 1, 4000..4096), [7; 96]);
         assert_eq!(read(&pool, 2, 6..10), [0, 0, 7, 7]);
-        let refused = pool.take(8, &mut pages);
+        let refused = pool.allocate(8, &mut pages);
         assert!(matches!(refused, Err(Error::NoPages { wanted: 8, free: 7, pages: 8 })), "{refused:?}");
         assert_eq!((pages.len(), free()), (3, 7), "nothing has changed");
         pages.clear();
-        pool.take(7, &mut pages).unwrap();
+        pool.allocate(7, &mut pages).unwrap();
         pages.push(1);
         pages.sort_unstable();
         assert_eq!(pages, (0..8).collect::<Vec<_>>(), "each once");
-        pool.give_back(&pages);
+        pool.release(&pages);
         assert_eq!(free(), 8);
     }
 
@@ -210,17 +230,17 @@ mod tests {
     fn memory_goes_back_when_nobody_has_a_page() {
         let pool = pool(1 << 20, 200, 1).unwrap();
         let mut pages = Vec::new();
-        pool.take(150, &mut pages).unwrap();
+        pool.allocate(150, &mut pages).unwrap();
         pages.iter().for_each(|&page| pool.write(page, 5, &[9]).unwrap());
-        pool.give_back(&pages[1..]);
+        pool.release(&pages[1..]);
         assert_eq!(read(&pool, 149, 5..6), [9], "one sequence is left");
-        assert_eq!(pool.given(), 150 << 20);
-        pool.give_back(&pages[..1]);
-        assert_eq!((pool.given(), pool.pages().free), (64 << 20, 200));
+        assert_eq!(pool.committed_bytes(), 150 << 20);
+        pool.release(&pages[..1]);
+        assert_eq!((pool.committed_bytes(), pool.pages().free), (64 << 20, 200));
         assert_eq!(read(&pool, 0, 5..6), [9]);
         assert!(read(&pool, 149, 5..6) == [0] || cfg!(not(target_os = "linux")));
         pages.clear();
-        pool.take(65, &mut pages).unwrap();
+        pool.allocate(65, &mut pages).unwrap();
         pages.sort_unstable();
         assert_eq!(pages, (0..65).collect::<Vec<_>>(), "those with memory first");
     }
@@ -229,33 +249,33 @@ mod tests {
     #[test]
     fn memory_comes_ahead_of_pages_little_by_little() {
         let pool = pool(1 << 20, 20, 1).unwrap();
-        let (mut pages, step) = (Vec::new(), pool.memory().step());
-        pool.take(4, &mut pages).unwrap();
-        assert_eq!((pool.given(), pool.pages().ready), (4 << 20, 0));
-        let mut before = pool.given();
+        let (mut pages, step) = (Vec::new(), pool.memory().granularity());
+        pool.allocate(4, &mut pages).unwrap();
+        assert_eq!((pool.committed_bytes(), pool.pages().ready), (4 << 20, 0));
+        let mut before = pool.committed_bytes();
         for _ in 0..64 {
-            pool.give_ahead(4, 4);
+            pool.commit_ahead(4, 4);
             assert!(
-                (before..=before + (128 << 10) + step).contains(&pool.given()),
+                (before..=before + (128 << 10) + step).contains(&pool.committed_bytes()),
                 "more than twice four rows have"
             );
-            before = pool.given();
+            before = pool.committed_bytes();
         }
-        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 4), "a page for each and no more");
-        pool.take(4, &mut pages).unwrap();
-        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 0), "they have their memory");
+        assert_eq!((pool.committed_bytes(), pool.pages().ready), (8 << 20, 4), "a page for each and no more");
+        pool.allocate(4, &mut pages).unwrap();
+        assert_eq!((pool.committed_bytes(), pool.pages().ready), (8 << 20, 0), "they have their memory");
         // Pages that others have left are as good.
-        pool.give_back(&pages[5..8]);
-        (0..64).for_each(|_| pool.give_ahead(4, 3));
-        assert_eq!((pool.given(), pool.pages().ready), (8 << 20, 3));
-        (0..64).for_each(|_| pool.give_ahead(4, 4));
+        pool.release(&pages[5..8]);
+        (0..64).for_each(|_| pool.commit_ahead(4, 3));
+        assert_eq!((pool.committed_bytes(), pool.pages().ready), (8 << 20, 3));
+        (0..64).for_each(|_| pool.commit_ahead(4, 4));
         assert_eq!(pool.pages().ready, 3 + (step.max(1 << 20) >> 20) as usize);
         // None has more than there is.
-        (0..640).for_each(|_| pool.give_ahead(64, 100));
-        assert_eq!((pool.given(), pool.pages().ready), (20 << 20, 15));
-        pool.give_ahead(64, 100);
+        (0..640).for_each(|_| pool.commit_ahead(64, 100));
+        assert_eq!((pool.committed_bytes(), pool.pages().ready), (20 << 20, 15));
+        pool.commit_ahead(64, 100);
         pages.truncate(5);
-        pool.give_back(&pages);
+        pool.release(&pages);
         assert_eq!(pool.pages(), crate::CachePages { all: 20, free: 20, ready: 20 });
     }
 

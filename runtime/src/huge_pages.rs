@@ -42,12 +42,12 @@ const MOST_PIECES: usize = 8192;
 /// The weights of one model, on their way.
 pub(crate) struct HugePageMigrator {
     file: File,
-    stretches: Vec<WeightsMapping>,
+    mappings: Vec<WeightsMapping>,
     /// Bytes of a piece, and how many all stretches have.
     piece: usize,
     pieces: usize,
     /// Of every node on which pieces are to be; at least one.
-    parts: Vec<NodePieces>,
+    nodes: Vec<NodePieces>,
     steps: AtomicUsize,
 }
 
@@ -89,7 +89,7 @@ impl HugePageMigrator {
             HugePages::On => true,
             HugePages::Auto => len >= LEAST && available_memory() >= (len + len / 4) as u64,
         };
-        if !fits || len == 0 || !available() {
+        if !fits || len == 0 || !are_supported() {
             return None;
         }
         let piece = (len / HUGE).div_ceil(MOST_PIECES) * HUGE;
@@ -102,56 +102,56 @@ impl HugePageMigrator {
         }
         Some(HugePageMigrator {
             file: file.try_clone().ok()?,
-            stretches,
+            mappings: stretches,
             piece,
             pieces,
-            parts: vec![NodePieces::new(None)],
+            nodes: vec![NodePieces::new(None)],
             steps: AtomicUsize::new(0),
         })
     }
 
     /// Shares out the pieces among so many nodes. `home` is told a rank and which bytes of its weights a piece has, and gives the
     /// number of a node. Nothing may have moved yet.
-    pub fn share_out(&mut self, nodes: usize, mut home: impl FnMut(usize, Range<u64>) -> usize) {
+    pub fn assign_nodes(&mut self, nodes: usize, mut home: impl FnMut(usize, Range<u64>) -> usize) {
         let mut parts = vec![Vec::new(); nodes];
         for piece in 0..self.pieces {
             let rank = self.rank_of(piece);
-            let stretch = &self.stretches[rank];
+            let stretch = &self.mappings[rank];
             let begin = (stretch.skip + (piece - stretch.first) * self.piece) as u64;
             if let Some(part) = parts.get_mut(home(rank, begin..begin + self.piece as u64)) {
                 part.push(piece as u32);
             }
         }
-        self.parts = parts.into_iter().map(|pieces| NodePieces::new(Some(pieces))).collect();
+        self.nodes = parts.into_iter().map(|pieces| NodePieces::new(Some(pieces))).collect();
     }
 
     /// Whose weights a piece has: stretches without a piece have no number.
     fn rank_of(&self, piece: usize) -> usize {
-        self.stretches.partition_point(|stretch| stretch.first <= piece) - 1
+        self.mappings.partition_point(|stretch| stretch.first <= piece) - 1
     }
 
-    fn len(&self, part: &NodePieces) -> usize {
+    fn node_len(&self, part: &NodePieces) -> usize {
         part.pieces.as_ref().map_or(self.pieces, Vec::len)
     }
 
     /// Bytes that have moved, by the number of the node.
-    pub fn moved(&self) -> Vec<u64> {
+    pub fn moved_bytes(&self) -> Vec<u64> {
         let bytes = |part: &NodePieces| (part.moved.load(Ordering::Relaxed) * self.piece) as u64;
-        self.parts.iter().map(bytes).collect()
+        self.nodes.iter().map(bytes).collect()
     }
 
     /// Counts a decode step; true if pieces are to be moved after it.
-    pub fn is_due(&self) -> bool {
-        self.parts.iter().any(|part| part.next.load(Ordering::Relaxed) < self.len(part))
+    pub fn count_step(&self) -> bool {
+        self.nodes.iter().any(|part| part.next.load(Ordering::Relaxed) < self.node_len(part))
             && self.steps.fetch_add(1, Ordering::Relaxed) >= PATIENCE
     }
 
     /// Moves the next piece of a node; false if there is none. Any number of threads may call it, those that run on that node.
-    pub fn advance(&self, node: usize) -> bool {
-        let Some(part) = self.parts.get(node) else { return false };
+    pub fn move_next_piece(&self, node: usize) -> bool {
+        let Some(part) = self.nodes.get(node) else { return false };
         let i = part.next.fetch_add(1, Ordering::Relaxed);
-        if i >= self.len(part) {
-            part.next.store(self.len(part), Ordering::Relaxed);
+        if i >= self.node_len(part) {
+            part.next.store(self.node_len(part), Ordering::Relaxed);
             return false;
         }
         let piece = part.pieces.as_ref().map_or(i, |pieces| pieces[i] as usize);
@@ -160,14 +160,14 @@ impl HugePageMigrator {
             part.moved.fetch_add(1, Ordering::Relaxed);
         } else {
             // No memory, or a file system that went away: the rest stays mapped from the file.
-            self.parts.iter().for_each(|part| part.next.store(self.len(part), Ordering::Relaxed));
+            self.nodes.iter().for_each(|part| part.next.store(self.node_len(part), Ordering::Relaxed));
         }
         moved.is_some()
     }
 
     #[cfg(target_os = "linux")]
     fn move_piece(&self, piece: usize) -> Option<()> {
-        let stretch = &self.stretches[self.rank_of(piece)];
+        let stretch = &self.mappings[self.rank_of(piece)];
         let at = (piece - stretch.first) * self.piece;
         let mut fresh = MmapOptions::new().len(self.piece + HUGE).no_reserve_swap().map_anon().ok()?;
         let start = fresh.as_ptr() as usize;
@@ -198,7 +198,7 @@ impl HugePageMigrator {
 }
 
 /// True if the system gives huge pages of the size that is known here to who asks for them.
-fn available() -> bool {
+fn are_supported() -> bool {
     let read = |name: &str| std::fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}"));
     read("enabled").is_ok_and(|text| !text.contains("[never]"))
         && read("hpage_pmd_size").is_ok_and(|text| text.trim().parse() == Ok(HUGE))
@@ -272,16 +272,16 @@ mod tests {
         assert!(mover.pieces >= 2);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| while mover.advance(0) {});
+                scope.spawn(|| while mover.move_next_piece(0) {});
             }
             for _ in 0..20 {
                 assert!(weights == bytes, "while they move");
             }
         });
         assert!(weights == bytes);
-        assert!(!mover.advance(0));
-        assert!(!mover.is_due(), "nothing is left");
-        assert_eq!(mover.moved(), [(mover.pieces * mover.piece) as u64]);
+        assert!(!mover.move_next_piece(0));
+        assert!(!mover.count_step(), "nothing is left");
+        assert_eq!(mover.moved_bytes(), [(mover.pieces * mover.piece) as u64]);
     }
 
     /// A rank whose weights are less than a huge page has no piece.
@@ -303,7 +303,7 @@ mod tests {
             return println!("skipped: this system has no huge pages");
         };
         let mut asked = Vec::new();
-        mover.share_out(2, |rank, bytes| {
+        mover.assign_nodes(2, |rank, bytes| {
             asked.push((rank, bytes.start + weights[rank].0.as_ptr() as u64, bytes.end));
             usize::from(rank > 0)
         });
@@ -312,7 +312,7 @@ mod tests {
         }));
         let of = |wanted: usize| asked.iter().filter(|(rank, ..)| *rank == wanted).count();
         assert!(of(0) >= 2 && of(2) >= 1, "{asked:?}");
-        let count = |node| (0..).take_while(|_| mover.advance(node)).count();
+        let count = |node| (0..).take_while(|_| mover.move_next_piece(node)).count();
         assert_eq!([count(0), count(1)], [of(0), of(2)]);
         assert!(map[..] == bytes);
     }
@@ -328,7 +328,7 @@ mod tests {
             return println!("skipped: this system has no huge pages");
         };
         let mut ends = Vec::new();
-        mover.share_out(2, |_, bytes| {
+        mover.assign_nodes(2, |_, bytes| {
             ends.push(bytes.end);
             ends.len() % 3 / 2
         });
@@ -336,12 +336,12 @@ mod tests {
             ends.windows(2).all(|pair| pair[1] == pair[0] + HUGE as u64)
                 && *ends.last().unwrap() <= len as u64
         );
-        let count = |node| (0..).take_while(|_| mover.advance(node)).count();
+        let count = |node| (0..).take_while(|_| mover.move_next_piece(node)).count();
         let counts = [count(1), count(0), count(0), count(7)];
         assert_eq!((counts[0] + counts[1], &counts[2..]), (mover.pieces, &[0, 0][..]));
         assert_eq!(counts[0], mover.pieces.div_ceil(3) - usize::from(mover.pieces % 3 == 1));
-        assert_eq!(mover.moved(), [counts[1], counts[0]].map(|n| (n * HUGE) as u64));
-        assert!(!mover.is_due() && map.iter().all(|&byte| byte == 7));
+        assert_eq!(mover.moved_bytes(), [counts[1], counts[0]].map(|n| (n * HUGE) as u64));
+        assert!(!mover.count_step() && map.iter().all(|&byte| byte == 7));
     }
 
     #[test]
@@ -349,12 +349,12 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let mover = HugePageMigrator {
             file,
-            stretches: Vec::new(),
+            mappings: Vec::new(),
             piece: HUGE,
             pieces: 1,
-            parts: vec![NodePieces::new(None)],
+            nodes: vec![NodePieces::new(None)],
             steps: AtomicUsize::new(0),
         };
-        assert_eq!((0..PATIENCE + 2).filter(|_| mover.is_due()).count(), 2);
+        assert_eq!((0..PATIENCE + 2).filter(|_| mover.count_step()).count(), 2);
     }
 }

@@ -2,12 +2,12 @@
 
 /// The text of the value at `path`, keys of objects from the outermost on. `None` if there is none, or the text is no
 /// JSON up to there.
-pub(crate) fn find<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
+pub(crate) fn find_value<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     let mut at = JsonCursor { text: json, at: 0 };
     for key in path {
-        at.enter(key)?;
+        at.enter_key(key)?;
     }
-    at.space();
+    at.skip_space();
     let from = at.at;
     at.skip_value()?;
     json.get(from..at.at)
@@ -23,34 +23,34 @@ impl<'a> JsonCursor<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    fn space(&mut self) {
+    fn skip_space(&mut self) {
         while self.peek().is_some_and(|c| c.is_ascii_whitespace()) {
             self.at += 1;
         }
     }
 
-    fn eat(&mut self, wanted: u8) -> Option<()> {
-        self.space();
+    fn expect_byte(&mut self, wanted: u8) -> Option<()> {
+        self.skip_space();
         (self.peek()? == wanted).then(|| self.at += 1)
     }
 
     /// Goes to the value of a key of the object that begins here.
-    fn enter(&mut self, key: &str) -> Option<()> {
-        self.eat(b'{')?;
+    fn enter_key(&mut self, key: &str) -> Option<()> {
+        self.expect_byte(b'{')?;
         loop {
             let found = self.string()?;
-            self.eat(b':')?;
+            self.expect_byte(b':')?;
             if found == key {
                 return Some(());
             }
             self.skip_value()?;
-            self.eat(b',')?;
+            self.expect_byte(b',')?;
         }
     }
 
     /// A string as it is written, escapes and all.
     fn string(&mut self) -> Option<&'a str> {
-        self.eat(b'"')?;
+        self.expect_byte(b'"')?;
         let from = self.at;
         loop {
             match self.peek()? {
@@ -66,7 +66,7 @@ impl<'a> JsonCursor<'a> {
     fn skip_value(&mut self) -> Option<()> {
         let mut depth = 0usize;
         loop {
-            self.space();
+            self.skip_space();
             match self.peek()? {
                 b'"' => drop(self.string()?),
                 b'{' | b'[' => {
@@ -104,24 +104,24 @@ mod tests {
     fn values_are_found_where_they_are() {
         let json = r#" { "a" : [1, {"memory": {"x": 5}}, "}\"]{"], "memory": {"y": {}, "x": 7, "z": null, "w": -1},
             "config": "\"memory\":{\"x\":9}", "last": true }"#;
-        assert_eq!(find(json, &["memory", "x"]), Some("7"));
-        assert_eq!(find(json, &["memory", "w"]), Some("-1"));
-        assert_eq!(find(json, &["memory", "z"]), Some("null"));
-        assert_eq!(find(json, &["memory", "y"]), Some("{}"));
-        assert_eq!(find(json, &["last"]), Some("true"));
-        assert_eq!(find(json, &["a", "x"]), None);
-        assert_eq!(find(json, &["absent"]), None);
-        assert_eq!(find(json, &["config"]), Some(r#""\"memory\":{\"x\":9}""#));
+        assert_eq!(find_value(json, &["memory", "x"]), Some("7"));
+        assert_eq!(find_value(json, &["memory", "w"]), Some("-1"));
+        assert_eq!(find_value(json, &["memory", "z"]), Some("null"));
+        assert_eq!(find_value(json, &["memory", "y"]), Some("{}"));
+        assert_eq!(find_value(json, &["last"]), Some("true"));
+        assert_eq!(find_value(json, &["a", "x"]), None);
+        assert_eq!(find_value(json, &["absent"]), None);
+        assert_eq!(find_value(json, &["config"]), Some(r#""\"memory\":{\"x\":9}""#));
     }
 
     #[test]
     fn any_text_is_read_to_an_end() {
         let json = r#"{"a":[1,{"b":"\u00e4"}],"memory":{"x":7}}"#;
         for end in (0..json.len()).filter(|&end| json.is_char_boundary(end)) {
-            let _ = find(&json[..end], &["memory", "x"]);
+            let _ = find_value(&json[..end], &["memory", "x"]);
         }
         for bad in ["", "{", "[", "]", "}", "{\"", "{\"a\\", "{\"a\":}", ",", "\u{e4}", "{\"a\"\u{e4}:1}"] {
-            assert_eq!(find(bad, &["a", "b"]), None, "{bad}");
+            assert_eq!(find_value(bad, &["a", "b"]), None, "{bad}");
         }
     }
 }

@@ -57,7 +57,7 @@ pub use artifact::Artifact;
 pub use batch::{OutputRows, SessionBatch, SessionInput};
 pub use error::Error;
 pub use huge_pages::HugePages;
-pub use library::{LoaderKind, table_of};
+pub use library::{LoaderKind, read_table};
 pub use likely::TokenCandidate;
 pub use mlcc_files::replace_file;
 pub use model::{CachePages, LoadOptions, Model};

@@ -48,7 +48,10 @@ pub(crate) enum MappedCode {
 }
 
 /// Maps the code of an artifact and reads its table. `asked` goes before the environment.
-pub(crate) fn load(artifact: &Artifact, asked: Option<LoaderKind>) -> Result<(MappedCode, ArtifactTable)> {
+pub(crate) fn load_code(
+    artifact: &Artifact,
+    asked: Option<LoaderKind>,
+) -> Result<(MappedCode, ArtifactTable)> {
     let path = || artifact.path().to_path_buf();
     let elf = artifact.elf()?;
     let image = CodeImage::check(&elf).map_err(|e| Error::Corrupt { path: path(), what: e.to_string() })?;
@@ -64,7 +67,7 @@ pub(crate) fn load(artifact: &Artifact, asked: Option<LoaderKind>) -> Result<(Ma
         LoaderKind::Own => {
             let loaded =
                 LoadedImage::map(&image).map_err(|e| Error::Map { path: path(), what: e.to_string() })?;
-            perf_map::write(&image, loaded.base());
+            perf_map::append_functions(&image, loaded.base());
             let table = loaded.base().wrapping_add(image.model_table().start as usize);
             (MappedCode::Own { _image: loaded }, table.cast::<ModelTable>())
         }
@@ -131,8 +134,8 @@ fn unused_name(descriptor: RawFd) -> PathBuf {
 
 /// The model table of an artifact, for those who only look at it: no weights are made and no device is asked for. What it says of CPU code is
 /// not in it, since that code is not there any more.
-pub fn table_of(artifact: &Artifact) -> Result<ArtifactTable> {
-    let (_code, mut table) = load(artifact, None)?;
+pub fn read_table(artifact: &Artifact) -> Result<ArtifactTable> {
+    let (_code, mut table) = load_code(artifact, None)?;
     table.variants.clear();
     Ok(table)
 }

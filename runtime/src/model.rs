@@ -70,15 +70,15 @@ struct ModelInner {
     _code: MappedCode,
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
-    made: Option<Mmap>,
+    generated_weights: Option<Mmap>,
     /// For adapters.
-    slots: Option<Arc<AdapterSlotTable>>,
+    adapter_slots: Option<Arc<AdapterSlotTable>>,
     /// Ranks that take memory of this machine.
     ranks_here: u64,
     /// Weights that are not yet in huge pages.
-    mover: Option<HugePageMigrator>,
+    migrator: Option<HugePageMigrator>,
     /// Where these are to be, if that matters.
-    homes: Option<NumaPlacer>,
+    numa_placer: Option<NumaPlacer>,
 }
 
 impl Model {
@@ -89,9 +89,9 @@ impl Model {
             let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
             return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
         }
-        let (code, table) = library::load(&artifact, options.loader)?;
+        let (code, table) = library::load_code(&artifact, options.loader)?;
         let agreed = match &options.processes {
-            Some(processes) => Some(join(&artifact, &table, processes)?),
+            Some(processes) => Some(agree_with_ranks(&artifact, &table, processes)?),
             None => None,
         };
         let ranks = ranks_here(&table, options);
@@ -103,7 +103,7 @@ impl Model {
         }
         // Before the worker pool, whose threads spin.
         let threads = options.threads.unwrap_or_else(physical_cores).clamp(1, 1024);
-        let made = artifact.recipe().map(|recipe| recipe.make(threads)).transpose()?;
+        let made = artifact.weight_generator().map(|recipe| recipe.generate(threads)).transpose()?;
         let weights = made.as_deref().or(artifact.section(section::WEIGHTS)).unwrap_or(&[]);
         let device: Arc<dyn Device> = match table.target.as_str() {
             "cuda" => cuda_device(&artifact, &table, weights, agreed.as_ref(), options)?,
@@ -121,17 +121,26 @@ impl Model {
             None => ((None, None), None),
         };
         device.ready()?;
-        let slots = AdapterSlotTable::of(&table)?;
-        let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.on_machine as u64);
-        let inner =
-            ModelInner { device, table, _code: code, artifact, made, slots, ranks_here, mover, homes };
+        let slots = AdapterSlotTable::from_table(&table)?;
+        let ranks_here = agreed.map_or(table.plan.ranks, |agreed| agreed.processes_on_machine as u64);
+        let inner = ModelInner {
+            device,
+            table,
+            _code: code,
+            artifact,
+            generated_weights: made,
+            adapter_slots: slots,
+            ranks_here,
+            migrator: mover,
+            numa_placer: homes,
+        };
         Ok(Self(Arc::new(inner)))
     }
 
     /// Of a process that was started together with others and is not the first: takes part in all steps of the first one, until that has no use
     /// for the model any more. Nothing else may be done with the model.
-    pub fn follow(&self) -> Result<()> {
-        Arc::clone(&self.0.device).follow(self)
+    pub fn follow_leader(&self) -> Result<()> {
+        Arc::clone(&self.0.device).follow_leader(self)
     }
 
     /// A session with a fresh state.
@@ -199,11 +208,11 @@ impl Model {
     /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several nodes, weights in a file
     /// that may move into huge pages).
     pub fn placement(&self) -> Option<WeightPlacement> {
-        let (mover, homes) = (self.mover()?, self.homes()?);
-        let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved()).collect();
+        let (mover, homes) = (self.migrator()?, self.numa_placer()?);
+        let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved_bytes()).collect();
         let moved: u64 = nodes.iter().map(|(_, bytes)| bytes).sum();
-        let all: usize = (0..self.plan().ranks as usize).map(|rank| self.weights_of(rank).len()).sum();
-        Some(WeightPlacement { nodes, in_file: all as u64 - moved, near: homes.near() })
+        let all: usize = (0..self.plan().ranks as usize).map(|rank| self.rank_weights(rank).len()).sum();
+        Some(WeightPlacement { nodes, in_file: all as u64 - moved, near_share: homes.near_share() })
     }
 
     /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
@@ -213,7 +222,7 @@ impl Model {
     }
 
     /// No other loaded model has it.
-    pub(crate) fn number(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 
@@ -227,24 +236,24 @@ impl Model {
     }
 
     pub(crate) fn slots(&self) -> Option<&Arc<AdapterSlotTable>> {
-        self.0.slots.as_ref()
+        self.0.adapter_slots.as_ref()
     }
 
-    pub(crate) fn mover(&self) -> Option<&HugePageMigrator> {
-        self.0.mover.as_ref()
+    pub(crate) fn migrator(&self) -> Option<&HugePageMigrator> {
+        self.0.migrator.as_ref()
     }
 
-    pub(crate) fn homes(&self) -> Option<&NumaPlacer> {
-        self.0.homes.as_ref()
+    pub(crate) fn numa_placer(&self) -> Option<&NumaPlacer> {
+        self.0.numa_placer.as_ref()
     }
 
     /// Those of a rank.
-    pub(crate) fn weights_of(&self, rank: usize) -> &[u8] {
-        if rank == 0 { self.weights() } else { self.artifact().weights_of(rank).unwrap_or(&[]) }
+    pub(crate) fn rank_weights(&self, rank: usize) -> &[u8] {
+        if rank == 0 { self.weights() } else { self.artifact().rank_weights(rank).unwrap_or(&[]) }
     }
 
     pub(crate) fn weights(&self) -> &[u8] {
-        self.0.made.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
+        self.0.generated_weights.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
     }
 
     /// Differs between models whose states are not the same numbers after the same tokens: other weights, code (of another
@@ -298,17 +307,17 @@ fn move_weights(
 ) -> Result<(Option<HugePageMigrator>, Option<NumaPlacer>)> {
     let here = ranks_here(table, options);
     let ranks = here.len();
-    let Some((file, weights)) = artifact.weights_places(here) else { return Ok((None, None)) };
+    let Some((file, weights)) = artifact.weights_locations(here) else { return Ok((None, None)) };
     let Some(mut mover) = HugePageMigrator::new(file, &weights, options.huge_pages) else {
         return Ok((None, None));
     };
-    let mut homes = NumaPlacer::new(options.numa, pool.places(), ranks, &table.params);
+    let mut homes = NumaPlacer::new(options.numa, pool.affinities(), ranks, &table.params);
     if let Some(homes) = &mut homes {
-        mover.share_out(homes.nodes().len(), |rank, bytes| homes.choose(rank, bytes));
+        mover.assign_nodes(homes.nodes().len(), |rank, bytes| homes.choose_node(rank, bytes));
     }
     if options.huge_pages == HugePages::On {
-        let node = |worker| homes.as_ref().map_or(0, |homes| homes.of_worker(worker));
-        pool.run(&|worker| while mover.advance(node(worker)) {})?;
+        let node = |worker| homes.as_ref().map_or(0, |homes| homes.worker_node(worker));
+        pool.run(&|worker| while mover.move_next_piece(node(worker)) {})?;
     }
     Ok((Some(mover), homes))
 }
@@ -322,25 +331,29 @@ fn ranks_here(table: &ArtifactTable, options: &LoadOptions) -> Range<usize> {
 }
 
 /// Tells the other processes what this one has loaded.
-fn join(artifact: &Artifact, table: &ArtifactTable, processes: &ProcessGroup) -> Result<RankAgreement> {
+fn agree_with_ranks(
+    artifact: &Artifact,
+    table: &ArtifactTable,
+    processes: &ProcessGroup,
+) -> Result<RankAgreement> {
     let path = || artifact.path().to_path_buf();
     let (ranks, started) = (table.plan.ranks as usize, processes.ranks());
     if ranks != started {
         return Err(Error::RankCount { path: path(), ranks, processes: started });
     }
-    if !processes.take() {
+    if !processes.claim() {
         return Err(Error::RanksTaken { path: path() });
     }
-    HandshakeMessage::new(artifact, &table.plan).agree(processes, artifact.path())
+    HandshakeMessage::new(artifact, &table.plan).exchange_handshakes(processes, artifact.path())
 }
 
 fn check_weights(artifact: &Artifact, table: &ArtifactTable, mut ranks: Range<usize>) -> Result<()> {
-    ranks.try_for_each(|rank| check_weights_of(artifact, table, rank))
+    ranks.try_for_each(|rank| check_rank_weights(artifact, table, rank))
 }
 
-fn check_weights_of(artifact: &Artifact, table: &ArtifactTable, rank: usize) -> Result<()> {
-    let weights = artifact.weights_of(rank).unwrap_or(&[]);
-    let found = artifact.recipe().map_or(weights.len() as u64, |recipe| recipe.bytes);
+fn check_rank_weights(artifact: &Artifact, table: &ArtifactTable, rank: usize) -> Result<()> {
+    let weights = artifact.rank_weights(rank).unwrap_or(&[]);
+    let found = artifact.weight_generator().map_or(weights.len() as u64, |recipe| recipe.bytes);
     let corrupt = |what| Error::Corrupt { path: artifact.path().to_path_buf(), what };
     if found < table.plan.weights_bytes {
         return Err(corrupt(format!(
@@ -350,8 +363,8 @@ fn check_weights_of(artifact: &Artifact, table: &ArtifactTable, rank: usize) -> 
         )));
     }
     // Aligned loads of the kernels would fault.
-    let aligned =
-        artifact.recipe().is_some() || weights.as_ptr().addr().is_multiple_of(mlcc_abi::BUFFER_ALIGN);
+    let aligned = artifact.weight_generator().is_some()
+        || weights.as_ptr().addr().is_multiple_of(mlcc_abi::BUFFER_ALIGN);
     if !aligned && table.plan.weights_bytes > 0 {
         return Err(corrupt(format!(
             "its weights do not begin at a multiple of {} bytes",
@@ -375,7 +388,7 @@ fn cpu_device(
     let list: Vec<(&str, u64)> = table.variants.iter().map(|v| (v.name.as_str(), v.features)).collect();
     // All ranks take the same code.
     let host = agreed.map_or_else(features::host, |agreed| agreed.features);
-    let variant = features::choose(&list, host, level.as_deref()).map_err(|misfit| {
+    let variant = features::choose_variant(&list, host, level.as_deref()).map_err(|misfit| {
         let path = artifact.path().to_path_buf();
         let variants = list.iter().map(|(name, _)| name.to_string()).collect();
         let level = level.unwrap_or_default();
@@ -404,9 +417,10 @@ fn cpu_device(
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
     let ranks = ranks_here(table, options).len();
     // Processes that may use the same cores share them.
-    let threads = agreed.map(|agreed| (physical_cores() / agreed.neighbours).max(1));
+    let threads = agreed.map(|agreed| (physical_cores() / agreed.processes_on_cpus).max(1));
     let options = &LoadOptions { threads: options.threads.or(threads), ..options.clone() };
-    let workers = options.workers.clone().map_or_else(|| WorkerThreads::at_most(most, ranks, options), Ok)?;
+    let workers =
+        options.workers.clone().map_or_else(|| WorkerThreads::with_max(most, ranks, options), Ok)?;
     if workers.threads() < ranks {
         let (path, workers) = (artifact.path().to_path_buf(), workers.threads());
         return Err(Error::RankWorkers { path, ranks, workers });
@@ -425,11 +439,11 @@ fn cuda_device(
     let ranks = table.plan.ranks as usize;
     let together = options.processes.clone().zip(agreed).filter(|_| ranks > 1);
     let together =
-        together.map(|(processes, agreed)| crate::cuda::LocalRank { processes, local: agreed.local });
+        together.map(|(processes, agreed)| crate::cuda::LocalRank { processes, local: agreed.local_rank });
     let weights = match &together {
         None if ranks > 1 => return Err(Error::GpuAlone { path: artifact.path().to_path_buf(), ranks }),
         None => weights,
-        Some(together) => artifact.weights_of(together.processes.rank()).unwrap_or(&[]),
+        Some(together) => artifact.rank_weights(together.processes.rank()).unwrap_or(&[]),
     };
     let device = crate::cuda::CudaDevice::open(artifact.path(), table, weights, together.as_ref(), options)?;
     Ok(Arc::new(device))

@@ -30,7 +30,7 @@ pub struct WeightPlacement {
     /// Bytes that are where the file's pages are.
     pub in_file: u64,
     /// The part of the matrices' bytes that lies where it is read, once all huge pages have moved.
-    pub near: f64,
+    pub near_share: f64,
 }
 
 /// Chooses nodes for bytes of weights.
@@ -38,16 +38,16 @@ pub(crate) struct NumaPlacer {
     /// Numbers of the nodes, rising.
     nodes: Vec<usize>,
     /// For each worker the place of its node in `nodes`.
-    of_workers: Vec<usize>,
+    worker_nodes: Vec<usize>,
     /// How many of them each rank has, the first ones the first rank.
-    each: usize,
+    workers_per_rank: usize,
     /// Where each matrix lies, in their order.
     matrices: Vec<Range<u64>>,
     interleave: bool,
     /// Homes that were given, and bytes: all that are read, and those that are read where they lie.
-    given: usize,
-    read: u64,
-    near: u64,
+    choices: usize,
+    bytes_read: u64,
+    bytes_near: u64,
 }
 
 impl NumaPlacer {
@@ -69,10 +69,19 @@ impl NumaPlacer {
             places.iter().filter_map(|place| nodes.binary_search(&place.node).ok()).collect();
         let each = (of_workers.len() / ranks.max(1)).max(1);
         let mut matrices: Vec<Range<u64>> =
-            params.iter().filter(|param| !param.of_slots).flat_map(matrices).collect();
+            params.iter().filter(|param| !param.in_adapter_slots).flat_map(matrices).collect();
         matrices.sort_by_key(|matrix| (matrix.start, matrix.end));
         let interleave = numa == NumaPolicy::Interleave;
-        Some(NumaPlacer { nodes, of_workers, each, matrices, interleave, given: 0, read: 0, near: 0 })
+        Some(NumaPlacer {
+            nodes,
+            worker_nodes: of_workers,
+            workers_per_rank: each,
+            matrices,
+            interleave,
+            choices: 0,
+            bytes_read: 0,
+            bytes_near: 0,
+        })
     }
 
     /// The nodes that are chosen from.
@@ -81,12 +90,12 @@ impl NumaPlacer {
     }
 
     /// The place of a worker's node in [`NumaPlacer::nodes`].
-    pub fn of_worker(&self, worker: usize) -> usize {
-        self.of_workers.get(worker).copied().unwrap_or(0)
+    pub fn worker_node(&self, worker: usize) -> usize {
+        self.worker_nodes.get(worker).copied().unwrap_or(0)
     }
 
     /// The node for these bytes of a rank's weights, as a place in [`NumaPlacer::nodes`].
-    pub fn choose(&mut self, rank: usize, bytes: Range<u64>) -> usize {
+    pub fn choose_node(&mut self, rank: usize, bytes: Range<u64>) -> usize {
         let mut read = vec![0; self.nodes.len()];
         // Matrices do not overlap.
         let from = self.matrices.partition_point(|matrix| matrix.end <= bytes.start);
@@ -94,22 +103,22 @@ impl NumaPlacer {
             self.add_reads(rank, matrix, &bytes, &mut read);
         }
         let most = read.iter().copied().max().unwrap_or(0);
-        let turn = self.given % self.nodes.len();
+        let turn = self.choices % self.nodes.len();
         let reader = read.iter().position(|&r| r == most && most > 0).unwrap_or(turn);
         let home = if self.interleave { turn } else { reader };
-        self.given += 1;
-        self.read += read.iter().sum::<u64>();
-        self.near += read[home];
+        self.choices += 1;
+        self.bytes_read += read.iter().sum::<u64>();
+        self.bytes_near += read[home];
         home
     }
 
-    /// The part of what is read that lies where it is read, of all bytes that [`NumaPlacer::choose`] was asked for.
-    pub fn near(&self) -> f64 {
-        if self.read == 0 { 1.0 } else { self.near as f64 / self.read as f64 }
+    /// The part of what is read that lies where it is read, of all bytes that [`NumaPlacer::choose_node`] was asked for.
+    pub fn near_share(&self) -> f64 {
+        if self.bytes_read == 0 { 1.0 } else { self.bytes_near as f64 / self.bytes_read as f64 }
     }
 
     fn add_reads(&self, rank: usize, matrix: &Range<u64>, bytes: &Range<u64>, read: &mut [u64]) {
-        let Some(readers) = self.of_workers.chunks_exact(self.each).nth(rank) else { return };
+        let Some(readers) = self.worker_nodes.chunks_exact(self.workers_per_rank).nth(rank) else { return };
         let workers = readers.len() as u128;
         let size = u128::from(matrix.end - matrix.start);
         let border = |worker: u128| matrix.start + (size * worker / workers) as u64;
@@ -145,11 +154,11 @@ mod tests {
 
     fn param(offset: u64, bytes: u64, dims: &[u64]) -> ParamInfo {
         let (name, format, packing) = Default::default();
-        ParamInfo { name, format, packing, dims: dims.to_vec(), of_slots: false, offset, bytes }
+        ParamInfo { name, format, packing, dims: dims.to_vec(), in_adapter_slots: false, offset, bytes }
     }
 
     fn homes(homes: &mut NumaPlacer, piece: u64, pieces: u64) -> Vec<usize> {
-        (0..pieces).map(|i| homes.choose(0, i * piece..(i + 1) * piece)).collect()
+        (0..pieces).map(|i| homes.choose_node(0, i * piece..(i + 1) * piece)).collect()
     }
 
     #[test]
@@ -158,15 +167,15 @@ mod tests {
         let params = [param(800, 400, &[4, 100]), param(0, 800, &[8, 100]), param(1200, 400, &[2, 2, 100])];
         let four = places(&[0, 0, 2, 2]);
         let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 1, &params).unwrap();
-        assert_eq!((local.nodes(), local.of_worker(3)), (&[0, 2][..], 1));
+        assert_eq!((local.nodes(), local.worker_node(3)), (&[0, 2][..], 1));
         assert_eq!(homes(&mut local, 100, 16), [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 1, 0, 1]);
-        assert_eq!(local.near(), 1.0);
+        assert_eq!(local.near_share(), 1.0);
         // Pages that hold more than one worker's rows: most bytes decide.
         let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 1, &params).unwrap();
         assert_eq!(homes(&mut local, 600, 2), [0, 1]);
-        assert!((local.near() - 800.0 / 1200.0).abs() < 1e-9, "400 of 600 each");
+        assert!((local.near_share() - 800.0 / 1200.0).abs() < 1e-9, "400 of 600 each");
         // Beyond all matrices, in turns.
-        assert_eq!([local.choose(0, 5000..6000), local.choose(0, 6000..7000)], [0, 1]);
+        assert_eq!([local.choose_node(0, 5000..6000), local.choose_node(0, 6000..7000)], [0, 1]);
     }
 
     #[test]
@@ -183,9 +192,10 @@ mod tests {
     fn weights_of_a_rank_go_to_its_workers() {
         let four = places(&[0, 0, 2, 2]);
         let mut local = NumaPlacer::new(NumaPolicy::Local, &four, 2, &[param(0, 800, &[8, 100])]).unwrap();
-        let of_rank = |local: &mut NumaPlacer, rank| [0, 400, 700].map(|at| local.choose(rank, at..at + 100));
+        let of_rank =
+            |local: &mut NumaPlacer, rank| [0, 400, 700].map(|at| local.choose_node(rank, at..at + 100));
         assert_eq!((of_rank(&mut local, 0), of_rank(&mut local, 1)), ([0; 3], [1; 3]));
-        assert_eq!(local.near(), 1.0);
+        assert_eq!(local.near_share(), 1.0);
     }
 
     #[test]
@@ -194,7 +204,7 @@ mod tests {
             NumaPlacer::new(NumaPolicy::Interleave, &places(&[0, 1]), 1, &[param(0, 800, &[8, 100])])
                 .unwrap();
         assert_eq!(homes(&mut all, 100, 8), [0, 1, 0, 1, 0, 1, 0, 1]);
-        assert_eq!(all.near(), 0.5);
+        assert_eq!(all.near_share(), 0.5);
     }
 
     #[test]
@@ -210,7 +220,7 @@ mod tests {
         let params =
             [param(0, 0, &[]), param(7, 3, &[u64::MAX, u64::MAX, 1, 1]), param(u64::MAX - 10, 5, &[5])];
         let mut local = NumaPlacer::new(NumaPolicy::Local, &places(&[0, 1]), 1, &params).unwrap();
-        assert!(local.choose(0, 0..100) < 2);
-        assert!(local.choose(0, u64::MAX - 20..u64::MAX) < 2);
+        assert!(local.choose_node(0, 0..100) < 2);
+        assert!(local.choose_node(0, u64::MAX - 20..u64::MAX) < 2);
     }
 }

@@ -30,20 +30,20 @@ impl ModelRequirements {
             let (path, found) = (artifact.path().to_path_buf(), artifact.machine_name());
             return Err(Error::WrongMachine { path, found, expected: HOST_TARGET });
         }
-        let (_library, table) = library::load(&artifact, None)?;
-        let pages = PageCounts::of(&table.plan, cache_pages).map_or(0, |counts| counts.wanted);
-        Ok(Self::of(&table, pages, artifact.section(section::WEIGHTS).is_some()))
+        let (_library, table) = library::load_code(&artifact, None)?;
+        let pages = PageCounts::from_plan(&table.plan, cache_pages).map_or(0, |counts| counts.desired_pages);
+        Ok(Self::from_table(&table, pages, artifact.section(section::WEIGHTS).is_some()))
     }
 
-    fn of(table: &ArtifactTable, cache_pages: u64, has_weights: bool) -> Self {
+    fn from_table(table: &ArtifactTable, cache_pages: u64, has_weights: bool) -> Self {
         Self { plan: table.plan.clone(), target: table.target.clone(), cache_pages, has_weights }
     }
 }
 
 impl Model {
     /// What the model needs.
-    pub fn outline(&self) -> ModelRequirements {
-        ModelRequirements::of(
+    pub fn requirements(&self) -> ModelRequirements {
+        ModelRequirements::from_table(
             self.table(),
             self.cache_pages().all as u64,
             self.section(section::WEIGHTS).is_some(),

@@ -42,7 +42,7 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// For writing to rows `rows`: how many pages are missing behind its last one, and its places of pages that others have too.
-    fn wanted(&self, rows: &Range<u64>, used: u64) -> (usize, Vec<usize>) {
+    fn pages_to_write(&self, rows: &Range<u64>, used: u64) -> (usize, Vec<usize>) {
         let pages = (rows.start / PAGE_ROWS) as usize..rows.end.div_ceil(PAGE_ROWS) as usize;
         let missing = pages.end.saturating_sub(self.pages.len());
         // Rows before the last page are written to only to move them.
@@ -55,16 +55,16 @@ impl<M: PageMemory> PageTable<M> {
         (missing, shared)
     }
 
-    /// Pages that [`PageTable::own`] would take.
-    pub fn missing(&self, rows: Range<u64>, used: u64) -> usize {
-        let (missing, shared) = self.wanted(&rows, used);
+    /// Pages that [`PageTable::make_writable`] would take.
+    pub fn missing_pages(&self, rows: Range<u64>, used: u64) -> usize {
+        let (missing, shared) = self.pages_to_write(&rows, used);
         missing + shared.len()
     }
 
     /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
     /// else has. If there are not enough, nothing has changed.
-    pub fn own(&mut self, states: &[StateInfo], rows: Range<u64>, used: u64) -> Result<()> {
-        let (missing, shared) = self.wanted(&rows, used);
+    pub fn make_writable(&mut self, states: &[StateInfo], rows: Range<u64>, used: u64) -> Result<()> {
+        let (missing, shared) = self.pages_to_write(&rows, used);
         if missing == 0 && shared.is_empty() {
             // They are its own up to here.
             if rows.end >= used {
@@ -74,22 +74,22 @@ impl<M: PageMemory> PageTable<M> {
         }
         let mut taken = Vec::with_capacity(shared.len() + missing);
         self.pages.reserve(missing);
-        self.pool.take(shared.len() + missing, &mut taken)?;
+        self.pool.allocate(shared.len() + missing, &mut taken)?;
         let copies = shared.iter().zip(&taken);
         let rows_of = |at: usize| used.saturating_sub(at as u64 * PAGE_ROWS);
         let mut copied = copies.map(|(&at, &page)| self.copy_page(states, self.pages[at], page, rows_of(at)));
         let settled = copied.find(Result::is_err).unwrap_or_else(|| match shared.is_empty() {
             true => Ok(()),
-            false => self.pool.memory().settle(),
+            false => self.pool.memory().synchronize(),
         });
         if let Err(error) = settled {
-            self.pool.give_back(&taken);
+            self.pool.release(&taken);
             return Err(error);
         }
         let (copies, new) = taken.split_at(shared.len());
         for (&at, &page) in shared.iter().zip(copies) {
             let before = std::mem::replace(&mut self.pages[at], page);
-            self.pool.give_back(&[before]);
+            self.pool.release(&[before]);
         }
         self.pages.extend_from_slice(new);
         if rows.end >= used {
@@ -110,7 +110,7 @@ impl<M: PageMemory> PageTable<M> {
     /// Another sequence with the first `rows` rows: it shares their pages.
     pub fn fork(&self, rows: u64) -> Self {
         let pages = self.pages[..rows.div_ceil(PAGE_ROWS) as usize].to_vec();
-        self.pool.share(&pages);
+        self.pool.add_refs(&pages);
         self.shared.store(true, Ordering::Relaxed);
         Self { pool: Arc::clone(&self.pool), pages, shared: AtomicBool::new(true) }
     }
@@ -119,7 +119,7 @@ impl<M: PageMemory> PageTable<M> {
     pub fn truncate(&mut self, rows: u64) {
         let kept = (rows.div_ceil(PAGE_ROWS) as usize).min(self.pages.len());
         if kept < self.pages.len() {
-            self.pool.give_back(&self.pages[kept..]);
+            self.pool.release(&self.pages[kept..]);
             self.pages.truncate(kept);
         }
         // The last page has room again.
@@ -129,14 +129,14 @@ impl<M: PageMemory> PageTable<M> {
     /// Gives back whole pages; rows after them move to the front.
     pub fn drop_pages(&mut self, pages: Range<u64>) {
         let dropped: Vec<i32> = self.pages.drain(pages.start as usize..pages.end as usize).collect();
-        self.pool.give_back(&dropped);
+        self.pool.release(&dropped);
     }
 
     /// Moves rows of every cache to the places `moved`, from `count` rows after them, and ends behind them.
     pub fn drop_rows(&mut self, states: &[StateInfo], count: u64, moved: Range<u64>) -> Result<()> {
-        self.own(states, moved.clone(), moved.end + count)?;
+        self.make_writable(states, moved.clone(), moved.end + count)?;
         self.move_rows(states, count, moved.clone())?;
-        self.pool.memory().settle()?;
+        self.pool.memory().synchronize()?;
         self.truncate(moved.end);
         Ok(())
     }
@@ -149,7 +149,8 @@ impl<M: PageMemory> PageTable<M> {
             let left = |row: u64| PAGE_ROWS - row % PAGE_ROWS;
             let rows = left(row).min(left(row + count)).min(count).min(moved.end - row);
             for (state, cache) in caches(states) {
-                let (from, to) = (self.place(state, cache, row + count), self.place(state, cache, row));
+                let (from, to) =
+                    (self.row_location(state, cache, row + count), self.row_location(state, cache, row));
                 self.pool.copy(from, to, (rows * cache.row_bytes) as usize)?;
             }
             row += rows;
@@ -158,13 +159,13 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// The page of a row of a cache, and where it begins there.
-    fn place(&self, state: &StateInfo, cache: CacheShape, row: u64) -> (i32, usize) {
+    fn row_location(&self, state: &StateInfo, cache: CacheShape, row: u64) -> (i32, usize) {
         let begin = (state.offset + row % PAGE_ROWS * cache.row_bytes) as usize;
         (self.pages[(row / PAGE_ROWS) as usize], begin)
     }
 
     /// The pages of the first `rows` rows of a cache, and where these lie in each.
-    fn parts(
+    fn page_ranges(
         &self,
         state: &StateInfo,
         cache: CacheShape,
@@ -177,10 +178,10 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// The first `rows` rows of a cache.
-    pub fn read(&self, state: &StateInfo, cache: CacheShape, rows: u64) -> Result<Vec<u8>> {
+    pub fn read_cache(&self, state: &StateInfo, cache: CacheShape, rows: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; (rows * cache.row_bytes) as usize];
         let mut left = &mut bytes[..];
-        for (page, part) in self.parts(state, cache, rows) {
+        for (page, part) in self.page_ranges(state, cache, rows) {
             let (now, later) = left.split_at_mut(part.len());
             self.pool.read(page, part, now)?;
             left = later;
@@ -189,20 +190,20 @@ impl<M: PageMemory> PageTable<M> {
     }
 
     /// Replaces the first rows of a cache, which have pages that nobody else has.
-    pub fn write(&self, state: &StateInfo, cache: CacheShape, bytes: &[u8]) -> Result<()> {
+    pub fn write_cache(&self, state: &StateInfo, cache: CacheShape, bytes: &[u8]) -> Result<()> {
         let rows = (bytes.len() as u64).checked_div(cache.row_bytes).unwrap_or(0);
         let mut left = bytes;
-        for (page, part) in self.parts(state, cache, rows) {
+        for (page, part) in self.page_ranges(state, cache, rows) {
             let (now, later) = left.split_at(part.len());
             self.pool.write(page, part.start, now)?;
             left = later;
         }
-        self.pool.memory().settle()
+        self.pool.memory().synchronize()
     }
 }
 
 impl<M: PageMemory> Drop for PageTable<M> {
     fn drop(&mut self) {
-        self.pool.give_back(&self.pages);
+        self.pool.release(&self.pages);
     }
 }

@@ -11,42 +11,42 @@ mod system {
 
     /// A mapping that takes advice.
     pub trait AdvisableMapping {
-        fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()>;
+        fn apply_advice(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()>;
     }
 
     impl AdvisableMapping for Mmap {
-        fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
+        fn apply_advice(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
     impl AdvisableMapping for MmapMut {
-        fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
+        fn apply_advice(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
     impl AdvisableMapping for MmapRaw {
-        fn tell(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
+        fn apply_advice(&self, advice: Advice, range: Range<usize>) -> std::io::Result<()> {
             self.advise_range(advice, range.start, range.len())
         }
     }
 
     /// Asks for huge pages; false if the system knows of none.
     pub fn prefer_huge(map: &impl AdvisableMapping, range: Range<usize>) -> bool {
-        map.tell(Advice::HugePage, range).is_ok()
+        map.apply_advice(Advice::HugePage, range).is_ok()
     }
 
     /// Asks for small pages, of memory that is used here and there.
     pub fn refuse_huge(map: &impl AdvisableMapping, range: Range<usize>) {
-        let _ = map.tell(Advice::NoHugePage, range);
+        let _ = map.apply_advice(Advice::NoHugePage, range);
     }
 
     /// Gives memory to pages of the caches before they are written.
     pub fn populate(map: &MmapRaw, range: Range<usize>) -> Result<()> {
         const ENOMEM: i32 = 12;
         let bytes = range.len() as u64;
-        match map.tell(Advice::PopulateWrite, range) {
+        match map.apply_advice(Advice::PopulateWrite, range) {
             Err(e) if e.raw_os_error() == Some(ENOMEM) => {
                 Err(Error::OutOfMemory { what: "pages of the KV cache", bytes })
             }

@@ -13,7 +13,7 @@ const VARIABLE: &str = "MLCC_PERF_MAP";
 
 /// Appends the functions of an image at `base` to `/tmp/perf-PID.map`, if the environment asks for it. A file that cannot be written is
 /// no reason not to run.
-pub(crate) fn write(image: &CodeImage<'_>, base: *const u8) {
+pub(crate) fn append_functions(image: &CodeImage<'_>, base: *const u8) {
     if std::env::var_os(VARIABLE).is_none_or(|value| value.is_empty()) {
         return;
     }

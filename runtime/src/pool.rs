@@ -3,7 +3,7 @@
 //!
 //! Between runs workers spin for a while (a decode loop calls every few hundred microseconds), then park. Inside a
 //! run they meet at [`Barrier`]s. Waiting spins first and then sleeps: another program has the core of the one waited for.
-//! Where that happens often, [`WorkerPool::step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
+//! Where that happens often, [`WorkerPool::run_step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
 //! returned as an error; it also opens the barrier, so nobody waits for ever.
 //!
 //! Callers from several threads take turns in the order in which they come, whichever model their steps are of.
@@ -52,12 +52,12 @@ type WorkerJob = *const (dyn Fn(usize) + Sync);
 
 struct PoolShared {
     /// What changes from run to run, in the one line that workers wait for.
-    call: CachePadded<CurrentRun>,
+    current_run: CachePadded<CurrentRun>,
     /// The run that each worker, and all whom it leads, have ended last.
-    ended: Vec<CachePadded<EventCount>>,
-    beds: Vec<CachePadded<WorkerParker>>,
+    finished: Vec<CachePadded<EventCount>>,
+    parkers: Vec<CachePadded<WorkerParker>>,
     barrier: Barrier,
-    pieces: ChunkScheduler,
+    chunks: ChunkScheduler,
     panic: Mutex<Option<String>>,
     shutdown: AtomicBool,
     spins: u32,
@@ -92,7 +92,7 @@ impl RunEpoch {
         self.0 as u32 as usize
     }
 
-    fn run(self) -> u32 {
+    fn run_number(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }
@@ -116,17 +116,17 @@ pub struct WorkerPool {
     shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
     /// Of each worker, while it runs; of all or of none.
-    places: Vec<WorkerAffinity>,
-    gate: TicketMutex<RunState>,
+    affinities: Vec<WorkerAffinity>,
+    run_state: TicketMutex<RunState>,
     /// Where its clock begins.
-    begin: Instant,
+    started: Instant,
     /// The number of workers that steps are to have; 0 if the pool chooses.
-    wanted: AtomicUsize,
+    fixed_workers: AtomicUsize,
 }
 
 /// What belongs to whom runs.
 struct RunState {
-    crew: WorkerCountTuner,
+    tuner: WorkerCountTuner,
     epoch: RunEpoch,
 }
 
@@ -146,11 +146,11 @@ impl WorkerPool {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let spins = if workers <= cores { SPINS } else { SPINS_CROWDED };
         let shared = Arc::new(PoolShared {
-            call: CachePadded::default(),
-            ended: (0..workers).map(|_| CachePadded::default()).collect(),
-            beds: (0..workers).map(|_| CachePadded::default()).collect(),
+            current_run: CachePadded::default(),
+            finished: (0..workers).map(|_| CachePadded::default()).collect(),
+            parkers: (0..workers).map(|_| CachePadded::default()).collect(),
             barrier: Barrier::new(workers, spins),
-            pieces: ChunkScheduler::new(workers),
+            chunks: ChunkScheduler::new(workers),
             panic: Mutex::new(None),
             shutdown: AtomicBool::new(false),
             spins,
@@ -158,25 +158,26 @@ impl WorkerPool {
         let mut pool = Self {
             shared,
             threads: Vec::new(),
-            places,
-            gate: TicketMutex::new(RunState {
-                crew: WorkerCountTuner::new(workers),
+            affinities: places,
+            run_state: TicketMutex::new(RunState {
+                tuner: WorkerCountTuner::new(workers),
                 epoch: RunEpoch(0).next(workers),
             }),
-            begin: Instant::now(),
-            wanted: AtomicUsize::new(0),
+            started: Instant::now(),
+            fixed_workers: AtomicUsize::new(0),
         };
         for index in 0..workers {
             let place = |source| Error::Pinning { index, source };
             // A thread begins where the one is that starts it. The caller as well tries its place, to which it will come.
-            let _there = pool.places.get(index).map(|p| p.cpus.enter()).transpose().map_err(place)?;
+            let _there =
+                pool.affinities.get(index).map(|p| p.cpus.bind_thread()).transpose().map_err(place)?;
             if index == 0 {
                 continue;
             }
             let shared = Arc::clone(&pool.shared);
             let spawned = std::thread::Builder::new()
                 .name(format!("mlcc-worker-{index}"))
-                .spawn(move || worker(&shared, index))
+                .spawn(move || worker_loop(&shared, index))
                 .map_err(|source| Error::Thread { index, source })?;
             pool.threads.push(spawned);
         }
@@ -188,8 +189,8 @@ impl WorkerPool {
     }
 
     /// Where each worker runs; empty if the system chooses.
-    pub fn places(&self) -> &[WorkerAffinity] {
-        &self.places
+    pub fn affinities(&self) -> &[WorkerAffinity] {
+        &self.affinities
     }
 
     /// How often who waits looks before it sleeps.
@@ -203,88 +204,88 @@ impl WorkerPool {
     }
 
     /// What deals out the pieces of work that all workers of a run share.
-    pub fn pieces(&self) -> &ChunkScheduler {
-        &self.shared.pieces
+    pub fn chunks(&self) -> &ChunkScheduler {
+        &self.shared.chunks
     }
 
     /// From the next step on so many workers run it (at least 1, at most all); with `None` as many as suit.
     pub fn fix_workers(&self, workers: Option<usize>) {
-        self.wanted.store(workers.map_or(0, |n| n.clamp(1, self.workers())), Ordering::Relaxed);
+        self.fixed_workers.store(workers.map_or(0, |n| n.clamp(1, self.workers())), Ordering::Relaxed);
     }
 
     /// Calls `f(worker)` on every worker. Not to be called from inside a run.
     pub fn run(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return self.alone(f);
+            return self.run_alone(f);
         }
-        self.run_by(&mut self.gate.take(), self.workers(), f)
+        self.run_workers(&mut self.run_state.lock(), self.workers(), f)
     }
 
     /// Calls `f(worker, workers)` on the first `most`, or on all if they are fewer.
     pub fn run_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return self.alone(&|worker| f(worker, 1));
+            return self.run_alone(&|worker| f(worker, 1));
         }
         let workers = self.workers().min(most.max(1));
-        self.run_by(&mut self.gate.take(), workers, &|worker| f(worker, workers))
+        self.run_workers(&mut self.run_state.lock(), workers, &|worker| f(worker, workers))
     }
 
     /// Calls `f(worker, workers)` on as many workers as suit.
-    pub fn help(&self, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
-        self.help_first(usize::MAX, f)
+    pub fn run_suited(&self, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+        self.run_suited_first(usize::MAX, f)
     }
 
-    /// As [`WorkerPool::help`], by at most `most` workers.
-    pub fn help_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+    /// As [`WorkerPool::run_suited`], by at most `most` workers.
+    pub fn run_suited_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return self.alone(&|worker| f(worker, 1));
+            return self.run_alone(&|worker| f(worker, 1));
         }
-        let mut gate = self.gate.take();
-        let workers = self.wanted().unwrap_or(gate.crew.suited()).min(most.max(1));
-        self.run_by(&mut gate, workers, &|worker| f(worker, workers))
+        let mut gate = self.run_state.lock();
+        let workers = self.fixed_workers().unwrap_or(gate.tuner.best_workers()).min(most.max(1));
+        self.run_workers(&mut gate, workers, &|worker| f(worker, workers))
     }
 
     /// Calls `f(worker, workers)` on as many workers as suit, at most `most`, and learns from how long it takes. Steps of one
     /// kind take about the same time by the same workers.
-    pub fn step(&self, kind: StepKind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+    pub fn run_step(&self, kind: StepKind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
-            return self.alone(&|worker| f(worker, 1));
+            return self.run_alone(&|worker| f(worker, 1));
         }
-        let mut gate = self.gate.take();
-        let (wanted, suited) = (self.wanted(), gate.crew.workers());
+        let mut gate = self.run_state.lock();
+        let (wanted, suited) = (self.fixed_workers(), gate.tuner.workers());
         let workers = wanted.unwrap_or(suited).min(most.max(1));
         if wanted.is_some() || workers != suited {
-            return self.run_by(&mut gate, workers, &|worker| f(worker, workers));
+            return self.run_workers(&mut gate, workers, &|worker| f(worker, workers));
         }
-        let (begin, slept) = (self.now(), self.shared.barrier.slept());
-        self.run_by(&mut gate, workers, &|worker| f(worker, workers))?;
-        let (end, slept) = (self.now(), self.shared.barrier.slept() - slept);
-        gate.crew.note(StepTiming { kind, end, time: end - begin, slept });
+        let (begin, slept) = (self.now(), self.shared.barrier.slept_time());
+        self.run_workers(&mut gate, workers, &|worker| f(worker, workers))?;
+        let (end, slept) = (self.now(), self.shared.barrier.slept_time() - slept);
+        gate.tuner.record_step(StepTiming { kind, end, time: end - begin, slept });
         Ok(())
     }
 
-    fn wanted(&self) -> Option<usize> {
-        Some(self.wanted.load(Ordering::Relaxed)).filter(|&n| n > 0)
+    fn fixed_workers(&self) -> Option<usize> {
+        Some(self.fixed_workers.load(Ordering::Relaxed)).filter(|&n| n > 0)
     }
 
     /// Puts the caller's thread where worker 0 runs, until what is returned is dropped.
-    fn in_place(&self) -> Option<affinity::AffinityGuard> {
+    fn pin_caller(&self) -> Option<affinity::AffinityGuard> {
         // It was there when the pool began; where the system refuses now, the run is as right elsewhere.
-        self.places.first().and_then(|place| place.cpus.enter().ok())
+        self.affinities.first().and_then(|place| place.cpus.bind_thread().ok())
     }
 
     /// The run of a pool without other workers: such callers need not take turns.
-    fn alone(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
-        let _there = self.in_place();
+    fn run_alone(&self, f: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        let _there = self.pin_caller();
         catch_unwind(AssertUnwindSafe(|| f(0))).map_err(|p| Error::WorkerPanic { message: panic_text(&*p) })
     }
 
     fn now(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64
+        self.started.elapsed().as_nanos() as u64
     }
 
     /// Calls `f` on the first `workers`.
-    fn run_by(
+    fn run_workers(
         &self,
         gate: &mut TicketGuard<'_, RunState>,
         workers: usize,
@@ -294,20 +295,20 @@ impl WorkerPool {
         let epoch = gate.epoch.next(workers);
         if workers != gate.epoch.workers() {
             shared.barrier.reset(workers);
-            shared.pieces.reset(workers);
+            shared.chunks.reset(workers);
             // Who had no part in the last runs is as if it had.
-            shared.ended.iter().for_each(|CachePadded(ended)| ended.set(gate.epoch.run()));
+            shared.finished.iter().for_each(|CachePadded(ended)| ended.set_count(gate.epoch.run_number()));
         }
         gate.epoch = epoch;
-        let _there = self.in_place();
+        let _there = self.pin_caller();
         if workers > 1 {
-            shared.start(epoch, f);
+            shared.start_run(epoch, f);
         }
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(0))) {
-            shared.panicked(&*panic);
+            shared.record_panic(&*panic);
         }
-        shared.end(0, epoch);
-        if !shared.barrier.is_open() {
+        shared.finish_run(0, epoch);
+        if !shared.barrier.is_broken() {
             return Ok(());
         }
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -315,7 +316,7 @@ impl WorkerPool {
             None => Ok(()),
             Some(message) => {
                 shared.barrier.reset(workers);
-                shared.pieces.reset(workers);
+                shared.chunks.reset(workers);
                 Err(Error::WorkerPanic { message })
             }
         }
@@ -326,8 +327,8 @@ impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Relaxed);
         // One more than the last run, by nobody.
-        let epoch = self.gate.get_mut().epoch.next(0);
-        self.shared.call.0.epoch.store(epoch.0, Ordering::SeqCst);
+        let epoch = self.run_state.get_mut().epoch.next(0);
+        self.shared.current_run.0.epoch.store(epoch.0, Ordering::SeqCst);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -336,26 +337,27 @@ impl Drop for WorkerPool {
 }
 
 impl PoolShared {
-    fn panicked(&self, panic: &(dyn Any + Send)) {
+    fn record_panic(&self, panic: &(dyn Any + Send)) {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| panic_text(panic));
-        self.barrier.open();
+        self.barrier.break_open();
     }
 
     /// Makes the other workers of `epoch` call `f`. The gate is held and the last run is over.
-    fn start(&self, epoch: RunEpoch, f: &(dyn Fn(usize) + Sync)) {
+    fn start_run(&self, epoch: RunEpoch, f: &(dyn Fn(usize) + Sync)) {
         // SAFETY: nobody reads the cell, since no run is going on. The lifetime is erased, but the pointer is used only until
         // all workers have ended, which the caller waits for (`end`) before it returns.
         unsafe {
-            *self.call.0.job.get() = Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), WorkerJob>(f));
+            *self.current_run.0.job.get() =
+                Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), WorkerJob>(f));
         }
-        self.call.0.epoch.store(epoch.0, Ordering::SeqCst);
-        self.wake(0, epoch);
+        self.current_run.0.epoch.store(epoch.0, Ordering::SeqCst);
+        self.wake_children(0, epoch);
     }
 
     /// Wakes those whom a worker leads, who wake those whom they lead.
-    fn wake(&self, index: usize, epoch: RunEpoch) {
+    fn wake_children(&self, index: usize, epoch: RunEpoch) {
         for child in tree::children(index, epoch.workers()) {
-            let Some(CachePadded(bed)) = self.beds.get(child) else { continue };
+            let Some(CachePadded(bed)) = self.parkers.get(child) else { continue };
             // SeqCst with the worker's store, and with all looks at the epoch: either it sees the new one or we see it asleep.
             if bed.asleep.load(Ordering::SeqCst)
                 && let Some(thread) = bed.thread.get()
@@ -366,20 +368,20 @@ impl PoolShared {
     }
 
     /// Waits until all whom a worker leads have ended the run, then says so, for itself too.
-    fn end(&self, index: usize, epoch: RunEpoch) {
-        let mut waiter = EventWaiter { spins: self.spins, open: None, slept: self.barrier.sleep() };
+    fn finish_run(&self, index: usize, epoch: RunEpoch) {
+        let mut waiter = EventWaiter { spins: self.spins, open: None, slept: self.barrier.sleep_counter() };
         for child in tree::children(index, epoch.workers()) {
-            waiter.wait(&self.ended[child].0, epoch.run());
+            waiter.wait(&self.finished[child].0, epoch.run_number());
         }
-        self.ended[index].0.raise(epoch.run());
+        self.finished[index].0.raise_to(epoch.run_number());
     }
 
     /// Waits until the epoch differs from `seen`. Who had no part in that one parks at once.
-    fn next_epoch(&self, seen: RunEpoch, index: usize) -> RunEpoch {
-        let CachePadded(bed) = &self.beds[index];
+    fn wait_for_epoch(&self, seen: RunEpoch, index: usize) -> RunEpoch {
+        let CachePadded(bed) = &self.parkers[index];
         let mut spins = if index < seen.workers() { self.spins } else { 0 };
         loop {
-            let epoch = RunEpoch(self.call.0.epoch.load(Ordering::SeqCst));
+            let epoch = RunEpoch(self.current_run.0.epoch.load(Ordering::SeqCst));
             if epoch != seen {
                 return epoch;
             }
@@ -389,7 +391,7 @@ impl PoolShared {
                 continue;
             }
             bed.asleep.store(true, Ordering::SeqCst);
-            if self.call.0.epoch.load(Ordering::SeqCst) == seen.0 {
+            if self.current_run.0.epoch.load(Ordering::SeqCst) == seen.0 {
                 std::thread::park();
             }
             bed.asleep.store(false, Ordering::Relaxed);
@@ -397,27 +399,27 @@ impl PoolShared {
     }
 }
 
-fn worker(shared: &PoolShared, index: usize) {
-    shared.beds[index].0.thread.get_or_init(std::thread::current);
+fn worker_loop(shared: &PoolShared, index: usize) {
+    shared.parkers[index].0.thread.get_or_init(std::thread::current);
     let mut epoch = RunEpoch(0);
     loop {
-        epoch = shared.next_epoch(epoch, index);
+        epoch = shared.wait_for_epoch(epoch, index);
         if shared.shutdown.load(Ordering::Relaxed) {
             return;
         }
         if index >= epoch.workers() {
             continue;
         }
-        shared.wake(index, epoch);
+        shared.wake_children(index, epoch);
         // SAFETY: this worker has a part in the epoch, so the cell holds this run's job, which stays valid until we
         // have raised our `ended`.
-        let job = unsafe { (*shared.call.0.job.get()).map(|job| &*job) };
+        let job = unsafe { (*shared.current_run.0.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(index)))
         {
-            shared.panicked(&*panic);
+            shared.record_panic(&*panic);
         }
-        shared.end(index, epoch);
+        shared.finish_run(index, epoch);
     }
 }
 

@@ -2,7 +2,7 @@
 //! what they exchange ([`mlcc_abi::processes`]).
 //!
 //! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`RankLeader`]), and they follow
-//! ([`crate::Model::follow`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
+//! ([`crate::Model::follow_leader`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
 
 mod hello;
 mod lead;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 pub(crate) use hello::{HandshakeMessage, RankAgreement};
 pub(crate) use lead::{RankLeader, StepGuard};
-pub(crate) use wire::{MessageReader, MessageWriter, RankMessageKind, number};
+pub(crate) use wire::{MessageReader, MessageWriter, RankMessageKind, step_number};
 
 /// File of the plug-in that is looked for.
 const PLUGIN: &str = "libmlcc_mpi.so";
@@ -46,7 +46,7 @@ struct ProcessGroupInner {
     ranks: usize,
     limit: Duration,
     /// Some model is split among them.
-    taken: AtomicBool,
+    claimed: AtomicBool,
     /// By rank, for people.
     names: OnceLock<Vec<String>>,
     /// After the table, whose functions are its.
@@ -55,7 +55,7 @@ struct ProcessGroupInner {
 
 impl ProcessGroup {
     /// Those that `mpirun` has started; `None` where it has not, or has started this one alone. To be asked for once.
-    pub fn launched() -> Result<Option<ProcessGroup>> {
+    pub fn from_launcher() -> Result<Option<ProcessGroup>> {
         let size = |name: &&str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
         match LAUNCHERS.iter().find_map(size) {
             Some(count) if count > 1 => Self::open(count).map(Some),
@@ -71,7 +71,7 @@ impl ProcessGroup {
             })?,
             Err(_) => LIMIT,
         };
-        let path = plugin();
+        let path = plugin_path();
         // Open MPI's own plug-ins look for its symbols among those of the process.
         // SAFETY: a library that the user has put there for this.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
@@ -101,7 +101,7 @@ impl ProcessGroup {
             rank: rank as usize,
             ranks: ranks as usize,
             limit: Duration::from_secs(limit),
-            taken: AtomicBool::new(false),
+            claimed: AtomicBool::new(false),
             names: OnceLock::new(),
             _library: library,
         })))
@@ -123,8 +123,8 @@ impl ProcessGroup {
     }
 
     /// False if they have a model already.
-    pub(crate) fn take(&self) -> bool {
-        !self.0.taken.swap(true, Ordering::SeqCst)
+    pub(crate) fn claim(&self) -> bool {
+        !self.0.claimed.swap(true, Ordering::SeqCst)
     }
 
     pub(crate) fn set_names(&self, names: Vec<String>) {
@@ -141,86 +141,95 @@ impl ProcessGroup {
     }
 
     /// Ends all processes: there is no going on without one of them.
-    pub(crate) fn fail(&self, what: &str) -> ! {
+    pub(crate) fn abort_all(&self, what: &str) -> ! {
         eprintln!("error: {what}. All ranks end (told by {}).", self.name(self.rank()));
         // SAFETY: the last call.
         unsafe { (self.0.table.abort)(1) };
         std::process::exit(1)
     }
 
-    fn check(&self, result: i32, late: u32, limit: Duration) {
+    fn check_outcome(&self, result: i32, late: u32, limit: Duration) {
         match result {
             outcome::OK => {}
             outcome::LATE => {
                 let (name, seconds) = (self.name(late as usize), limit.as_secs());
-                self.fail(&format!("{name} was not heard of for {seconds} s ({LIMIT_VARIABLE})"))
+                self.abort_all(&format!("{name} was not heard of for {seconds} s ({LIMIT_VARIABLE})"))
             }
-            _ => self.fail("the library that carries messages has failed"),
+            _ => self.abort_all("the library that carries messages has failed"),
         }
     }
 
     /// Every rank gives as many bytes, and gets those of all.
-    pub(crate) fn gather(&self, own: &[u8], limit: Duration) -> Vec<u8> {
+    pub(crate) fn all_gather(&self, own: &[u8], limit: Duration) -> Vec<u8> {
         let mut all = vec![0; own.len() * self.ranks()];
-        let part =
-            AllGatherBuffers { from: own.as_ptr(), all: all.as_mut_ptr(), rows: 1, row_bytes: own.len() };
+        let part = AllGatherBuffers {
+            from: own.as_ptr(),
+            gathered: all.as_mut_ptr(),
+            rows: 1,
+            row_bytes: own.len(),
+        };
         // SAFETY: buffers of these sizes; all ranks call this with as many bytes.
-        unsafe { self.exchange_within(part, limit) };
+        unsafe { self.all_gather_within(part, limit) };
         all
     }
 
     /// # Safety
-    /// As [`Communicator::exchange`].
-    unsafe fn exchange_within(&self, part: AllGatherBuffers, limit: Duration) {
-        let AllGatherBuffers { from, all, rows, row_bytes } = part;
+    /// As [`Communicator::all_gather_rows`].
+    unsafe fn all_gather_within(&self, part: AllGatherBuffers, limit: Duration) {
+        let AllGatherBuffers { from, gathered: all, rows, row_bytes } = part;
         let (mut late, milliseconds) = (0, limit.as_millis() as u64);
         // SAFETY: by contract.
         let result = unsafe {
             (self.0.table.exchange)(from, all, rows as u64, row_bytes as u64, milliseconds, &mut late)
         };
-        self.check(result, late, limit);
+        self.check_outcome(result, late, limit);
     }
 
     /// Gives bytes to all others.
-    fn tell(&self, bytes: &[u8]) {
+    fn broadcast(&self, bytes: &[u8]) {
         let (mut late, limit) = (0, self.0.limit);
         // SAFETY: bytes of this length.
         let result = unsafe {
             (self.0.table.tell)(bytes.as_ptr(), bytes.len() as u64, limit.as_millis() as u64, &mut late)
         };
-        self.check(result, late, limit);
+        self.check_outcome(result, late, limit);
     }
 
     /// Bytes that `from` tells.
-    fn hear(&self, from: usize, bytes: &mut [u8]) {
+    fn receive(&self, from: usize, bytes: &mut [u8]) {
         let (mut late, limit) = (0, self.0.limit);
         let (to, len) = (bytes.as_mut_ptr(), bytes.len() as u64);
         // SAFETY: room for as many bytes.
         let result =
             unsafe { (self.0.table.hear)(from as u32, to, len, limit.as_millis() as u64, &mut late) };
-        self.check(result, late, limit);
+        self.check_outcome(result, late, limit);
     }
 
     /// All are through with loading, each with so many pages of the KV cache, and rank 0 may begin. An error, `what`, where it has more pages.
-    pub(crate) fn ready(&self, pages: u64, what: &'static str, lead: Option<&RankLeader>) -> Result<()> {
-        let all = self.gather(&pages.to_le_bytes(), LOADING);
+    pub(crate) fn finish_loading(
+        &self,
+        pages: u64,
+        what: &'static str,
+        lead: Option<&RankLeader>,
+    ) -> Result<()> {
+        let all = self.all_gather(&pages.to_le_bytes(), LOADING);
         let wanted = all.as_chunks::<8>().0.first().map_or(0, |first| u64::from_le_bytes(*first));
         if wanted > pages {
             return Err(Error::OutOfMemory { what, bytes: wanted });
         }
-        lead.map_or(Ok(()), RankLeader::start)
+        lead.map_or(Ok(()), RankLeader::start_heartbeats)
     }
 
     /// Hears what rank 0 says until it has no use for the others any more.
-    pub(crate) fn follow(&self, mut hear: impl FnMut(&[u8]) -> Result<RankMessageKind>) {
+    pub(crate) fn receive_messages(&self, mut hear: impl FnMut(&[u8]) -> Result<RankMessageKind>) {
         let mut message = Vec::new();
         loop {
-            self.next(&mut message);
+            self.receive_message(&mut message);
             match hear(&message) {
                 Ok(RankMessageKind::End) => break,
                 Ok(_) => {}
                 // The others wait for this rank in vain.
-                Err(error) => self.fail(&format!("{}: {error}", self.name(self.rank()))),
+                Err(error) => self.abort_all(&format!("{}: {error}", self.name(self.rank()))),
             }
         }
         self.leave();
@@ -234,9 +243,9 @@ impl ProcessGroup {
 }
 
 impl Communicator for ProcessGroup {
-    unsafe fn exchange(&self, _: usize, part: AllGatherBuffers) {
+    unsafe fn all_gather_rows(&self, _: usize, part: AllGatherBuffers) {
         // SAFETY: by contract.
-        unsafe { self.exchange_within(part, self.0.limit) }
+        unsafe { self.all_gather_within(part, self.0.limit) }
     }
 }
 
@@ -256,7 +265,7 @@ impl std::fmt::Debug for ProcessGroup {
 }
 
 /// What the user names, or what lies beside the program, or what the system knows by its name.
-fn plugin() -> PathBuf {
+fn plugin_path() -> PathBuf {
     if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty()) {
         return path.into();
     }

@@ -33,7 +33,7 @@ pub(crate) fn rank_of_section(name: &str) -> Option<usize> {
 #[derive(Clone, Copy)]
 pub(crate) struct AllGatherBuffers {
     pub from: *const u8,
-    pub all: *mut u8,
+    pub gathered: *mut u8,
     pub rows: usize,
     pub row_bytes: usize,
 }
@@ -45,7 +45,7 @@ pub(crate) trait Communicator: Send + Sync {
     /// # Safety
     /// `part` has `rows * row_bytes` bytes that nobody writes meanwhile, and room for those of all ranks that nobody else uses. All ranks
     /// give parts of one size.
-    unsafe fn exchange(&self, rank: usize, part: AllGatherBuffers);
+    unsafe fn all_gather_rows(&self, rank: usize, part: AllGatherBuffers);
 }
 
 /// Largest part that is put aside: of a token, most are smaller.
@@ -57,7 +57,7 @@ const ASIDE: usize = 64 << 10;
 /// one aside has met all who had yet to copy the first. A large part is copied from where it is, and ranks meet again when all have it.
 pub(crate) struct ThreadCommunicator {
     ranks: Vec<CachePadded<ThreadRankSlot>>,
-    meeting: Barrier,
+    barrier: Barrier,
 }
 
 struct ThreadRankSlot {
@@ -77,12 +77,12 @@ impl ThreadCommunicator {
         };
         Ok(ThreadCommunicator {
             ranks: (0..ranks).map(of_rank).collect::<Result<_>>()?,
-            meeting: Barrier::new(ranks, spins),
+            barrier: Barrier::new(ranks, spins),
         })
     }
 
     /// Which half of its room a rank uses now; for all ranks the same one.
-    fn turn(&self, rank: usize) -> usize {
+    fn aside_half(&self, rank: usize) -> usize {
         let count = &self.ranks[rank].0.count;
         let turn = count.load(Ordering::Relaxed);
         count.store(turn.wrapping_add(1), Ordering::Relaxed);
@@ -92,12 +92,12 @@ impl ThreadCommunicator {
     /// Copies to where the rows of all ranks go.
     ///
     /// # Safety
-    /// `part.all` as in [`Communicator::exchange`]; at `from` the rows of `rank`, which stay while this runs.
-    unsafe fn copy(&self, rank: usize, from: *const u8, part: &AllGatherBuffers) {
+    /// `part.all` as in [`Communicator::all_gather_rows`]; at `from` the rows of `rank`, which stay while this runs.
+    unsafe fn scatter_rows(&self, rank: usize, from: *const u8, part: &AllGatherBuffers) {
         for row in 0..part.rows {
             // SAFETY: by contract; the rooms of the rows of a rank do not overlap.
             unsafe {
-                let to = part.all.add((row * self.ranks.len() + rank) * part.row_bytes);
+                let to = part.gathered.add((row * self.ranks.len() + rank) * part.row_bytes);
                 std::ptr::copy_nonoverlapping(from.add(row * part.row_bytes), to, part.row_bytes);
             }
         }
@@ -105,29 +105,29 @@ impl ThreadCommunicator {
 }
 
 impl Communicator for ThreadCommunicator {
-    unsafe fn exchange(&self, rank: usize, part: AllGatherBuffers) {
+    unsafe fn all_gather_rows(&self, rank: usize, part: AllGatherBuffers) {
         let bytes = part.rows * part.row_bytes;
         // The meetings order everything.
         if bytes <= ASIDE {
-            let turn = self.turn(rank);
+            let turn = self.aside_half(rank);
             let aside = |rank: usize| self.ranks[rank].0.aside.as_ptr().wrapping_add(turn);
             // SAFETY: nobody reads this half now, since all have come to a later exchange than the one that used it last.
             unsafe { std::ptr::copy_nonoverlapping(part.from, aside(rank), bytes) };
-            self.meeting.wait(rank);
+            self.barrier.wait(rank);
             for other in 0..self.ranks.len() {
                 // SAFETY: by contract of this call and of those of the others, which have met; nobody writes to this half before all have met
                 // again.
-                unsafe { self.copy(other, aside(other), &part) };
+                unsafe { self.scatter_rows(other, aside(other), &part) };
             }
         } else {
             self.ranks[rank].0.sent.store(part.from.cast_mut(), Ordering::Relaxed);
-            self.meeting.wait(rank);
+            self.barrier.wait(rank);
             for (other, CachePadded(sender)) in self.ranks.iter().enumerate() {
                 // SAFETY: as above; all stay until the next meeting.
-                unsafe { self.copy(other, sender.sent.load(Ordering::Relaxed), &part) };
+                unsafe { self.scatter_rows(other, sender.sent.load(Ordering::Relaxed), &part) };
             }
             // Until all have read it, nobody writes to its part again.
-            self.meeting.wait(rank);
+            self.barrier.wait(rank);
         }
     }
 }
@@ -141,8 +141,8 @@ pub(crate) struct RankLink {
 /// `ctx.exchange`.
 ///
 /// # Safety
-/// `link` is a [`RankLink`] that outlives the step, and the rest as in [`Communicator::exchange`].
-pub(crate) unsafe extern "C" fn exchange(
+/// `link` is a [`RankLink`] that outlives the step, and the rest as in [`Communicator::all_gather_rows`].
+pub(crate) unsafe extern "C" fn all_gather_callback(
     link: *mut c_void,
     _item: u32,
     from: *const u8,
@@ -152,9 +152,9 @@ pub(crate) unsafe extern "C" fn exchange(
 ) {
     // SAFETY: by contract.
     let link = unsafe { &*link.cast::<RankLink>() };
-    let part = AllGatherBuffers { from, all, rows: rows as usize, row_bytes: row_bytes as usize };
+    let part = AllGatherBuffers { from, gathered: all, rows: rows as usize, row_bytes: row_bytes as usize };
     // SAFETY: by contract.
-    unsafe { link.communicator.exchange(link.rank, part) };
+    unsafe { link.communicator.all_gather_rows(link.rank, part) };
 }
 
 #[cfg(test)]
@@ -195,9 +195,9 @@ mod tests {
                                 std::thread::yield_now();
                             }
                             let (from, to) = (part.as_ptr(), all.as_mut_ptr());
-                            let given = AllGatherBuffers { from, all: to, rows: ROWS, row_bytes: width };
+                            let given = AllGatherBuffers { from, gathered: to, rows: ROWS, row_bytes: width };
                             // SAFETY: the buffers have these sizes and belong to this thread.
-                            unsafe { threads.exchange(rank, given) };
+                            unsafe { threads.all_gather_rows(rank, given) };
                             part.fill(0);
                             let right =
                                 all[..ROWS * ranks * width].chunks(width).enumerate().all(|(i, found)| {

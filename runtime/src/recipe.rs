@@ -125,7 +125,7 @@ impl WeightGenerator {
     }
 
     /// The weights, made by so many threads; the number changes no byte.
-    pub fn make(&self, threads: usize) -> Result<Mmap> {
+    pub fn generate(&self, threads: usize) -> Result<Mmap> {
         let refuse = || Error::OutOfMemory { what: "the weights", bytes: self.bytes };
         let len = usize::try_from(self.bytes).map_err(|_| refuse())?;
         let mut memory = MmapMut::map_anon(len.max(1)).map_err(|_| refuse())?;
@@ -145,7 +145,7 @@ impl WeightGenerator {
             for _ in 0..threads.max(1) {
                 scope.spawn(|| {
                     while let Some((portion, out)) = next() {
-                        portion.write(out);
+                        portion.write_to(out);
                     }
                 });
             }
@@ -168,7 +168,7 @@ impl WeightGenerator {
         for (offset, bytes, portion) in self.portions() {
             pad(&mut hash, offset - at);
             buffer.resize(bytes as usize, 0);
-            portion.write(&mut buffer);
+            portion.write_to(&mut buffer);
             hash.update(&buffer);
             at = offset + bytes;
         }
@@ -181,7 +181,7 @@ impl WeightGenerator {
         self.entries.iter().flat_map(|entry| {
             let (whole, period) = match entry {
                 GeneratorEntry::Stored { bytes, .. } => (1, bytes.len() as u64),
-                GeneratorEntry::Draw(draw) => (draw.count, draw.period()),
+                GeneratorEntry::Draw(draw) => (draw.count, draw.period_bytes()),
             };
             let step = (PORTION / period.max(1)).max(1);
             (0..whole).step_by(step as usize).map(move |first| {
@@ -211,7 +211,7 @@ impl WeightGenerator {
                 Some(behind) if offset >= end && behind <= self.bytes => end = behind,
                 _ => return Err(format!("its recipe has no room for the entry at {offset}")),
             }
-            let whole = |piece: &DrawPiece| piece.bytes.is_multiple_of(piece.content.size());
+            let whole = |piece: &DrawPiece| piece.bytes.is_multiple_of(piece.content.value_bytes());
             if let GeneratorEntry::Draw(draw) = entry
                 && (draw.bytes() == Some(0) || !draw.pieces.iter().all(whole))
             {
@@ -230,7 +230,7 @@ impl fmt::Display for WeightGenerator {
 
 impl RandomDraw {
     /// Bytes of its pieces; of a recipe that was checked.
-    fn period(&self) -> u64 {
+    fn period_bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 
@@ -243,17 +243,17 @@ impl RandomDraw {
 
 impl PieceContent {
     /// Bytes of a value.
-    fn size(self) -> u64 {
+    fn value_bytes(self) -> u64 {
         match self {
             PieceContent::Fill(_) | PieceContent::Codes => 1,
             PieceContent::Scales(_) => 2,
-            PieceContent::Floats(float, _) => float.size(),
+            PieceContent::Floats(float, _) => float.value_bytes(),
         }
     }
 }
 
 impl FloatType {
-    fn size(self) -> u64 {
+    fn value_bytes(self) -> u64 {
         match self {
             FloatType::F32 => 4,
             FloatType::F16 | FloatType::BF16 => 2,
@@ -262,10 +262,10 @@ impl FloatType {
 }
 
 impl GeneratedPortion<'_> {
-    fn write(&self, out: &mut [u8]) {
+    fn write_to(&self, out: &mut [u8]) {
         match self {
             GeneratedPortion::Stored(bytes) => out.copy_from_slice(bytes),
-            GeneratedPortion::Drawn { draw, first } => draw::periods(draw, *first, out),
+            GeneratedPortion::Drawn { draw, first } => draw::fill_periods(draw, *first, out),
         }
     }
 }

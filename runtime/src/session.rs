@@ -27,7 +27,7 @@ pub(crate) enum EntryPoint {
     PrefillLogits,
     DecodeBatch,
     /// Rows of several sequences.
-    Rows,
+    Step,
     Create,
     Reset,
     Softmax,
@@ -42,7 +42,7 @@ impl EntryPoint {
             Self::Decode => "decode",
             Self::PrefillLogits => "prefill_logits",
             Self::DecodeBatch => "decode_batch",
-            Self::Rows => "step",
+            Self::Step => "step",
             Self::Create => "create_kv_cache",
             Self::Reset => "reset_kv_cache",
             Self::Softmax => "softmax_with_temperature",
@@ -51,13 +51,13 @@ impl EntryPoint {
     }
 
     /// Whether it feeds tokens to the model.
-    pub fn feeds(self) -> bool {
+    pub fn takes_tokens(self) -> bool {
         match self {
             Self::Prefill
             | Self::Decode
             | Self::PrefillLogits
             | Self::DecodeBatch
-            | Self::Rows
+            | Self::Step
             | Self::Encode => true,
             Self::Create | Self::Reset | Self::Softmax => false,
         }
@@ -121,20 +121,20 @@ impl Session {
     /// A sequence of an encoder-decoder model begins with the whole source text and the token that the decoder starts with
     /// ([`crate::ModelPlan::decoder_start`]), in one call.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
-        self.check(tokens)?;
-        self.behind_source(tokens, Session::feed_pieces)?;
+        self.check_tokens(tokens)?;
+        self.forward_after_source(tokens, Session::forward_chunks)?;
         Ok(self.logits())
     }
 
-    fn feed_pieces(&mut self, tokens: &[i32]) -> Result<()> {
-        let chunk = if self.has(EntryPoint::Prefill) { self.tokens_per_call() } else { 1 };
-        self.announced(tokens.len(), chunk, |session| {
+    fn forward_chunks(&mut self, tokens: &[i32]) -> Result<()> {
+        let chunk = if self.has_entry(EntryPoint::Prefill) { self.tokens_per_call() } else { 1 };
+        self.forward_announced(tokens.len(), chunk, |session| {
             let mut pieces = tokens.chunks(chunk).peekable();
             while let Some(piece) = pieces.next() {
                 match piece.len() {
-                    1 => session.step(EntryPoint::Decode, piece)?,
+                    1 => session.run_entry(EntryPoint::Decode, piece)?,
                     _ if pieces.peek().is_some() => session.step_without_logits(piece)?,
-                    _ => session.step(EntryPoint::Prefill, piece)?,
+                    _ => session.run_entry(EntryPoint::Prefill, piece)?,
                 }
             }
             Ok(())
@@ -143,22 +143,22 @@ impl Session {
 
     /// Feeds one token and returns the logits.
     pub fn decode(&mut self, token: i32) -> Result<&[f32]> {
-        self.check(&[token])?;
-        self.step(EntryPoint::Decode, &[token])?;
+        self.check_tokens(&[token])?;
+        self.run_entry(EntryPoint::Decode, &[token])?;
         Ok(self.logits())
     }
 
     /// Feeds one token. A device that finds the likeliest tokens itself gives these to `enough`, in falling order of their logits, equal ones
     /// by their number; those that are not numbers come last. If that says true the logits of all tokens are not copied to the host and
     /// this is `None`: [`Session::logits`] are those of an earlier token then. Else, and on other devices, it is as [`Session::decode`].
-    pub fn decode_likeliest(
+    pub fn decode_top_k(
         &mut self,
         token: i32,
         enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>> {
-        self.check(&[token])?;
-        self.make_room(1)?;
-        let enough = self.memory.decode_likeliest(&self.model, token, self.rows, enough)?;
+        self.check_tokens(&[token])?;
+        self.drop_oldest_rows(1)?;
+        let enough = self.memory.decode_top_k(&self.model, token, self.rows, enough)?;
         self.rows += 1;
         Ok((!enough).then(|| self.logits()))
     }
@@ -166,30 +166,30 @@ impl Session {
     /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other. Those of a source text have
     /// none.
     pub fn prefill_logits(&mut self, tokens: &[i32]) -> Result<&[f32]> {
-        self.check(tokens)?;
+        self.check_tokens(tokens)?;
         let mut wanted = 0;
-        self.behind_source(tokens, |session, tokens| {
+        self.forward_after_source(tokens, |session, tokens| {
             wanted = tokens.len() * session.model.vocab();
-            session.feed_for_all_logits(tokens)
+            session.forward_all_logits(tokens)
         })?;
         Ok(self.all_logits.as_ref().map_or(&[], |all| &all.as_floats()[..wanted]))
     }
 
-    fn feed_for_all_logits(&mut self, tokens: &[i32]) -> Result<()> {
+    fn forward_all_logits(&mut self, tokens: &[i32]) -> Result<()> {
         let wanted = tokens.len() as u64 * self.model.vocab() as u64;
         let mut all = match self.all_logits.take() {
             Some(buffer) if buffer.len() as u64 >= 4 * wanted => buffer,
             _ => AlignedBuffer::floats("logits of all positions", wanted)?,
         };
-        let chunk = if self.has(EntryPoint::PrefillLogits) { self.tokens_per_call() } else { 1 };
+        let chunk = if self.has_entry(EntryPoint::PrefillLogits) { self.tokens_per_call() } else { 1 };
         let mut at = 0;
-        self.announced(tokens.len(), chunk, |session| {
+        self.forward_announced(tokens.len(), chunk, |session| {
             tokens.chunks(chunk).try_for_each(|piece| {
                 let rows = if chunk == 1 {
-                    session.step(EntryPoint::Decode, piece)?;
+                    session.run_entry(EntryPoint::Decode, piece)?;
                     session.logits()
                 } else {
-                    session.step(EntryPoint::PrefillLogits, piece)?;
+                    session.run_entry(EntryPoint::PrefillLogits, piece)?;
                     session.chunk_logits(piece.len())
                 };
                 // SAFETY: any f32 may be read as its four bytes.
@@ -273,17 +273,17 @@ impl Session {
 
     /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older ones.
     pub fn window(&self) -> Option<u64> {
-        self.model.table().window().map(|(window, _)| window.newest)
+        self.model.table().sliding_window().map(|(window, _)| window.newest)
     }
 
     /// How many first tokens such a model sees for ever.
     pub fn sinks(&self) -> u64 {
-        self.model.table().window().map_or(0, |(window, _)| window.sinks)
+        self.model.table().sliding_window().map_or(0, |(window, _)| window.sinks)
     }
 
     /// Rows that the next token sees beside its own, if the others may be dropped.
-    fn kept(&self) -> Option<u64> {
-        self.model.table().window().map(|(window, _)| window.kept())
+    fn visible_rows(&self) -> Option<u64> {
+        self.model.table().sliding_window().map(|(window, _)| window.visible_rows())
     }
 
     /// A piece of the state by its name, for inspection; of a cache the rows in use.
@@ -306,8 +306,8 @@ impl Session {
 
     /// Something that makes this session slower than it could be and that its user may want to know, if there is any: on a GPU,
     /// that the driver does not record tokens as CUDA graphs.
-    pub fn notice(&self) -> Option<&str> {
-        self.memory.notice()
+    pub fn performance_warning(&self) -> Option<&str> {
+        self.memory.performance_warning()
     }
 
     fn shrink(&mut self) {
@@ -326,7 +326,7 @@ impl Session {
         self.memory.trace(on)
     }
 
-    fn check(&self, tokens: &[i32]) -> Result<()> {
+    fn check_tokens(&self, tokens: &[i32]) -> Result<()> {
         let plan = self.model.plan();
         if tokens.is_empty() {
             return Err(Error::NoTokens);
@@ -352,12 +352,12 @@ impl Session {
     /// Most tokens in one call of an entry point: beside what a window keeps there must be room for them.
     pub fn tokens_per_call(&self) -> usize {
         let (chunk, context) = (self.model.plan().chunk, self.model.plan().context);
-        self.kept().map_or(chunk, |kept| chunk.min(context - kept)) as usize
+        self.visible_rows().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }
 
     /// Feeds a prompt; where it comes in pieces, the model is told before how long the sequence will be. When a piece
     /// fails that is taken back: the sequence has ended before it.
-    fn announced(
+    fn forward_announced(
         &mut self,
         tokens: usize,
         chunk: usize,
@@ -379,7 +379,7 @@ impl Session {
     }
 
     fn write_length(&mut self, length: i32) -> Result<()> {
-        let Some(state) = self.model.table().length() else { return Ok(()) };
+        let Some(state) = self.model.table().length_state() else { return Ok(()) };
         self.memory.write_word(state, length)
     }
 
@@ -391,18 +391,18 @@ impl Session {
         if context == 0 {
             return Ok(());
         }
-        let tokens = match self.kept() {
+        let tokens = match self.visible_rows() {
             Some(_) => tokens.min(self.tokens_per_call()) as u64,
             None => (tokens as u64).min(context.saturating_sub(self.rows)),
         };
-        self.make_room(tokens)?;
+        self.drop_oldest_rows(tokens)?;
         self.memory.reserve(&self.model, self.rows, tokens)
     }
 
     /// Drops the oldest rows after the sinks where the caches are full and the model does without.
-    fn make_room(&mut self, n: u64) -> Result<()> {
+    fn drop_oldest_rows(&mut self, n: u64) -> Result<()> {
         let table = self.model.table();
-        let Some((window, counter)) = table.window() else { return Ok(()) };
+        let Some((window, counter)) = table.sliding_window() else { return Ok(()) };
         if self.rows + n <= table.plan.context {
             return Ok(());
         }
@@ -418,7 +418,7 @@ impl Session {
             self.window_row = self.sink_rows();
             return Ok(());
         }
-        let kept = self.rows.min(window.kept());
+        let kept = self.rows.min(window.visible_rows());
         let (count, sinks) = (self.rows - kept, window.sinks.min(kept));
         let dropped = self.dropped + count;
         self.memory.drop_rows(&self.model, count, sinks..kept, counter, dropped as i32)?;
@@ -439,20 +439,20 @@ impl Session {
         (sinks < end).then_some(sinks..end)
     }
 
-    fn has(&self, step: EntryPoint) -> bool {
-        self.memory.has(step)
+    fn has_entry(&self, step: EntryPoint) -> bool {
+        self.memory.has_entry(step)
     }
 
-    fn step(&mut self, step: EntryPoint, tokens: &[i32]) -> Result<()> {
-        self.make_room(tokens.len() as u64)?;
-        self.memory.feed(&self.model, step, tokens, self.rows)?;
+    fn run_entry(&mut self, step: EntryPoint, tokens: &[i32]) -> Result<()> {
+        self.drop_oldest_rows(tokens.len() as u64)?;
+        self.memory.forward(&self.model, step, tokens, self.rows)?;
         self.rows += tokens.len() as u64;
         Ok(())
     }
 
     /// Feeds tokens of a prompt that others follow.
     fn step_without_logits(&mut self, tokens: &[i32]) -> Result<()> {
-        self.make_room(tokens.len() as u64)?;
+        self.drop_oldest_rows(tokens.len() as u64)?;
         self.memory.feed_without_logits(&self.model, tokens, self.rows)?;
         self.rows += tokens.len() as u64;
         Ok(())
@@ -460,10 +460,10 @@ impl Session {
 
     /// Whether these tokens may be fed in one call, as those of a sequence of a batch.
     pub(crate) fn check_piece(&self, tokens: &[i32]) -> Result<()> {
-        self.check(tokens)?;
+        self.check_tokens(tokens)?;
         let (n, most) = (tokens.len(), self.tokens_per_call());
         // What does not drop rows is held against the context above.
-        if n > most && self.kept().is_some() {
+        if n > most && self.visible_rows().is_some() {
             return Err(Error::PieceTokens { n, most });
         }
         Ok(())
@@ -471,12 +471,12 @@ impl Session {
 
     /// Makes ready for so many more tokens that were checked, as a sequence of a batch: gives their rows memory.
     pub(crate) fn join_batch(&mut self, tokens: usize) -> Result<BatchMember<'_>> {
-        self.make_room(tokens as u64)?;
+        self.drop_oldest_rows(tokens as u64)?;
         self.memory.join_batch(&self.model, self.rows, tokens as u64)
     }
 
     /// Takes back what `join_batch` has reserved, of a batch that was not computed; gives the pages that so many tokens want.
-    pub(crate) fn abandon_batch(&mut self, tokens: usize) -> usize {
+    pub(crate) fn rollback_batch(&mut self, tokens: usize) -> usize {
         self.shrink();
         self.memory.missing_pages(self.rows, tokens as u64)
     }
@@ -508,7 +508,7 @@ impl Session {
         if self.past() > 0 {
             return Err(Error::AdapterTooLate { past: self.past() });
         }
-        if let Some(adapter) = adapter.filter(|adapter| !adapter.is_of(&self.model)) {
+        if let Some(adapter) = adapter.filter(|adapter| !adapter.belongs_to(&self.model)) {
             return Err(Error::ForeignAdapter { adapter: adapter.name().to_string() });
         }
         self.adapter = adapter.cloned();
@@ -517,7 +517,7 @@ impl Session {
 
     /// Tells the state which slot the adapter has.
     fn write_slot(&mut self) -> Result<()> {
-        let Some(state) = self.model.table().slot() else { return Ok(()) };
+        let Some(state) = self.model.table().slot_state() else { return Ok(()) };
         self.memory.write_word(state, self.adapter.as_ref().map_or(0, LoadedAdapter::number))
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn save(path: &Path, identity: u128, past: u64, pieces: &[Cow<'_, [u8
 }
 
 /// The whole file.
-pub(crate) fn bytes(identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Vec<u8> {
+pub(crate) fn encode_file(identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Vec<u8> {
     let header = header(identity, past, pieces);
     let mut file = Vec::with_capacity(HEADER + pieces.iter().map(|piece| piece.len()).sum::<usize>());
     file.extend_from_slice(&header);
@@ -214,7 +214,7 @@ mod tests {
         let saved = load(&path, 5, &table(20)).unwrap();
         assert_eq!((saved.past, saved.state()), (9, &b"12345678aaabbbcccdddeeefffggghhhiii"[..]));
         let good = std::fs::read(&path).unwrap();
-        assert_eq!(good, bytes(5, 9, &pieces()));
+        assert_eq!(good, encode_file(5, 9, &pieces()));
         assert_eq!(good.len(), 64 + 8 + 27, "only rows in use");
         for i in 0..good.len() {
             let mut bad = good.clone();

@@ -58,7 +58,7 @@ impl ModelPlan {
     }
 
     /// What so many of the ranks have.
-    pub fn of_ranks(&self, ranks: u64) -> ModelPlan {
+    pub fn for_ranks(&self, ranks: u64) -> ModelPlan {
         let page_bytes = self.page_bytes / self.ranks.max(1) * ranks;
         ModelPlan { ranks, page_bytes, ..self.clone() }
     }
@@ -99,7 +99,7 @@ pub struct ParamInfo {
     pub packing: String,
     pub dims: Vec<u64>,
     /// One of the matrices of slots for adapters; `offset` is that among these.
-    pub of_slots: bool,
+    pub in_adapter_slots: bool,
     pub offset: u64,
     pub bytes: u64,
 }
@@ -136,7 +136,7 @@ pub struct SlidingWindow {
 
 impl SlidingWindow {
     /// Rows that the next token sees beside its own.
-    pub fn kept(self) -> u64 {
+    pub fn visible_rows(self) -> u64 {
         self.sinks + (self.newest - 1)
     }
 }
@@ -191,7 +191,7 @@ pub struct KernelLaunch {
     pub args: Vec<LaunchArg>,
     pub repeat: LaunchRepeat,
     /// No kernel: see [`abi::repeat::EXCHANGE`].
-    pub exchange: bool,
+    pub is_all_gather: bool,
 }
 
 /// What a launch is for; see [`abi::repeat`].
@@ -291,12 +291,12 @@ impl ArtifactTable {
                 target: place.name(t.target)?,
                 compiler: place.name(t.compiler)?,
                 metadata: place.long_text(t.metadata)?,
-                variants: variants(place, t)?,
-                params: params(place, t)?,
-                states: states(place, t)?,
-                images: images(place, t)?,
-                device_entries: device_entries(place, t)?,
-                plan: plan(t),
+                variants: read_variants(place, t)?,
+                params: read_params(place, t)?,
+                states: read_states(place, t)?,
+                images: read_images(place, t)?,
+                device_entries: read_device_entries(place, t)?,
+                plan: read_plan(t),
                 whole_prompts: t.flags & abi::table_flag::WHOLE_PROMPTS != 0,
             }
         };
@@ -339,31 +339,31 @@ impl ArtifactTable {
 
     /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
     /// know.
-    pub fn length(&self) -> Option<&StateInfo> {
+    pub fn length_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_length)
     }
 
     /// The state that says how many first rows of the caches are of the source text, of an encoder-decoder model.
-    pub fn source(&self) -> Option<&StateInfo> {
+    pub fn source_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_source)
     }
 
     /// The state that says which slot the adapter of the sequence has, of a model with slots.
-    pub fn slot(&self) -> Option<&StateInfo> {
+    pub fn slot_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_slot)
     }
 
     /// The rows that the model sees if it can go on without the others, and the state that counts those.
-    pub fn window(&self) -> Option<(SlidingWindow, &StateInfo)> {
+    pub fn sliding_window(&self) -> Option<(SlidingWindow, &StateInfo)> {
         self.states.iter().find_map(|s| Some((s.dropped_beyond?, s)))
     }
 
-    pub fn param(&self, name: &str) -> Option<&ParamInfo> {
+    pub fn find_param(&self, name: &str) -> Option<&ParamInfo> {
         self.params.iter().find(|p| p.name == name)
     }
 }
 
-fn plan(t: &ModelTable) -> ModelPlan {
+fn read_plan(t: &ModelTable) -> ModelPlan {
     ModelPlan {
         weights_bytes: t.weights_bytes,
         arena_bytes: t.arena_bytes,
@@ -386,9 +386,9 @@ fn plan(t: &ModelTable) -> ModelPlan {
 
 /// # Safety
 /// As [`ArtifactTable::read`]; also for the functions below.
-unsafe fn variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<CpuVariant>> {
+unsafe fn read_variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<CpuVariant>> {
     // SAFETY: by contract.
-    let list = unsafe { place.few(t.variants, t.n_variants, "variants") }?;
+    let list = unsafe { place.bounded_array(t.variants, t.n_variants, "variants") }?;
     // SAFETY: by contract.
     let one = |v: &abi::Variant| {
         // SAFETY: by contract.
@@ -399,7 +399,7 @@ unsafe fn variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<C
     list.iter().map(one).collect()
 }
 
-unsafe fn params(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<ParamInfo>> {
+unsafe fn read_params(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<ParamInfo>> {
     // SAFETY: by contract.
     let list = unsafe { place.array(t.params, t.n_params, "parameters") }?;
     let one = |p: &abi::Param| {
@@ -415,12 +415,20 @@ unsafe fn params(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<Par
             1 => true,
             other => return malformed(format!("parameter {name} lies in the unknown memory {other}")),
         };
-        Ok(ParamInfo { name, format, packing, dims, of_slots, offset: p.offset, bytes: p.bytes })
+        Ok(ParamInfo {
+            name,
+            format,
+            packing,
+            dims,
+            in_adapter_slots: of_slots,
+            offset: p.offset,
+            bytes: p.bytes,
+        })
     };
     list.iter().map(one).collect()
 }
 
-unsafe fn states(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<StateInfo>> {
+unsafe fn read_states(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<StateInfo>> {
     // SAFETY: by contract.
     let list = unsafe { place.array(t.states, t.n_states, "states") }?;
     let one = |s: &abi::State| {
@@ -462,9 +470,9 @@ unsafe fn states(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<Sta
     list.iter().map(one).collect()
 }
 
-unsafe fn images(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<GpuImage>> {
+unsafe fn read_images(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<GpuImage>> {
     // SAFETY: by contract.
-    let list = unsafe { place.few(t.images, t.n_images, "device images") }?;
+    let list = unsafe { place.bounded_array(t.images, t.n_images, "device images") }?;
     let one = |i: &abi::DeviceImage| {
         // SAFETY: by contract.
         let mut code = unsafe { place.array(i.ptr, i.len, "device images") }?.to_vec();
@@ -475,16 +483,25 @@ unsafe fn images(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<Gpu
     list.iter().map(one).collect()
 }
 
-unsafe fn device_entries(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<LaunchList>> {
+unsafe fn read_device_entries(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<LaunchList>> {
     // SAFETY: by contract.
-    let list = unsafe { place.few(t.device_entries, t.n_device_entries, "device entries") }?;
+    let list = unsafe { place.bounded_array(t.device_entries, t.n_device_entries, "device entries") }?;
     let launch = |l: &abi::Launch| {
         // SAFETY: by contract.
-        let (kernel, args) =
-            unsafe { (place.name(l.kernel)?, place.few(l.args, l.n_args, "launch arguments")?.to_vec()) };
+        let (kernel, args) = unsafe {
+            (place.name(l.kernel)?, place.bounded_array(l.args, l.n_args, "launch arguments")?.to_vec())
+        };
         let (grid, block, shared_bytes) = (l.grid, l.block, l.shared_bytes);
         let exchange = matches!(l.repeat, abi::repeat::EXCHANGE | abi::repeat::EXCHANGE_WANTED);
-        Ok(KernelLaunch { kernel, grid, block, shared_bytes, args, repeat: LaunchRepeat::read(l)?, exchange })
+        Ok(KernelLaunch {
+            kernel,
+            grid,
+            block,
+            shared_bytes,
+            args,
+            repeat: LaunchRepeat::read(l)?,
+            is_all_gather: exchange,
+        })
     };
     let one = |e: &abi::DeviceEntry| {
         // SAFETY: by contract.
@@ -511,7 +528,7 @@ mod tests {
     #[test]
     fn some_of_the_ranks_have_their_part() {
         let plan = plan(4);
-        let two = ModelPlan { page_bytes: 512, ..plan.clone() }.of_ranks(2);
+        let two = ModelPlan { page_bytes: 512, ..plan.clone() }.for_ranks(2);
         assert_eq!((two.ranks, two.page_bytes, two.weights_bytes), (2, 256, plan.weights_bytes));
         assert_eq!(two.scratch_bytes(), 2 * 1024 + 128);
     }

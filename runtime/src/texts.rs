@@ -6,7 +6,7 @@ use std::path::Path;
 use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
-use crate::device::{BatchCall, missing};
+use crate::device::{BatchCall, missing_entry_error};
 use crate::session::EntryPoint;
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Error, Model, Result};
@@ -28,14 +28,14 @@ pub struct TextEmbedder {
     /// As many tokens as a call takes.
     tokens: AlignedBuffer,
     /// As many numbers of them.
-    wanted: AlignedBuffer,
+    output_rows: AlignedBuffer,
     /// The vectors of a call.
-    made: AlignedBuffer,
-    /// Those of all texts of the last [`TextEmbedder::run`].
+    call_vectors: AlignedBuffer,
+    /// Those of all texts of the last [`TextEmbedder::embed`].
     vectors: Vec<f32>,
     sequences: Vec<Sequence>,
-    fed: Vec<i32>,
-    last: Vec<i32>,
+    token_ids: Vec<i32>,
+    last_rows: Vec<i32>,
     trace: Option<Box<StepTrace>>,
 }
 
@@ -56,7 +56,7 @@ impl Model {
     }
 
     /// Memory to make vectors of texts.
-    pub fn texts(&self) -> Result<TextEmbedder> {
+    pub fn text_embedder(&self) -> Result<TextEmbedder> {
         let plan = self.plan();
         if plan.text_width == 0 {
             return Err(Error::NoTexts { path: self.path().to_path_buf() });
@@ -65,12 +65,15 @@ impl Model {
         Ok(TextEmbedder {
             model: self.clone(),
             tokens: AlignedBuffer::integers("the tokens of texts", rows)?,
-            wanted: AlignedBuffer::integers("the wanted rows of texts", rows)?,
-            made: AlignedBuffer::floats("the vectors of texts", plan.text_width.saturating_mul(plan.batch))?,
+            output_rows: AlignedBuffer::integers("the wanted rows of texts", rows)?,
+            call_vectors: AlignedBuffer::floats(
+                "the vectors of texts",
+                plan.text_width.saturating_mul(plan.batch),
+            )?,
             vectors: Vec::new(),
             sequences: Vec::new(),
-            fed: Vec::new(),
-            last: Vec::new(),
+            token_ids: Vec::new(),
+            last_rows: Vec::new(),
             trace: None,
         })
     }
@@ -88,10 +91,10 @@ impl TextEmbedder {
     /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at least one token and at
     /// most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT) token `t` of type `k` is `t + k * vocabulary`.
     /// If one is refused, nothing was computed.
-    pub fn run(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
+    pub fn embed(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
         self.vectors.clear();
         for (index, text) in texts.iter().enumerate() {
-            self.check(text).map_err(|source| Error::Text { index, source: Box::new(source) })?;
+            self.check_text(text).map_err(|source| Error::Text { index, source: Box::new(source) })?;
         }
         let (most, batch) = (self.model.max_step_tokens(), self.model.plan().batch.max(1) as usize);
         let mut rest = texts;
@@ -103,7 +106,7 @@ impl TextEmbedder {
             };
             let count = rest.iter().take(batch).take_while(fits).count();
             let (now, later) = rest.split_at(count);
-            self.call(now)?;
+            self.run_call(now)?;
             rest = later;
         }
         Ok(&self.vectors)
@@ -111,12 +114,12 @@ impl TextEmbedder {
 
     /// Takes the time of each item of the steps from now on, or no longer. Gives what was taken so far, as [`crate::Session::trace`].
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
-        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
+        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.into_times());
         self.trace = on.then(|| Box::new(StepTrace::new(self.model.threads())));
         taken
     }
 
-    fn check(&self, text: &[i32]) -> Result<()> {
+    fn check_text(&self, text: &[i32]) -> Result<()> {
         let (vocab, most) = (self.model.plan().vocab, self.model.max_text_tokens());
         if text.is_empty() {
             return Err(Error::EmptyText);
@@ -132,28 +135,31 @@ impl TextEmbedder {
     }
 
     /// Texts that fit into one call.
-    fn call(&mut self, texts: &[&[i32]]) -> Result<()> {
+    fn run_call(&mut self, texts: &[&[i32]]) -> Result<()> {
         self.sequences.clear();
-        self.fed.clear();
-        self.last.clear();
+        self.token_ids.clear();
+        self.last_rows.clear();
         for text in texts {
             let (state, page_table) = (std::ptr::null_mut(), std::ptr::null());
-            let (first, rows) = (self.fed.len() as i64, text.len() as i64);
+            let (first, rows) = (self.token_ids.len() as i64, text.len() as i64);
             self.sequences.push(Sequence { state, page_table, past: 0, first, rows });
-            self.fed.extend_from_slice(text);
-            self.last.push(self.fed.len() as i32 - 1);
+            self.token_ids.extend_from_slice(text);
+            self.last_rows.push(self.token_ids.len() as i32 - 1);
         }
-        let step = EntryPoint::Rows;
-        let cpu = self.model.device().cpu().ok_or_else(|| missing(&self.model, step))?;
-        let (sequences, tokens) = (&self.sequences[..], self.tokens.hold(&self.fed));
+        let step = EntryPoint::Step;
+        let cpu = self.model.device().cpu().ok_or_else(|| missing_entry_error(&self.model, step))?;
+        let (sequences, tokens) = (&self.sequences[..], self.tokens.copy_from(&self.token_ids));
         // One row of each text; behind that any.
-        let wanted = self.wanted.hold_with(self.fed.len(), &self.last);
-        let call = BatchCall { sequences, tokens, wanted, n_wanted: texts.len(), adapted: false };
+        let wanted = self.output_rows.copy_padded(self.token_ids.len(), &self.last_rows);
+        let call =
+            BatchCall { sequences, tokens, output_rows: wanted, n_outputs: texts.len(), adapted: false };
         // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
         // rows and texts as the plan permits, and there is room for a vector of each.
-        unsafe { cpu.run_batch(&self.model, step, &call, &mut self.made, self.trace.as_deref_mut())? };
+        unsafe {
+            cpu.run_batch(&self.model, step, &call, &mut self.call_vectors, self.trace.as_deref_mut())?
+        };
         let width = self.model.text_width();
-        self.vectors.extend_from_slice(&self.made.as_floats()[..texts.len() * width]);
+        self.vectors.extend_from_slice(&self.call_vectors.as_floats()[..texts.len() * width]);
         Ok(())
     }
 }

@@ -43,27 +43,27 @@ pub struct CpuTopology {
 /// At least 1.
 pub fn physical_cores() -> usize {
     let quota = std::thread::available_parallelism().map_or(usize::MAX, |n| n.get());
-    CpuTopology::of_host().cores.len().min(quota)
+    CpuTopology::detect_host().cores.len().min(quota)
 }
 
 impl CpuTopology {
     /// Of this machine.
-    pub fn of_host() -> Self {
+    pub fn detect_host() -> Self {
         Self::read(Path::new("/")).unwrap_or_else(|| {
             let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-            Self::plain(0..cpus)
+            Self::one_core_per_cpu(0..cpus)
         })
     }
 
     /// Of the machine whose `sys` and `proc` are in the folder `root`; `None` if they do not tell which CPUs there are.
     pub fn read(root: &Path) -> Option<Self> {
         let system = SystemFiles { root };
-        let cpus = system.allowed()?;
-        let known: Vec<usize> = cpus.iter().copied().filter(|&cpu| system.knows(cpu)).collect();
+        let cpus = system.allowed_cpus()?;
+        let known: Vec<usize> = cpus.iter().copied().filter(|&cpu| system.has_cpu(cpu)).collect();
         if known.is_empty() {
-            return Some(Self::plain(cpus));
+            return Some(Self::one_core_per_cpu(cpus));
         }
-        let (nodes, kinds) = (system.nodes(), system.kinds(&known));
+        let (nodes, kinds) = (system.nodes(), system.core_kinds(&known));
         let mut cores: BTreeMap<usize, CpuCore> = BTreeMap::new();
         for &cpu in &known {
             let core = cores.entry(system.first_sibling(cpu)).or_insert_with(|| CpuCore {
@@ -81,7 +81,7 @@ impl CpuTopology {
     }
 
     /// Every CPU a core of its own.
-    fn plain(cpus: impl IntoIterator<Item = usize>) -> Self {
+    fn one_core_per_cpu(cpus: impl IntoIterator<Item = usize>) -> Self {
         let core = |cpu| CpuCore { cpus: vec![cpu], socket: 0, node: 0, kind: CoreKind::Performance };
         Self { cores: cpus.into_iter().map(core).collect() }
     }
@@ -104,18 +104,18 @@ impl CpuTopology {
         distinct(self.cores.iter().map(|core| core.socket)).len()
     }
 
-    pub fn cores_of(&self, kind: CoreKind) -> usize {
+    pub fn count_cores(&self, kind: CoreKind) -> usize {
         self.cores.iter().filter(|core| core.kind == kind).count()
     }
 
     /// Where each of so many workers is: on its core, or anywhere on the NUMA node of its core. Fewer workers than cores
     /// spread over all sockets, on performance cores first.
-    pub(crate) fn places(&self, workers: usize, within: AffinityScope) -> Vec<WorkerAffinity> {
+    pub(crate) fn worker_affinities(&self, workers: usize, within: AffinityScope) -> Vec<WorkerAffinity> {
         let place = |worker| {
-            let core = &self.cores[self.core_of(worker, workers)];
+            let core = &self.cores[self.worker_core(worker, workers)];
             let cpus = match within {
                 AffinityScope::Core => core.cpus.iter().copied().collect(),
-                AffinityScope::Node => self.cpus_of(core.node),
+                AffinityScope::Node => self.node_cpus(core.node),
             };
             WorkerAffinity { cpus, node: core.node }
         };
@@ -123,8 +123,8 @@ impl CpuTopology {
     }
 
     /// The number of a worker's core.
-    fn core_of(&self, worker: usize, workers: usize) -> usize {
-        let (all, fast) = (self.cores.len(), self.cores_of(CoreKind::Performance));
+    fn worker_core(&self, worker: usize, workers: usize) -> usize {
+        let (all, fast) = (self.cores.len(), self.count_cores(CoreKind::Performance));
         if workers <= fast {
             worker * fast / workers
         } else if workers > all {
@@ -136,7 +136,7 @@ impl CpuTopology {
         }
     }
 
-    fn cpus_of(&self, node: usize) -> CpuSet {
+    fn node_cpus(&self, node: usize) -> CpuSet {
         self.cores
             .iter()
             .filter(|core| core.node == node)
@@ -156,7 +156,7 @@ pub(crate) enum AffinityScope {
 impl fmt::Display for CpuTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-        let (cores, slow) = (self.cores.len(), self.cores_of(CoreKind::Efficiency));
+        let (cores, slow) = (self.cores.len(), self.count_cores(CoreKind::Efficiency));
         match slow {
             0 => f.write_str(&plural(cores, "core"))?,
             _ => write!(f, "{} performance and {}", cores - slow, plural(slow, "efficiency core"))?,
@@ -181,68 +181,70 @@ struct SystemFiles<'a> {
 }
 
 impl SystemFiles<'_> {
-    fn text(&self, path: &str) -> Option<String> {
+    fn read_text(&self, path: &str) -> Option<String> {
         read_to_string(self.root.join(path)).ok()
     }
 
-    fn number(&self, path: &str) -> Option<u64> {
-        self.text(path)?.trim().parse().ok()
+    fn read_number(&self, path: &str) -> Option<u64> {
+        self.read_text(path)?.trim().parse().ok()
     }
 
-    fn list(&self, path: &str) -> Option<Vec<usize>> {
-        parse_list(&self.text(path)?)
+    fn read_list(&self, path: &str) -> Option<Vec<usize>> {
+        parse_list(&self.read_text(path)?)
     }
 
     /// CPUs that this process may use. The affinity mask has those of the cgroup's cpuset only.
-    fn allowed(&self) -> Option<Vec<usize>> {
+    fn allowed_cpus(&self) -> Option<Vec<usize>> {
         let of_process = || {
-            let status = self.text("proc/self/status")?;
+            let status = self.read_text("proc/self/status")?;
             parse_list(status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?)
         };
-        let cpus = of_process().or_else(|| self.list("sys/devices/system/cpu/online"))?;
+        let cpus = of_process().or_else(|| self.read_list("sys/devices/system/cpu/online"))?;
         (!cpus.is_empty()).then_some(cpus)
     }
 
-    fn of_cpu(cpu: usize, file: &str) -> String {
+    fn cpu_file(cpu: usize, file: &str) -> String {
         format!("sys/devices/system/cpu/cpu{cpu}/{file}")
     }
 
     /// An offline CPU of the mask has no such folder.
-    fn knows(&self, cpu: usize) -> bool {
-        self.root.join(Self::of_cpu(cpu, "topology")).is_dir()
+    fn has_cpu(&self, cpu: usize) -> bool {
+        self.root.join(Self::cpu_file(cpu, "topology")).is_dir()
     }
 
     /// The smallest CPU of its core, which names the core.
     fn first_sibling(&self, cpu: usize) -> usize {
-        let list = |file| self.list(&Self::of_cpu(cpu, file)).filter(|siblings| siblings.contains(&cpu));
+        let list =
+            |file| self.read_list(&Self::cpu_file(cpu, file)).filter(|siblings| siblings.contains(&cpu));
         let siblings = list("topology/core_cpus_list").or_else(|| list("topology/thread_siblings_list"));
         siblings.and_then(|siblings| siblings.first().copied()).unwrap_or(cpu)
     }
 
     /// -1 where firmware does not tell.
     fn socket(&self, cpu: usize) -> usize {
-        self.number(&Self::of_cpu(cpu, "topology/physical_package_id")).unwrap_or(0) as usize
+        self.read_number(&Self::cpu_file(cpu, "topology/physical_package_id")).unwrap_or(0) as usize
     }
 
     /// The node of every CPU that has one.
     fn nodes(&self) -> BTreeMap<usize, usize> {
-        let nodes = self.list("sys/devices/system/node/online").unwrap_or_default();
+        let nodes = self.read_list("sys/devices/system/node/online").unwrap_or_default();
         let cpus = |&node: &usize| {
-            let cpus = self.list(&format!("sys/devices/system/node/node{node}/cpulist")).unwrap_or_default();
+            let cpus =
+                self.read_list(&format!("sys/devices/system/node/node{node}/cpulist")).unwrap_or_default();
             cpus.into_iter().map(move |cpu| (cpu, node))
         };
         nodes.iter().flat_map(cpus).collect()
     }
 
     /// Intel's hybrid processors have a device for each kind; Arm's tell capacities; of others the clock has to do.
-    fn kinds(&self, cpus: &[usize]) -> BTreeMap<usize, CoreKind> {
-        let device = |name: &str| self.list(&format!("sys/devices/{name}/cpus"));
+    fn core_kinds(&self, cpus: &[usize]) -> BTreeMap<usize, CoreKind> {
+        let device = |name: &str| self.read_list(&format!("sys/devices/{name}/cpus"));
         if let (Some(_), Some(slow)) = (device("cpu_core"), device("cpu_atom")) {
             let kind = |cpu| if slow.contains(&cpu) { CoreKind::Efficiency } else { CoreKind::Performance };
             return cpus.iter().map(|&cpu| (cpu, kind(cpu))).collect();
         }
         let all = |file: &str| -> Option<Vec<u64>> {
-            cpus.iter().map(|&cpu| self.number(&Self::of_cpu(cpu, file))).collect()
+            cpus.iter().map(|&cpu| self.read_number(&Self::cpu_file(cpu, file))).collect()
         };
         let Some(speeds) = all("cpu_capacity").or_else(|| all("cpufreq/cpuinfo_max_freq")) else {
             return BTreeMap::new();

@@ -21,7 +21,7 @@ pub struct StepTimes {
 
 /// Times that are being taken.
 pub(crate) struct StepTrace {
-    begin: Instant,
+    started: Instant,
     workers: Vec<CachePadded<WorkerTrace>>,
     done: Vec<StepTimes>,
     entry: Option<&'static str>,
@@ -38,13 +38,13 @@ struct WorkerTrace {
 impl StepTrace {
     pub fn new(workers: usize) -> StepTrace {
         let workers = (0..workers).map(|_| CachePadded::default()).collect();
-        StepTrace { begin: Instant::now(), workers, done: Vec::new(), entry: None }
+        StepTrace { started: Instant::now(), workers, done: Vec::new(), entry: None }
     }
 
     /// A call of that entry point follows.
-    pub fn begin(&mut self, entry: &'static str) -> &StepTrace {
+    pub fn start_entry(&mut self, entry: &'static str) -> &StepTrace {
         if self.entry != Some(entry) {
-            self.put_away();
+            self.finish_entry();
             self.entry = Some(entry);
             let known = self.done.iter().position(|s| s.entry == entry);
             let at = known.unwrap_or_else(|| {
@@ -63,12 +63,12 @@ impl StepTrace {
     }
 
     /// The worker begins with its first item.
-    pub fn start(&self, worker: usize) {
+    pub fn start_worker(&self, worker: usize) {
         self.workers[worker].0.last.store(self.now(), Ordering::Relaxed);
     }
 
     /// The worker is through with an item.
-    pub fn note(&self, worker: usize, item: usize) {
+    pub fn record_item(&self, worker: usize, item: usize) {
         let Some(CachePadded(worker)) = self.workers.get(worker) else { return };
         let now = self.now();
         let took = now - worker.last.swap(now, Ordering::Relaxed);
@@ -79,17 +79,17 @@ impl StepTrace {
         items[item] += took;
     }
 
-    pub fn times(mut self) -> Vec<StepTimes> {
-        self.put_away();
+    pub fn into_times(mut self) -> Vec<StepTimes> {
+        self.finish_entry();
         self.done
     }
 
     fn now(&self) -> u64 {
-        self.begin.elapsed().as_nanos() as u64
+        self.started.elapsed().as_nanos() as u64
     }
 
     /// Moves the counters of the entry point that ran last to the others.
-    fn put_away(&mut self) {
+    fn finish_entry(&mut self) {
         let Some(entry) = self.entry.take() else { return };
         let Some(step) = self.done.iter_mut().find(|s| s.entry == entry) else { return };
         for (worker, items) in self.workers.iter_mut().zip(&mut step.nanoseconds) {
@@ -112,17 +112,17 @@ mod tests {
     fn times_go_to_their_entry_worker_and_item() {
         let mut trace = StepTrace::new(2);
         for entry in ["prefill", "decode", "decode"] {
-            let trace = trace.begin(entry);
+            let trace = trace.start_entry(entry);
             for worker in 0..2 {
-                trace.start(worker);
+                trace.start_worker(worker);
                 for item in 0..=worker {
                     while trace.now() == trace.workers[worker].0.last.load(Ordering::Relaxed) {}
-                    trace.note(worker, item);
+                    trace.record_item(worker, item);
                 }
             }
         }
-        trace.note(7, 0);
-        let times = trace.times();
+        trace.record_item(7, 0);
+        let times = trace.into_times();
         let seen: Vec<_> = times.iter().map(|t| (t.entry, t.calls)).collect();
         assert_eq!(seen, [("prefill", 1), ("decode", 2)]);
         for step in &times {

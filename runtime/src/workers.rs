@@ -20,19 +20,19 @@ pub struct WorkerThreads(pub(crate) Arc<WorkerPool>);
 impl WorkerThreads {
     /// As `options` say: how many, and where they run.
     pub fn new(options: &LoadOptions) -> Result<WorkerThreads> {
-        Self::at_most(MOST, 1, options)
+        Self::with_max(MOST, 1, options)
     }
 
-    /// As [`Workers::new`], but as many for each of `ranks` ranks, at least one and at most `most`.
-    pub(crate) fn at_most(most: usize, ranks: usize, options: &LoadOptions) -> Result<WorkerThreads> {
+    /// As [`WorkerThreads::new`], but as many for each of `ranks` ranks, at least one and at most `most`.
+    pub(crate) fn with_max(most: usize, ranks: usize, options: &LoadOptions) -> Result<WorkerThreads> {
         let wanted = options.threads.unwrap_or_else(physical_cores);
         let wanted = ranks * (wanted / ranks).clamp(1, most.clamp(1, MOST / ranks));
-        let topology = || CpuTopology::of_host();
+        let topology = || CpuTopology::detect_host();
         let pool = match (options.pin, options.numa) {
             (false, NumaPolicy::Off) => WorkerPool::new(wanted)?,
-            (true, _) => WorkerPool::pinned(topology().places(wanted, AffinityScope::Core))?,
+            (true, _) => WorkerPool::pinned(topology().worker_affinities(wanted, AffinityScope::Core))?,
             (false, NumaPolicy::Local | NumaPolicy::Interleave) => {
-                WorkerPool::pinned(topology().places(wanted, AffinityScope::Node))?
+                WorkerPool::pinned(topology().worker_affinities(wanted, AffinityScope::Node))?
             }
         };
         Ok(WorkerThreads(Arc::new(pool)))
@@ -40,9 +40,9 @@ impl WorkerThreads {
 
     /// Calls `work` once with each number below `count`, in parts on as many workers as suit, and comes back when all are done. If
     /// a call panics, others may be missing. Not to be called from inside a step.
-    pub fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+    pub fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
         let next = AtomicUsize::new(0);
-        self.0.help_first(count, &|_, _| {
+        self.0.run_suited_first(count, &|_, _| {
             loop {
                 let item = next.fetch_add(1, Ordering::Relaxed);
                 if item >= count {
@@ -88,12 +88,12 @@ mod tests {
                 let note = |item: usize| {
                     seen[item].fetch_add(1, Ordering::Relaxed);
                 };
-                workers.deal(count, &note).unwrap();
+                workers.parallel_for(count, &note).unwrap();
                 assert!(seen.iter().all(|seen| seen.load(Ordering::Relaxed) == 1), "{threads} {count}");
             }
-            let failed = workers.deal(4, &|item| assert_ne!(item, 2, "told to panic"));
+            let failed = workers.parallel_for(4, &|item| assert_ne!(item, 2, "told to panic"));
             assert!(failed.is_err_and(|error| error.to_string().contains("told to panic")));
-            workers.deal(4, &|_| {}).unwrap();
+            workers.parallel_for(4, &|_| {}).unwrap();
         }
     }
 }

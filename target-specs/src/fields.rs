@@ -4,7 +4,7 @@ mod gpu;
 
 use toml::{Table, Value};
 
-use crate::tune::over;
+use crate::tune::merge_tables;
 use crate::{FeatureLevel, TuneTables};
 
 /// Kinds of work, by what their speed depends on.
@@ -310,7 +310,7 @@ const fn field(
 
 impl TuneField {
     /// Its value among tune tables.
-    pub fn get<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
+    pub fn value_in<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
         let mut parts = self.key.split('.');
         let first = tables.get(parts.next()?)?;
         parts.try_fold(first, |value, key| value.get(key))
@@ -319,7 +319,7 @@ impl TuneField {
     /// What holds for it: packed weights without a tile of their own have that of the others.
     fn now<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
         let other = || tables.get("product").filter(|_| self.key == "code_product");
-        self.get(tables).or_else(other)
+        self.value_in(tables).or_else(other)
     }
 
     /// True if every other value gives other code, unless no code depends on the key: then one of them tells.
@@ -329,18 +329,18 @@ impl TuneField {
 
     /// Values other than the present one, that are legal beside all others; each with the tables that have it.
     pub fn candidates(&self, level: &FeatureLevel) -> Vec<(Value, Table)> {
-        let tables = level.tables().unwrap_or_default();
+        let tables = level.tune_tables().unwrap_or_default();
         let now = self.now(&tables);
         let values = self.values(now).into_iter().filter(|value| Some(value) != now);
         let whole = values.map(|value| {
-            let change = self.change(value.clone());
+            let change = self.to_tables(value.clone());
             (value, change)
         });
-        whole.filter(|(_, change)| level.tuned(change).is_ok()).collect()
+        whole.filter(|(_, change)| level.with_changes(change).is_ok()).collect()
     }
 
     /// Tune tables with this key alone.
-    pub fn change(&self, value: Value) -> Table {
+    pub fn to_tables(&self, value: Value) -> Table {
         let wrap = |value: Value, key: &str| Value::Table(Table::from_iter([(key.to_string(), value)]));
         match self.key.rsplit('.').fold(value, wrap) {
             Value::Table(table) => table,
@@ -445,7 +445,7 @@ fn tall_tiles(_now: &Value) -> Vec<Value> {
 
 impl TuneTables {
     /// Keys of these tables that differ from this tuning: what `changes` over `base` come to.
-    pub fn changes(&self, changed: &TuneTables) -> Table {
+    pub fn changed_keys(&self, changed: &TuneTables) -> Table {
         differing(FIELDS, &self.to_table(), &changed.to_table())
     }
 }
@@ -462,18 +462,18 @@ impl FeatureLevel {
     }
 
     /// Keys of the tune tables of a level that is tuned from this one, as far as they differ.
-    pub fn changes(&self, changed: &FeatureLevel) -> Table {
-        let [base, changed] = [self, changed].map(|level| level.tables().unwrap_or_default());
+    pub fn changed_keys(&self, changed: &FeatureLevel) -> Table {
+        let [base, changed] = [self, changed].map(|level| level.tune_tables().unwrap_or_default());
         differing(self.fields(), &base, &changed)
     }
 }
 
 fn differing(fields: &[TuneField], base: &Table, changed: &Table) -> Table {
     let differing = fields.iter().filter_map(|field| {
-        let value = field.get(changed).filter(|value| Some(*value) != field.get(base))?;
-        Some(field.change(value.clone()))
+        let value = field.value_in(changed).filter(|value| Some(*value) != field.value_in(base))?;
+        Some(field.to_tables(value.clone()))
     });
-    differing.fold(Table::new(), |all, one| over(&all, one))
+    differing.fold(Table::new(), |all, one| merge_tables(&all, one))
 }
 
 #[cfg(test)]
@@ -500,13 +500,18 @@ mod tests {
                 let candidates = field.candidates(&level);
                 assert!(candidates.len() > 5, "{name}: {} {}", field.key, candidates.len());
                 for (value, change) in candidates {
-                    let changed = level.tuned(&change).unwrap();
-                    assert_eq!(field.get(&changed.tables().unwrap()), Some(&value), "{name}: {}", field.key);
-                    assert_eq!(level.changes(&changed), change, "{name}: {}", field.key);
+                    let changed = level.with_changes(&change).unwrap();
+                    assert_eq!(
+                        field.value_in(&changed.tune_tables().unwrap()),
+                        Some(&value),
+                        "{name}: {}",
+                        field.key
+                    );
+                    assert_eq!(level.changed_keys(&changed), change, "{name}: {}", field.key);
                 }
             }
         }
-        assert_eq!(crate::level("sm_70").unwrap().unwrap().tables(), None);
+        assert_eq!(crate::level("sm_70").unwrap().unwrap().tune_tables(), None);
     }
 
     #[test]
@@ -514,7 +519,7 @@ mod tests {
         for level in levels() {
             let (name, tables) = (&level.name, tune(&level).to_table());
             for field in FIELDS {
-                let Some(now) = field.get(&tables) else {
+                let Some(now) = field.value_in(&tables) else {
                     assert_eq!(field.key, "tile.tall", "{name}");
                     continue;
                 };
@@ -522,9 +527,14 @@ mod tests {
                 assert!(!candidates.is_empty(), "{name}: {}", field.key);
                 for (value, change) in candidates {
                     assert_ne!(&value, now);
-                    let changed = level.tuned(&change).unwrap();
-                    assert_eq!(field.get(&tune(&changed).to_table()), Some(&value), "{name}: {}", field.key);
-                    assert_eq!(tune(&level).changes(tune(&changed)), change, "{name}: {}", field.key);
+                    let changed = level.with_changes(&change).unwrap();
+                    assert_eq!(
+                        field.value_in(&tune(&changed).to_table()),
+                        Some(&value),
+                        "{name}: {}",
+                        field.key
+                    );
+                    assert_eq!(tune(&level).changed_keys(tune(&changed)), change, "{name}: {}", field.key);
                 }
             }
         }
@@ -554,10 +564,10 @@ mod tests {
         let mut changed = level.clone();
         for field in FIELDS {
             let Some((_, change)) = field.candidates(&changed).pop() else { continue };
-            changed = changed.tuned(&change).unwrap();
+            changed = changed.with_changes(&change).unwrap();
         }
-        let changes = tune(&level).changes(tune(&changed));
-        assert_eq!(level.tuned(&changes), Ok(changed));
-        assert_eq!(tune(&level).changes(tune(&level)), Table::new());
+        let changes = tune(&level).changed_keys(tune(&changed));
+        assert_eq!(level.with_changes(&changes), Ok(changed));
+        assert_eq!(tune(&level).changed_keys(tune(&level)), Table::new());
     }
 }

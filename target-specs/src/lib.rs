@@ -26,7 +26,7 @@ pub use tune::{
     RegisterTileSize, ScanTuning, StreamPrefetch, StreamTuning, TallTile, TileTuning, TuneTables,
 };
 pub use tuning::{
-    ChangeRow, LevelTuning, MeasuredTuning, PredictedRow, PredictedTuning, TestRow, TuningError, show,
+    ChangeRow, LevelTuning, MeasuredTuning, PredictedRow, PredictedTuning, TestRow, TuningError, format_value,
 };
 
 use thiserror::Error;
@@ -76,7 +76,7 @@ pub fn specs() -> Result<Vec<TargetSpec>, SpecError> {
     BUILT_IN.iter().map(|(file, text)| TargetSpec::parse(file, text)).collect()
 }
 
-/// Every name that [`resolve`] takes, in the order of the specs.
+/// Every name that [`resolve_target`] takes, in the order of the specs.
 pub fn names() -> Result<Vec<String>, SpecError> {
     let specs = specs()?;
     let all = specs.iter().flat_map(|s| std::iter::once(&s.name).chain(s.all_levels().map(|l| &l.name)));
@@ -111,7 +111,7 @@ impl FeatureLevel {
 }
 
 /// `cpu`, the name of a spec (its default levels), of a level, or several level names with commas.
-pub fn resolve(name: &str) -> Result<CompileTarget, TargetError> {
+pub fn resolve_target(name: &str) -> Result<CompileTarget, TargetError> {
     let specs = specs()?;
     if name == "cpu" {
         return host_target(&specs);
@@ -180,8 +180,9 @@ fn host_target(specs: &[TargetSpec]) -> Result<CompileTarget, TargetError> {
     let spec = specs.iter().find(|s| s.arch == arch).ok_or_else(unknown)?;
     let fits = |l: &&FeatureLevel| l.features.iter().all(|f| have.contains(&f.as_str()));
     let model = detected_model();
-    let meant =
-        |l: &&FeatureLevel| l.host.as_ref().zip(model.as_ref()).is_some_and(|(host, model)| host.is(model));
+    let meant = |l: &&FeatureLevel| {
+        l.host.as_ref().zip(model.as_ref()).is_some_and(|(host, model)| host.includes(model))
+    };
     let best = spec.levels.iter().filter(fits).max_by_key(|l| l.features.len()).ok_or_else(unknown)?;
     // Some models exist with more features than others.
     let whole = |l: &&FeatureLevel| l.features.len() == best.features.len();
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn every_name_resolves() {
         for name in names().unwrap() {
-            let target = resolve(&name).unwrap();
+            let target = resolve_target(&name).unwrap();
             assert!(!target.levels.is_empty(), "{name}");
         }
     }
@@ -230,16 +231,16 @@ mod tests {
 
     #[test]
     fn levels_come_best_first() {
-        let t = resolve("x86-64-v2,x86-64-v4").unwrap();
+        let t = resolve_target("x86-64-v2,x86-64-v4").unwrap();
         let order: Vec<&str> = t.levels.iter().map(|l| l.name.as_str()).collect();
         assert_eq!(order, ["x86-64-v4", "x86-64-v2"]);
         assert!(t.levels[0].has("sse4.1") && t.levels[0].has("avx512bw") && !t.levels[1].has("avx"));
-        let t = resolve("x86-64-v4-bf16,x86-64-v3,znver4,sapphirerapids").unwrap();
+        let t = resolve_target("x86-64-v4-bf16,x86-64-v3,znver4,sapphirerapids").unwrap();
         let order: Vec<&str> = t.levels.iter().map(|l| l.name.as_str()).collect();
         assert_eq!(order, ["sapphirerapids", "znver4", "x86-64-v4-bf16", "x86-64-v3"]);
         for target in ["x86-64", "aarch64"] {
             let sizes: Vec<usize> =
-                resolve(target).unwrap().levels.iter().map(|l| l.features.len()).collect();
+                resolve_target(target).unwrap().levels.iter().map(|l| l.features.len()).collect();
             assert!(sizes.windows(2).all(|w| w[0] > w[1]), "{target}: {sizes:?}");
         }
     }
@@ -258,21 +259,21 @@ mod tests {
 
     #[test]
     fn wrong_names_say_what_is_known() {
-        let text = resolve("x86-64-v9").unwrap_err().to_string();
+        let text = resolve_target("x86-64-v9").unwrap_err().to_string();
         assert!(
             text.contains("`x86-64-v9`: did you mean `x86-64-v") && text.contains("`mlcc targets`"),
             "{text}"
         );
-        let mixed = resolve("x86-64-v2,sm_80").unwrap_err();
+        let mixed = resolve_target("x86-64-v2,sm_80").unwrap_err();
         assert_eq!(mixed, TargetError::Mixed { first: "x86-64-v2".into(), second: "sm_80".into() });
         for list in ["cuda,x86-64-v3", "x86-64-v3, cuda", "x86-64,sm_80,aarch64"] {
-            let text = resolve(list).unwrap_err().to_string();
+            let text = resolve_target(list).unwrap_err().to_string();
             assert!(text.contains("CPU levels and GPUs") && text.contains("cannot be mixed"), "{text}");
         }
-        let text = resolve("cuda,sm_80").unwrap_err().to_string();
+        let text = resolve_target("cuda,sm_80").unwrap_err().to_string();
         assert!(text.contains("`cuda` stands for several") && text.contains("sm_80"), "{text}");
         if Arch::of_host().is_some() {
-            let text = resolve("cpu,cpu").unwrap_err().to_string();
+            let text = resolve_target("cpu,cpu").unwrap_err().to_string();
             assert!(text.contains("`cpu` stands for this machine alone"), "{text}");
         }
     }
@@ -282,7 +283,7 @@ mod tests {
         if Arch::of_host().is_none() {
             return;
         }
-        let t = resolve("cpu").unwrap();
-        assert_eq!(resolve(&t.name).unwrap().levels, t.levels);
+        let t = resolve_target("cpu").unwrap();
+        assert_eq!(resolve_target(&t.name).unwrap().levels, t.levels);
     }
 }

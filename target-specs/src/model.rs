@@ -35,7 +35,7 @@ impl fmt::Display for ProcessorModel {
 }
 
 impl HostProcessors {
-    pub fn is(&self, found: &ProcessorModel) -> bool {
+    pub fn includes(&self, found: &ProcessorModel) -> bool {
         let within = |[first, last]: &[u32; 2]| (*first..=*last).contains(&found.model);
         self.vendor == found.vendor && self.family == found.family && self.models.iter().any(within)
     }
@@ -101,8 +101,10 @@ mod tests {
 
         let named = |model: &ProcessorModel| {
             let specs = crate::specs().unwrap();
-            let found =
-                specs.iter().flat_map(|s| &s.machines).find(|m| m.host.as_ref().is_some_and(|h| h.is(model)));
+            let found = specs
+                .iter()
+                .flat_map(|s| &s.machines)
+                .find(|m| m.host.as_ref().is_some_and(|h| h.includes(model)));
             found.map(|machine| machine.name.clone())
         };
         assert_eq!(named(&zen).as_deref(), Some("znver4"));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::spec::{AttentionTile, FeatureLevel, GpuSpec, MatrixTile};
-use crate::tune::over;
+use crate::tune::merge_tables;
 
 /// Rows and columns of a tile, along each of which there are so many warps at most.
 const MOST_ROWS: u32 = 512;
@@ -42,14 +42,14 @@ impl GpuSpec {
     }
 
     /// Shared memory that a block has on every machine that runs code of the level.
-    pub fn most_shared_bytes(&self) -> u32 {
+    pub fn max_shared_bytes(&self) -> u32 {
         self.opt_in_shared_bytes.unwrap_or(self.shared_bytes)
     }
 }
 
 impl GpuSchedules {
     /// What no kernel can be built with, or no machine of the level runs.
-    pub(crate) fn fault(&self, gpu: &GpuSpec) -> Option<String> {
+    pub(crate) fn find_fault(&self, gpu: &GpuSpec) -> Option<String> {
         let product = |name: &str, tile: Option<MatrixTile>, slices: &[[u32; 2]]| {
             Some(format!("{name}: {}", tile?.fault(gpu, slices)?))
         };
@@ -66,7 +66,7 @@ impl GpuSchedules {
 impl AttentionTile {
     fn fault(&self, gpu: &GpuSpec) -> Option<String> {
         let AttentionTile { warps, keys, shared_bytes } = *self;
-        let most = gpu.most_shared_bytes();
+        let most = gpu.max_shared_bytes();
         match () {
             // They share the keys of a tile evenly, each at least 16.
             () if !matches!(warps, 1 | 2 | 4 | 8) || 32 * warps > gpu.max_threads => Some(format!(
@@ -105,8 +105,8 @@ impl MatrixTile {
         if of_sizes.is_some() {
             return of_sizes;
         }
-        let (threads, sums) = (self.threads(), self.sums_of_lane());
-        let (shared, most) = (self.shared_bytes(slices), gpu.most_shared_bytes());
+        let (threads, sums) = (self.threads(), self.lane_accumulators());
+        let (shared, most) = (self.shared_bytes(slices), gpu.max_shared_bytes());
         match () {
             () if threads > gpu.max_threads => Some(format!(
                 "{down} x {across} warps are {threads} threads: legal are {} at most",
@@ -142,7 +142,7 @@ impl MatrixTile {
 
 impl FeatureLevel {
     /// Its tune tables; none where there is nothing to tune (GPUs without tensor cores that kernels use).
-    pub fn tables(&self) -> Option<Table> {
+    pub fn tune_tables(&self) -> Option<Table> {
         match (&self.tune, &self.gpu) {
             (Some(tune), _) => Some(tune.to_table()),
             (None, Some(gpu)) => Some(gpu.schedules().to_table()).filter(|tables| !tables.is_empty()),
@@ -151,7 +151,7 @@ impl FeatureLevel {
     }
 
     /// With these keys over those of its schedules.
-    pub(crate) fn scheduled(&self, gpu: &GpuSpec, mut changes: Table) -> Result<FeatureLevel, String> {
+    pub(crate) fn with_schedules(&self, gpu: &GpuSpec, mut changes: Table) -> Result<FeatureLevel, String> {
         let base = gpu.schedules().to_table();
         if base.is_empty() {
             return Err("the level has none: its kernels use no tensor cores".into());
@@ -164,9 +164,9 @@ impl FeatureLevel {
             let whole = product.clone().into_iter().chain(std::mem::take(own)).collect();
             *own = whole;
         }
-        let read: Result<GpuSchedules, toml::de::Error> = over(&base, changes).try_into();
+        let read: Result<GpuSchedules, toml::de::Error> = merge_tables(&base, changes).try_into();
         let schedules = read.map_err(|e| e.to_string().trim_end().to_string())?;
-        if let Some(fault) = schedules.fault(gpu) {
+        if let Some(fault) = schedules.find_fault(gpu) {
             return Err(fault);
         }
         let GpuSchedules { product, code_product, attention } = schedules;
@@ -177,7 +177,7 @@ impl FeatureLevel {
 
 #[cfg(test)]
 mod tests {
-    use crate::{TargetSpec, resolve};
+    use crate::{TargetSpec, resolve_target};
 
     /// What is wrong with a level that has this in its `gpu` table.
     fn fault(schedule: &str, threads: u32) -> String {
@@ -235,15 +235,16 @@ mod tests {
     #[test]
     fn schedules_are_changed_key_by_key() {
         let change = |text: &str| toml::from_str::<toml::Table>(text).unwrap();
-        let level = resolve("sm_80").unwrap().levels.remove(0);
-        let tuned = level.tuned(&change("product = { rows = 128 }\nattention = { warps = 8 }")).unwrap();
+        let level = resolve_target("sm_80").unwrap().levels.remove(0);
+        let tuned =
+            level.with_changes(&change("product = { rows = 128 }\nattention = { warps = 8 }")).unwrap();
         let (before, after) = (level.gpu.clone().unwrap(), tuned.gpu.clone().unwrap());
         let (old, new) = (before.product.unwrap(), after.product.unwrap());
         assert_eq!((new.rows, new.columns, new.stages), (128, old.columns, old.stages));
         assert_eq!(after.attention.unwrap().warps, 8);
         assert_eq!((after.code_product, &after.device), (None, &before.device));
         // It has no such tile of its own.
-        let tuned = level.tuned(&change("code_product = { stages = 2 }")).unwrap();
+        let tuned = level.with_changes(&change("code_product = { stages = 2 }")).unwrap();
         let of_codes = tuned.gpu.unwrap().code_product.unwrap();
         assert_eq!((of_codes.rows, of_codes.stages), (old.rows, 2));
         for (wrong, part) in [
@@ -254,10 +255,12 @@ mod tests {
             ("product = 3", "product"),
             ("stream = {}", "`stream`"),
         ] {
-            let text = level.tuned(&change(wrong)).unwrap_err();
+            let text = level.with_changes(&change(wrong)).unwrap_err();
             assert!(text.contains(part), "{wrong}: {text}");
         }
-        let old = resolve("sm_70").unwrap().levels.remove(0);
-        assert!(old.tuned(&change("product = { rows = 64 }")).unwrap_err().contains("no tensor cores"));
+        let old = resolve_target("sm_70").unwrap().levels.remove(0);
+        assert!(
+            old.with_changes(&change("product = { rows = 64 }")).unwrap_err().contains("no tensor cores")
+        );
     }
 }

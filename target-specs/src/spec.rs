@@ -1,7 +1,7 @@
 //! The TOML form of a spec.
 
 use crate::model::HostProcessors;
-use crate::tune::{TuneTables, over};
+use crate::tune::{TuneTables, merge_tables};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
@@ -93,7 +93,7 @@ impl MatrixTile {
         [rows / 16, columns / 8]
     }
     /// Sums that a lane holds.
-    pub fn sums_of_lane(&self) -> i64 {
+    pub fn lane_accumulators(&self) -> i64 {
         self.fragments().iter().product::<i64>() * 4
     }
 }
@@ -147,7 +147,7 @@ pub struct FeatureLevel {
     pub gpu: Option<GpuSpec>,
     /// The processors that it is tuned for; `None` for a level of instructions.
     pub host: Option<HostProcessors>,
-    /// Of CPUs only: what may be tuned of a GPU stands in `gpu` (see [`Level::tables`]).
+    /// Of CPUs only: what may be tuned of a GPU stands in `gpu` (see [`Level::tune_tables`]).
     pub tune: Option<TuneTables>,
 }
 
@@ -310,9 +310,9 @@ fn read_level(
     }
     let mut features = base.map_or(Vec::new(), |b| b.level.features.clone());
     features.extend(entry.features);
-    let tables = over(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
+    let tables = merge_tables(base.map_or(&toml::Table::new(), |b| &b.tune), entry.tune);
     let wrong = |message: String| SpecError::Tune { file: file.clone(), level: level.clone(), message };
-    if let Some(fault) = entry.gpu.as_ref().and_then(|gpu| gpu.schedules().fault(gpu)) {
+    if let Some(fault) = entry.gpu.as_ref().and_then(|gpu| gpu.schedules().find_fault(gpu)) {
         return Err(SpecError::Schedules { file, level, fault });
     }
     let tune = match arch {
@@ -321,7 +321,7 @@ fn read_level(
         Arch::X86_64 | Arch::Aarch64 => {
             let tune: TuneTables =
                 tables.clone().try_into().map_err(|e: toml::de::Error| wrong(e.to_string()))?;
-            if let Some(fault) = tune.fault(&features) {
+            if let Some(fault) = tune.find_fault(&features) {
                 return Err(wrong(fault));
             }
             Some(tune)

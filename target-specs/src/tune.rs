@@ -222,7 +222,7 @@ impl Default for ChunkTuning {
 
 impl TuneTables {
     /// What is outside of its legal range on a machine with these features, if anything is.
-    pub(crate) fn fault(&self, features: &[String]) -> Option<String> {
+    pub(crate) fn find_fault(&self, features: &[String]) -> Option<String> {
         self.tile
             .fault(features)
             .or_else(|| self.product.fault())
@@ -356,7 +356,7 @@ impl StreamTuning {
 }
 
 /// The tables of a level over those of the level that it extends: a key of a table takes the place of the same key.
-pub(crate) fn over(base: &toml::Table, own: toml::Table) -> toml::Table {
+pub(crate) fn merge_tables(base: &toml::Table, own: toml::Table) -> toml::Table {
     let mut out = base.clone();
     for (name, value) in own {
         match (out.get_mut(&name), value) {

@@ -1,6 +1,6 @@
 //! Tuning files: what `mlcc tune` measured to be faster on one machine, or predicted to be so on a GPU, for `mlcc build --tuning`.
 //!
-//! A file names a level and has keys of its tune tables ([`FeatureLevel::tables`]), which take the place of the same keys. The processor and the
+//! A file names a level and has keys of its tune tables ([`FeatureLevel::tune_tables`]), which take the place of the same keys. The processor and the
 //! figures that come with it are for people, and for the check that a file is used where it was measured.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::tune::over;
+use crate::tune::merge_tables;
 use crate::{CompileTarget, FIELDS, FeatureLevel, GPU_FIELDS, ProcessorModel, TuneTables};
 
 /// The content of a tuning file.
@@ -140,7 +140,7 @@ impl LevelTuning {
             let near = mlcc_files::did_you_mean(&level, known.iter().map(String::as_str));
             return Err(TuningError::UnknownLevel { file, level, near });
         };
-        if found.tables().is_none() {
+        if found.tune_tables().is_none() {
             return Err(TuningError::Nothing { file, level });
         }
         let misplaced = |key, of, found| TuningError::Misplaced {
@@ -160,7 +160,7 @@ impl LevelTuning {
             }
             _ => {}
         }
-        found.tuned(&tuning.tune).map_err(|message| TuningError::Tune { file, message })?;
+        found.with_changes(&tuning.tune).map_err(|message| TuningError::Tune { file, message })?;
         Ok(tuning)
     }
 
@@ -191,7 +191,7 @@ impl LevelTuning {
             let names: Vec<&str> = target.levels.iter().map(|l| l.name.as_str()).collect();
             return Err(TuningError::OtherLevel { file, level, target: names.join(", ") });
         };
-        *changed = changed.tuned(&self.tune).map_err(|message| TuningError::Tune { file, message })?;
+        *changed = changed.with_changes(&self.tune).map_err(|message| TuningError::Tune { file, message })?;
         Ok(())
     }
 }
@@ -201,8 +201,8 @@ impl fmt::Display for LevelTuning {
         // Keys of CPUs are parts of tables, which GPUs have as a whole.
         let gpu = crate::level(&self.level).ok().flatten().is_some_and(|level| level.gpu.is_some());
         let fields = if gpu { GPU_FIELDS } else { FIELDS }.iter();
-        let changed =
-            fields.filter_map(|field| Some(format!("{} {}", field.key, show(field.get(&self.tune)?))));
+        let changed = fields
+            .filter_map(|field| Some(format!("{} {}", field.key, format_value(field.value_in(&self.tune)?))));
         let changed: Vec<String> = changed.collect();
         match changed.is_empty() {
             true => write!(f, "{} as it is", self.level)?,
@@ -226,20 +226,20 @@ impl fmt::Display for LevelTuning {
 }
 
 /// A value of a field for people, for example `every, 2048`.
-pub fn show(value: &toml::Value) -> String {
+pub fn format_value(value: &toml::Value) -> String {
     match value {
         toml::Value::String(word) => word.clone(),
-        toml::Value::Array(values) => values.iter().map(show).collect::<Vec<_>>().join("/"),
+        toml::Value::Array(values) => values.iter().map(format_value).collect::<Vec<_>>().join("/"),
         toml::Value::Table(table) if table.contains_key("by") => {
-            let get = |key| table.get(key).map(show).unwrap_or_default();
+            let get = |key| table.get(key).map(format_value).unwrap_or_default();
             format!("{} keys, at most {} {}", get("keys"), get("most"), get("by"))
         }
         toml::Value::Table(table) => match (table.get("lines"), table.get("distance")) {
-            (Some(lines), Some(distance)) => format!("{} {distance} ahead", show(lines)),
-            (Some(lines), None) => show(lines),
+            (Some(lines), Some(distance)) => format!("{} {distance} ahead", format_value(lines)),
+            (Some(lines), None) => format_value(lines),
             _ => table
                 .iter()
-                .map(|(key, value)| format!("{key} {}", show(value)))
+                .map(|(key, value)| format!("{key} {}", format_value(value)))
                 .collect::<Vec<_>>()
                 .join(" "),
         },
@@ -248,7 +248,7 @@ pub fn show(value: &toml::Value) -> String {
 }
 
 fn has_tune(name: &str) -> bool {
-    crate::level(name).ok().flatten().is_some_and(|level| level.tables().is_some())
+    crate::level(name).ok().flatten().is_some_and(|level| level.tune_tables().is_some())
 }
 
 impl TuneTables {
@@ -260,19 +260,19 @@ impl TuneTables {
 
 impl FeatureLevel {
     /// With these keys in place of the same ones of its tune tables; what is unknown or outside of its legal range is told.
-    pub fn tuned(&self, changes: &toml::Table) -> Result<FeatureLevel, String> {
+    pub fn with_changes(&self, changes: &toml::Table) -> Result<FeatureLevel, String> {
         if let Some(gpu) = &self.gpu {
-            return self.scheduled(gpu, changes.clone());
+            return self.with_schedules(gpu, changes.clone());
         }
         let base = self.tune.as_ref().ok_or("the level has none")?;
-        let tables = over(&base.to_table(), changes.clone());
+        let tables = merge_tables(&base.to_table(), changes.clone());
         let read: Result<TuneTables, toml::de::Error> = tables.clone().try_into();
         let tune = read.map_err(|e| e.to_string().trim_end().to_string())?;
         let taken = tune.to_table();
-        if let Some(field) = FIELDS.iter().find(|field| field.get(&taken) != field.get(&tables)) {
+        if let Some(field) = FIELDS.iter().find(|field| field.value_in(&taken) != field.value_in(&tables)) {
             return Err(format!("{}: a key there has no use beside the others", field.key));
         }
-        match tune.fault(&self.features) {
+        match tune.find_fault(&self.features) {
             Some(fault) => Err(fault),
             None => Ok(FeatureLevel { tune: Some(tune), ..self.clone() }),
         }
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_tuning_changes_its_keys_and_nothing_else() {
         let tuning = LevelTuning::parse("t.toml", FILE).unwrap();
-        let mut target = crate::resolve("znver4,x86-64-v3").unwrap();
+        let mut target = crate::resolve_target("znver4,x86-64-v3").unwrap();
         let before = target.clone();
         tuning.apply("t.toml", "znver4", None, &mut target).unwrap();
         let mut expected = before.levels[0].tune.clone().unwrap();
@@ -315,7 +315,7 @@ mod tests {
                     device = 'h200'\nptxas = '12.9.86'\nnvdisasm = '13.5.37'\n\
                     tests = [{ name = 'pp512', without = 100.0, with = 110.0, gain = 1.1 }]\n";
         let tuning = LevelTuning::parse("t.toml", text).unwrap();
-        let mut target = crate::resolve("cuda").unwrap();
+        let mut target = crate::resolve_target("cuda").unwrap();
         let before = target.clone();
         tuning.apply("t.toml", "cuda", None, &mut target).unwrap();
         let tile = |target: &CompileTarget| target.levels[0].gpu.as_ref().unwrap().product.unwrap();
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(LevelTuning::parse("t.toml", &tuning.to_text("c")).unwrap(), tuning);
         let other = LevelTuning { level: "znver4".into(), tune: toml::Table::new(), ..tuning.clone() };
         assert!(error(&other.to_text("")).contains("`predicted` is for levels of GPUs"));
-        let mut target = crate::resolve("sm_80").unwrap();
+        let mut target = crate::resolve_target("sm_80").unwrap();
         let text = tuning.apply("t.toml", "sm_80", None, &mut target).unwrap_err().to_string();
         assert!(text.contains("`sm_90`") && text.contains("--target sm_90"), "{text}");
     }
@@ -355,7 +355,7 @@ mod tests {
         for name in crate::names().unwrap() {
             let Some(level) = crate::level(&name).unwrap() else { continue };
             let Some(tune) = &level.tune else { continue };
-            assert_eq!(level.tuned(&tune.to_table()), Ok(level.clone()), "{name}");
+            assert_eq!(level.with_changes(&tune.to_table()), Ok(level.clone()), "{name}");
         }
     }
 
@@ -416,10 +416,10 @@ mod tests {
     #[test]
     fn a_tuning_is_for_its_level_and_its_processor() {
         let tuning = LevelTuning::parse("t.toml", FILE).unwrap();
-        let mut v3 = crate::resolve("x86-64-v3").unwrap();
+        let mut v3 = crate::resolve_target("x86-64-v3").unwrap();
         let text = tuning.apply("t.toml", "x86-64-v3", None, &mut v3).unwrap_err().to_string();
         assert!(text.contains("`znver4`") && text.contains("x86-64-v3"), "{text}");
-        let mut target = crate::resolve("znver4").unwrap();
+        let mut target = crate::resolve_target("znver4").unwrap();
         let other = tuning.apply("t.toml", "cpu", Some(&cpu(97)), &mut target).unwrap_err().to_string();
         assert!(
             other.contains("model 17") && other.contains("model 97") && other.contains("--target znver4"),

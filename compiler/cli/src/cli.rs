@@ -74,7 +74,7 @@ pub enum CliCommand {
 /// Runs the program: `args` as the system gave them, the program's name first.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     crate::signals::let_writes_fail();
-    let panic = match catch(|| parse_and_run(args)) {
+    let panic = match catch_panic(|| parse_and_run(args)) {
         Ok(code) => return code,
         Err(panic) => panic,
     };
@@ -87,7 +87,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
 }
 
 fn parse_and_run(args: Vec<OsString>) -> ExitCode {
-    let cli = match Cli::try_parse_from(normalize(args)) {
+    let cli = match Cli::try_parse_from(normalize_flags(args)) {
         Ok(cli) => cli,
         Err(e) => {
             // Prints help and version to standard output, mistakes to standard error.
@@ -132,7 +132,7 @@ fn dispatch(command: CliCommand, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// `--two_words` is taken for `--two-words`.
-fn normalize(args: Vec<OsString>) -> Vec<OsString> {
+fn normalize_flags(args: Vec<OsString>) -> Vec<OsString> {
     let mut options = true;
     let spelled = |arg: OsString| {
         options &= arg != "--";
@@ -149,7 +149,7 @@ fn normalize(args: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Runs `f`; a panic becomes its message and place, without a backtrace.
-fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     static FIRST: Mutex<Option<String>> = Mutex::new(None);
     panic::set_hook(Box::new(|info| {
         let message = info.payload_as_str().unwrap_or("unknown panic");
@@ -193,13 +193,13 @@ mod tests {
     #[test]
     fn underscores_are_dashes_in_names_only() {
         let args = ["mlcc", "--two_words=a_b", "-p", "a_b", "--top_k", "3", "--", "--x_y"];
-        let got = normalize(args.iter().map(OsString::from).collect());
+        let got = normalize_flags(args.iter().map(OsString::from).collect());
         assert_eq!(got, ["mlcc", "--two-words=a_b", "-p", "a_b", "--top-k", "3", "--", "--x_y"]);
     }
 
     #[test]
     fn panics_become_messages() {
-        let message = catch(|| panic!("number {}", 7)).unwrap_err();
+        let message = catch_panic(|| panic!("number {}", 7)).unwrap_err();
         assert!(message.contains("number 7") && message.contains("cli.rs"), "{message}");
     }
 }

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-pub use mlcc_driver::format::{bytes, count, counted, seconds, table};
+pub use mlcc_driver::format::{bytes, format_count, format_seconds, format_table, pluralize};
 
 /// How much is said on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

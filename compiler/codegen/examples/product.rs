@@ -21,7 +21,7 @@ use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::plan::{SpreadPrefetch, TallTile};
 use mlcc_kernels::product::{
     CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations, choose,
-    emit_product,
+    emit_matmul,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
@@ -86,7 +86,7 @@ fn main() {
             Some(("spread", "no")) => plan.spread = None,
             Some(("spread", "yes")) => {
                 let spread = |prefetch| SpreadPrefetch { prefetch, groups: 0 };
-                plan.spread = plan.spread.or(target.prefetch(weight).map(spread))
+                plan.spread = plan.spread.or(target.prefetch_instr(weight).map(spread))
             }
             Some(("unroll", v)) => plan.unroll = number(v) as u32,
             Some(("in_flight", v)) => plan.in_flight = number(v) as u32,
@@ -126,9 +126,10 @@ fn main() {
     let (mut peak, mut seconds, mut reading) = (0.0_f64, f64::INFINITY, f64::INFINITY);
     let mut weights = vec![buffers[3].clone(), AlignedBytes::zeroed(64)];
     for _ in 0..15 {
-        peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, &SymValues::tokens(1)));
-        seconds = seconds.min(time(&executor, "product", &mut buffers, &SymValues::tokens(problem.m as i64)));
-        reading = reading.min(time(&executor, "read", &mut weights, &SymValues::tokens(1)));
+        peak = peak.max(PEAK_OPS / time(&executor, "peak", &mut out, &SymValues::for_tokens(1)));
+        seconds =
+            seconds.min(time(&executor, "product", &mut buffers, &SymValues::for_tokens(problem.m as i64)));
+        reading = reading.min(time(&executor, "read", &mut weights, &SymValues::for_tokens(1)));
     }
     let rate = 2.0 * (problem.m * problem.n * problem.k) as f64 / seconds;
     let bytes = pack_bytes(&problem) as f64;
@@ -279,7 +280,7 @@ impl MatmulBenchmark {
         let w = kb.param("w", w_type, w_len, ParamAccess::In, 64);
         let y = kb.param("y", DType::F32, rows.scale(n as i64), ParamAccess::Out, 64);
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(SizeSymbol::N) };
-        let weight = MatmulWeight::of(self.weight).expect("a weight type");
+        let weight = MatmulWeight::from_dtype(self.weight).expect("a weight type");
         let activation = self.activation(plan.code_block(), [scales, starts]);
         let problem = MatmulProblem {
             x,
@@ -293,7 +294,7 @@ impl MatmulBenchmark {
             k,
             epilogue_operands: [Some(y), None, None, None],
         };
-        emit_product(&mut kb, &problem, plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
+        emit_matmul(&mut kb, &problem, plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64])));
         kb.finish()
     }
 
@@ -306,7 +307,7 @@ impl MatmulBenchmark {
         let weights: Vec<f32> = (0..self.n * self.k).map(|_| next()).collect();
         let packed = pack(self.weight, Packing::Tile16, self.n, self.k, &weights, PackOptions::default())
             .expect("it packs");
-        let dims = SymValues::tokens(self.m as i64);
+        let dims = SymValues::for_tokens(self.m as i64);
         let mut buffers: Vec<AlignedBytes> = kernel
             .params
             .iter()

@@ -96,7 +96,7 @@ impl ObjectCache {
         }
     }
 
-    pub(crate) fn put(&self, key: ObjectKey, object: &[u8]) {
+    pub(crate) fn store_object(&self, key: ObjectKey, object: &[u8]) {
         let _ = self.try_put(key, object);
     }
 
@@ -106,8 +106,9 @@ impl ObjectCache {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = self.folder.join(format!("{key}.{}.{number}{UNFINISHED}", std::process::id()));
-        let (mut file, _registration) =
-            unfinished::create(|| Ok((File::create(&temporary)?, std::path::absolute(&temporary)?)))?;
+        let (mut file, _registration) = unfinished::create_registered(|| {
+            Ok((File::create(&temporary)?, std::path::absolute(&temporary)?))
+        })?;
         let mut whole = || {
             file.write_all(MAGIC)?;
             file.write_all(&hash(key, object))?;
@@ -118,8 +119,8 @@ impl ObjectCache {
     }
 
     /// Removes the entries that were of no use for the longest time until a quarter of the room is free, if there is none.
-    pub(crate) fn trim(&self) {
-        let Ok((mut entries, unfinished)) = self.list() else { return };
+    pub(crate) fn evict_oldest(&self) {
+        let Ok((mut entries, unfinished)) = self.list_entries() else { return };
         for file in unfinished {
             if SystemTime::now().duration_since(file.used).is_ok_and(|age| age > ABANDONED) {
                 let _ = fs::remove_file(file.path);
@@ -141,14 +142,14 @@ impl ObjectCache {
     }
 
     /// An error if there is a folder that cannot be read.
-    pub fn usage(&self) -> io::Result<ObjectCacheUsage> {
-        let (entries, _) = self.list()?;
+    pub fn measure_usage(&self) -> io::Result<ObjectCacheUsage> {
+        let (entries, _) = self.list_entries()?;
         Ok(ObjectCacheUsage { entries: entries.len(), bytes: entries.iter().map(|e| e.bytes).sum() })
     }
 
     /// Removes all entries, and nothing else that may lie in the folder. Returns what was removed.
     pub fn clear(&self) -> io::Result<ObjectCacheUsage> {
-        let (entries, unfinished) = self.list()?;
+        let (entries, unfinished) = self.list_entries()?;
         let mut removed = ObjectCacheUsage::default();
         for entry in entries {
             fs::remove_file(&entry.path)?;
@@ -160,7 +161,7 @@ impl ObjectCache {
     }
 
     /// Entries, and files that are or were to become some.
-    fn list(&self) -> io::Result<(Vec<CachedObject>, Vec<CachedObject>)> {
+    fn list_entries(&self) -> io::Result<(Vec<CachedObject>, Vec<CachedObject>)> {
         let (mut entries, mut unfinished) = (Vec::new(), Vec::new());
         let files = match fs::read_dir(&self.folder) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((entries, unfinished)),
@@ -212,21 +213,24 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> ObjectKey {
-        ObjectKey::of(&[name.as_bytes()])
+        ObjectKey::from_parts(&[name.as_bytes()])
     }
 
     #[test]
     fn what_was_put_is_there_until_it_is_cleared() {
         let folder = tempfile::tempdir().unwrap();
         let cache = ObjectCache::new(folder.path().join("a/b"), 1 << 20);
-        assert_eq!((cache.get(key("x")), cache.usage().unwrap()), (None, ObjectCacheUsage::default()));
-        cache.put(key("x"), b"object");
-        cache.put(key("y"), b"");
+        assert_eq!(
+            (cache.get(key("x")), cache.measure_usage().unwrap()),
+            (None, ObjectCacheUsage::default())
+        );
+        cache.store_object(key("x"), b"object");
+        cache.store_object(key("y"), b"");
         assert_eq!(cache.get(key("x")).unwrap(), b"object");
         assert_eq!(cache.get(key("y")).unwrap(), b"");
         fs::write(cache.folder().join("mine.o"), b"not ours").unwrap();
         let all = ObjectCacheUsage { entries: 2, bytes: 2 * HEAD as u64 + 6 };
-        assert_eq!((cache.usage().unwrap(), cache.clear().unwrap()), (all, all));
+        assert_eq!((cache.measure_usage().unwrap(), cache.clear().unwrap()), (all, all));
         assert_eq!(cache.get(key("x")), None);
         assert_eq!(fs::read_dir(cache.folder()).unwrap().count(), 1);
     }
@@ -239,7 +243,7 @@ mod tests {
         let changes: [fn(&mut Vec<u8>); 5] =
             [|e| e[HEAD] ^= 1, |e| e.truncate(HEAD + 2), |e| e.truncate(3), |e| e.clear(), |e| e[0] = 0];
         for change in changes {
-            cache.put(key("x"), b"object");
+            cache.store_object(key("x"), b"object");
             let mut entry = fs::read(&path).unwrap();
             change(&mut entry);
             fs::write(&path, entry).unwrap();
@@ -247,7 +251,7 @@ mod tests {
             assert!(!path.exists());
         }
         // An entry under another name.
-        cache.put(key("x"), b"object");
+        cache.store_object(key("x"), b"object");
         fs::rename(&path, cache.path(key("y"))).unwrap();
         assert_eq!(cache.get(key("y")), None);
     }
@@ -259,13 +263,13 @@ mod tests {
         let names: Vec<String> = (0..12).map(|i| i.to_string()).collect();
         let long_ago = SystemTime::now() - Duration::from_secs(10_000);
         for (i, name) in names.iter().enumerate() {
-            cache.put(key(name), &[0; 1000]);
+            cache.store_object(key(name), &[0; 1000]);
             let file = File::options().append(true).open(cache.path(key(name))).unwrap();
             file.set_modified(long_ago + Duration::from_secs(i as u64)).unwrap();
         }
         assert!(cache.get(key("0")).is_some());
-        cache.trim();
-        assert!(cache.usage().unwrap().bytes <= 10 * 1024 / 4 * 3);
+        cache.evict_oldest();
+        assert!(cache.measure_usage().unwrap().bytes <= 10 * 1024 / 4 * 3);
         let left: Vec<&String> = names.iter().filter(|n| cache.path(key(n)).exists()).collect();
         assert_eq!(left, ["0", "6", "7", "8", "9", "10", "11"]);
     }
@@ -276,8 +280,8 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, b"").unwrap();
         let cache = ObjectCache::new(file.join("cache"), 1 << 20);
-        cache.put(key("x"), b"object");
+        cache.store_object(key("x"), b"object");
         assert_eq!(cache.get(key("x")), None);
-        cache.trim();
+        cache.evict_oldest();
     }
 }

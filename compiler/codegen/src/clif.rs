@@ -9,7 +9,7 @@
 //! * Objects import nothing: an operation that Cranelift would turn into a library call on the chosen machine is spelled
 //!   out instead, and a call that slips through is an error.
 //! * Calling conventions are those of the LLVM back end. Kernel: `void name(ptr..., i64 dims..., i64 first,
-//!   i64 end, i64 of)`, a share ([`mlcc_ir::step::Share`]). Entry point: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
+//!   i64 end, i64 of)`, a share ([`mlcc_ir::step::WorkShare`]). Entry point: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
 //! * Equal input gives equal bytes.
 
 mod arith;

@@ -7,7 +7,7 @@ use crate::error::CodegenError;
 use crate::link::find_linker;
 #[cfg(feature = "llvm")]
 use crate::llvm::{self, EmitFormat};
-use crate::model::{CodegenInput, EntryLimits, variant};
+use crate::model::{CodegenInput, EntryLimits, level_variant};
 use crate::objects::{CodeListener, ObjectCounts, ObjectStore};
 use crate::table::TableDesc;
 use crate::units::{CodeGenerator, LevelUnits, StateUnits, compile_units};
@@ -33,7 +33,7 @@ impl LinkedLibrary {
         &self.path
     }
     /// What was compiled for it.
-    pub fn objects(&self) -> ObjectCounts {
+    pub fn object_counts(&self) -> ObjectCounts {
         self.objects
     }
 }
@@ -69,12 +69,12 @@ impl Default for CompileJobs {
 /// Compiles with LLVM and links. `soname` is recorded in the library; give the artifact's file name.
 #[cfg(feature = "llvm")]
 pub fn compile(input: &CodegenInput<'_>, soname: &str) -> Result<LinkedLibrary, CodegenError> {
-    compile_by(input, soname, &CompileJobs::default())
+    compile_with_jobs(input, soname, &CompileJobs::default())
 }
 
 /// The same in other circumstances.
 #[cfg(feature = "llvm")]
-pub fn compile_by(
+pub fn compile_with_jobs(
     input: &CodegenInput<'_>,
     soname: &str,
     jobs: &CompileJobs,
@@ -82,9 +82,9 @@ pub fn compile_by(
     // Device code is inside the table.
     let objects = ObjectStore::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
-        (images(input, EmitFormat::Assembly, jobs, &objects)?.0, Vec::new())
+        (compile_images(input, EmitFormat::Assembly, jobs, &objects)?.0, Vec::new())
     } else {
-        (cpu_table(input)?, level_parts(input, &generator(input), jobs, &objects)?)
+        (cpu_table(input)?, level_parts(input, &llvm_generator(input), jobs, &objects)?)
     };
     parts.push(table_part(input, &table, EmitFormat::Object)?);
     let library = link(&parts, host_arch(input)?, soname)?;
@@ -94,21 +94,21 @@ pub fn compile_by(
 /// The same with Cranelift, which knows CPU targets only.
 #[cfg(feature = "cranelift")]
 pub fn compile_with_cranelift(input: &CodegenInput<'_>, soname: &str) -> Result<LinkedLibrary, CodegenError> {
-    compile_with_cranelift_by(input, soname, &CompileJobs::default())
+    compile_with_cranelift_jobs(input, soname, &CompileJobs::default())
 }
 
 #[cfg(feature = "cranelift")]
-pub fn compile_with_cranelift_by(
+pub fn compile_with_cranelift_jobs(
     input: &CodegenInput<'_>,
     soname: &str,
     jobs: &CompileJobs,
 ) -> Result<LinkedLibrary, CodegenError> {
     let arch = input.target.arch;
-    let generator = clif::CraneliftGenerator { arch, limits: EntryLimits::of(&input.table) };
+    let generator = clif::CraneliftGenerator { arch, limits: EntryLimits::from_table(&input.table) };
     let objects = ObjectStore::new(jobs.cache.as_ref(), jobs.listener.as_ref());
     let mut parts = level_parts(input, &generator, jobs, &objects)?;
     let spec = host_spec(input)?;
-    let bytes = clif::table_object(arch, &spec.levels[0], &cpu_table(input)?.image())?;
+    let bytes = clif::table_object(arch, &spec.levels[0], &cpu_table(input)?.lay_out())?;
     parts.push(GeneratedCode { name: "table".into(), bytes });
     let library = link(&parts, arch, soname)?;
     Ok(LinkedLibrary { objects: objects.finish(), ..library })
@@ -120,9 +120,9 @@ pub fn emit(input: &CodegenInput<'_>, output: EmitFormat) -> Result<Vec<Generate
     let jobs = CompileJobs::default();
     let (table, mut parts) = if input.target.arch == Arch::Nvptx {
         let text = if output == EmitFormat::Object { EmitFormat::Assembly } else { output };
-        images(input, text, &jobs, &ObjectStore::new(None, None))?
+        compile_images(input, text, &jobs, &ObjectStore::new(None, None))?
     } else {
-        let generator = generator(input);
+        let generator = llvm_generator(input);
         let state = StateUnits::new(&input.table.states)?;
         let mut parts = Vec::new();
         for level in &input.levels {
@@ -136,9 +136,13 @@ pub fn emit(input: &CodegenInput<'_>, output: EmitFormat) -> Result<Vec<Generate
 }
 
 #[cfg(feature = "llvm")]
-fn generator<'a>(input: &CodegenInput<'a>) -> llvm::LlvmGenerator<'a> {
+fn llvm_generator<'a>(input: &CodegenInput<'a>) -> llvm::LlvmGenerator<'a> {
     let target = input.target;
-    llvm::LlvmGenerator { arch: target.arch, triple: &target.triple, limits: EntryLimits::of(&input.table) }
+    llvm::LlvmGenerator {
+        arch: target.arch,
+        triple: &target.triple,
+        limits: EntryLimits::from_table(&input.table),
+    }
 }
 
 /// The objects of all CPU levels.
@@ -160,14 +164,14 @@ fn level_parts(
 fn cpu_table(input: &CodegenInput<'_>) -> Result<TableDesc, CodegenError> {
     let mut table = input.table.clone();
     for level in &input.levels {
-        table.variants.push(variant(level)?);
+        table.variants.push(level_variant(level)?);
     }
     Ok(table)
 }
 
 /// Text of every GPU level, with machine code where that is wanted, and the table with them.
 #[cfg(feature = "llvm")]
-fn images(
+fn compile_images(
     input: &CodegenInput<'_>,
     output: EmitFormat,
     jobs: &CompileJobs,
@@ -196,7 +200,8 @@ fn images(
         parts.push(GeneratedCode { name: level.name.clone(), bytes });
     }
     if let Some(level) = input.levels.first() {
-        table.device_entries = device_entries(level.steps, level.kernels, EntryLimits::of(&input.table))?;
+        table.device_entries =
+            device_entries(level.steps, level.kernels, EntryLimits::from_table(&input.table))?;
     }
     Ok((table, parts))
 }
@@ -204,7 +209,7 @@ fn images(
 /// Links objects into a library.
 pub fn link(parts: &[GeneratedCode], arch: Arch, soname: &str) -> Result<LinkedLibrary, CodegenError> {
     let linker = find_linker(arch)?;
-    let folder = crate::folder::temporary("mlcc-link-").map_err(|source| CodegenError::Io {
+    let folder = crate::folder::create_temporary("mlcc-link-").map_err(|source| CodegenError::Io {
         action: "create a temporary folder in",
         path: std::env::temp_dir(),
         source,
@@ -241,7 +246,7 @@ fn table_part(
 ) -> Result<GeneratedCode, CodegenError> {
     let spec = host_spec(input)?;
     let weakest = &spec.levels[0];
-    let bytes = llvm::table_object(spec.arch, &spec.triple, weakest, &table.image(), output)?;
+    let bytes = llvm::table_object(spec.arch, &spec.triple, weakest, &table.lay_out(), output)?;
     Ok(GeneratedCode { name: "table".into(), bytes })
 }
 

@@ -84,7 +84,7 @@ impl KernelExecutor {
 
     /// The same, with the code of an earlier call if there is one.
     #[cfg(feature = "llvm")]
-    pub fn cached(
+    pub fn from_cache(
         kernels: &[Kernel],
         level: &FeatureLevel,
         cache: &ObjectCache,

@@ -21,12 +21,12 @@ impl TemporaryFolder {
 }
 
 /// A new folder among the system's temporary ones.
-pub fn temporary(prefix: &str) -> Result<TemporaryFolder> {
+pub fn create_temporary(prefix: &str) -> Result<TemporaryFolder> {
     let make = || {
         let folder = tempfile::Builder::new().prefix(prefix).tempdir()?;
         let path = folder.path().to_path_buf();
         Ok((folder, path))
     };
-    let (folder, _registration) = unfinished::create(make)?;
+    let (folder, _registration) = unfinished::create_registered(make)?;
     Ok(TemporaryFolder { folder, _registration })
 }

@@ -110,7 +110,7 @@ impl WordBuilder<'_> {
         self.kb.binary(BinOp::Or, a, b)
     }
     /// `a < b`.
-    fn below(&mut self, a: ExprId, b: u32) -> ExprId {
+    fn less_than(&mut self, a: ExprId, b: u32) -> ExprId {
         self.op(BinOp::Lt, a, b)
     }
     fn as_f32(&mut self, a: ExprId) -> ExprId {
@@ -152,7 +152,7 @@ fn f32_to_bf16(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let rounded = w.op(BinOp::Shr, rounded, 16);
     let quiet = w.op(BinOp::Or, shifted, 0x40);
     let magnitude = w.op(BinOp::And, bits, 0x7fff_ffff);
-    let number = w.below(magnitude, 0x7f80_0001);
+    let number = w.less_than(magnitude, 0x7f80_0001);
     let out = w.kb.select(number, rounded, quiet);
     w.half_value(out, DType::BF16)
 }
@@ -173,8 +173,8 @@ fn f16_to_f32(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let scale = w.kb.constant(f64::from(2.0f32.powi(-24)), ExprType::F32);
     let tiny = w.kb.mul(mantissa, scale);
     let tiny = w.as_u32(tiny);
-    let finite = w.below(magnitude, 0x7c00);
-    let subnormal = w.below(magnitude, 0x0400);
+    let finite = w.less_than(magnitude, 0x7c00);
+    let subnormal = w.less_than(magnitude, 0x0400);
     let out = w.kb.select(finite, normal, special);
     let out = w.kb.select(subnormal, tiny, out);
     let out = w.or(out, sign);
@@ -203,9 +203,9 @@ fn f32_to_f16(kb: &mut KernelBuilder, a: ExprId) -> ExprId {
     let payload = w.op(BinOp::And, cut, 0x3ff);
     let nan = w.op(BinOp::Or, payload, 0x7e00);
     let infinity = w.int(0x7c00);
-    let is_small = w.below(magnitude, 113 << 23);
-    let is_finite = w.below(magnitude, 143 << 23);
-    let is_number = w.below(magnitude, 0x7f80_0001);
+    let is_small = w.less_than(magnitude, 113 << 23);
+    let is_finite = w.less_than(magnitude, 143 << 23);
+    let is_number = w.less_than(magnitude, 0x7f80_0001);
     let out = w.kb.select(is_small, subnormal, normal);
     let special = w.kb.select(is_number, infinity, nan);
     let out = w.kb.select(is_finite, out, special);

@@ -19,7 +19,7 @@ use std::mem::offset_of;
 /// Threads per block along each axis: the widest `Thread` loops of the kernel.
 pub fn threads_of(kernel: &Kernel) -> Result<[u32; 3], CodegenError> {
     let mut threads = [1; 3];
-    widest(&kernel.body, &kernel.exprs, &mut threads)
+    find_widest(&kernel.body, &kernel.exprs, &mut threads)
         .map_err(|f| CodegenError::Internal { kernel: kernel.name.clone(), what: f.0 })?;
     Ok(threads)
 }
@@ -40,7 +40,7 @@ pub fn blocks_of(kernel: &Kernel) -> Option<i64> {
     of(&kernel.body, &kernel.exprs)
 }
 
-fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), EmitError> {
+fn find_widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<(), EmitError> {
     for stmt in body {
         match stmt {
             Stmt::For { extent, kind, body, .. } => {
@@ -52,11 +52,11 @@ fn widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Result<()
                         extent.ok_or_else(|| EmitError::new("extent of a thread loop is not constant"))?;
                     *slot = (*slot).max(extent);
                 }
-                widest(body, exprs, threads)?;
+                find_widest(body, exprs, threads)?;
             }
             Stmt::If { then, otherwise, .. } => {
-                widest(then, exprs, threads)?;
-                widest(otherwise, exprs, threads)?;
+                find_widest(then, exprs, threads)?;
+                find_widest(otherwise, exprs, threads)?;
             }
             _ => {}
         }
@@ -69,7 +69,7 @@ pub struct SharedMemory {
     /// Bytes that are asked for at launch: all of it, or none where it is so little that a kernel may declare it.
     pub dynamic_bytes: u32,
     /// Where buffers begin in it.
-    pub places: BTreeMap<BufId, u32>,
+    pub offsets: BTreeMap<BufId, u32>,
 }
 
 impl SharedMemory {
@@ -88,7 +88,7 @@ impl SharedMemory {
         bytes.fold(0, u64::saturating_add)
     }
 
-    pub fn of(kernel: &Kernel) -> SharedMemory {
+    pub fn for_kernel(kernel: &Kernel) -> SharedMemory {
         let (mut places, mut end) = (BTreeMap::new(), 0u64);
         for (id, buf) in kernel.bufs.iter().filter(|(_, buf)| buf.space == MemorySpace::Shared) {
             let len = buf.len.as_const().and_then(|len| u64::try_from(len).ok()).unwrap_or(0);
@@ -97,8 +97,8 @@ impl SharedMemory {
             end = end.saturating_add(bytes).next_multiple_of(u64::from(Self::ALIGN));
         }
         match Self::bytes_of(kernel) > Self::DECLARED_BYTES {
-            true => SharedMemory { dynamic_bytes: u32::try_from(end).unwrap_or(u32::MAX), places },
-            false => SharedMemory { dynamic_bytes: 0, places: BTreeMap::new() },
+            true => SharedMemory { dynamic_bytes: u32::try_from(end).unwrap_or(u32::MAX), offsets: places },
+            false => SharedMemory { dynamic_bytes: 0, offsets: BTreeMap::new() },
         }
     }
 }
@@ -133,7 +133,7 @@ fn device_entry(
     limits: EntryLimits,
 ) -> Result<DeviceEntryDesc, CodegenError> {
     let bounds = SizeBounds {
-        chunk: match limits.most(&step.name) {
+        chunk: match limits.max_rows(&step.name) {
             0 => i64::MAX,
             most => i64::try_from(most).unwrap_or(i64::MAX),
         },
@@ -146,8 +146,8 @@ fn device_entry(
         let launch = match item {
             StepItem::Launch(launch) => launch,
             StepItem::Barrier => continue,
-            StepItem::Exchange(exchange) => {
-                let described = self::exchange(exchange).map_err(|f| CodegenError::Step {
+            StepItem::AllGather(exchange) => {
+                let described = self::all_gather_launch(exchange).map_err(|f| CodegenError::Step {
                     step: step.name.clone(),
                     what: format!("an exchange: {f}"),
                 })?;
@@ -155,7 +155,7 @@ fn device_entry(
                 continue;
             }
         };
-        let described = describe(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
+        let described = describe_launch(launch, kernels, &bounds).map_err(|f| CodegenError::Step {
             step: step.name.clone(),
             what: format!("kernel {}: {f}", launch.kernel),
         })?;
@@ -165,8 +165,8 @@ fn device_entry(
 }
 
 /// What has no kernel: the runtime joins the rows of all ranks.
-fn exchange(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
-    let AllGather { part, all, parts, wanted } = exchange;
+fn all_gather_launch(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
+    let AllGather { part, all, shape: parts, output_rows: wanted } = exchange;
     let mut args = Vec::new();
     for place in [part, all] {
         if *place != BufferRef::fixed(place.base, place.offset, place.bytes) {
@@ -186,7 +186,7 @@ fn exchange(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
     })
 }
 
-fn describe(
+fn describe_launch(
     launch: &LaunchItem,
     kernels: &BTreeMap<&str, LaunchedKernel<'_>>,
     bounds: &SizeBounds,
@@ -208,14 +208,14 @@ fn describe(
         )));
     }
     for (axis, blocks) in grid.blocks.iter().enumerate() {
-        let most = blocks.range(bounds).map(|(_, most)| most);
+        let most = blocks.value_range(bounds).map(|(_, most)| most);
         if let Some(fault) = most.and_then(|most| LaunchGrid::axis_fault(axis, most)) {
             return Err(EmitError(format!("{fault}; build with a smaller --chunk or -c/--ctx-size")));
         }
     }
     let repeat = match launch.repeat {
         RepeatMode::Once => repeat::ONCE,
-        RepeatMode::Wanted => repeat::WANTED,
+        RepeatMode::Outputs => repeat::WANTED,
         RepeatMode::EachSequence { .. } => repeat::EACH_SEQUENCE,
         RepeatMode::EachWorker => return Err(EmitError::new("is for each worker, of which a GPU has none")),
     };
@@ -229,10 +229,10 @@ fn describe(
         let (kind, base) = base_address(buffer.base)?;
         args.push(address(kind, base + buffer.offset));
     }
-    let placement = BufferPlacement::of(launch);
+    let placement = BufferPlacement::for_launch(launch);
     let number = placements.iter().position(|known| *known == placement);
     let number = number.ok_or_else(|| EmitError::new("has buffers in places that its code does not know"))?;
-    for word in placement.words(dims) {
+    for word in placement.argument_words(dims) {
         args.push(match word {
             ArgumentWord::Size(i) => field(size_field(&launch.dims[i], &launch.repeat)?),
             ArgumentWord::Past => field(offset_of!(Control, past)),
@@ -251,7 +251,7 @@ fn describe(
         kernel: gpu_kernel_symbol(&launch.kernel, number),
         grid: [grid_extent(x)?, grid_extent(y)?, grid_extent(z)?],
         block: grid.threads,
-        shared_bytes: SharedMemory::of(kernel).dynamic_bytes,
+        shared_bytes: SharedMemory::for_kernel(kernel).dynamic_bytes,
         args,
         repeat,
     })
@@ -270,14 +270,14 @@ fn base_address(base: MemoryBase) -> Result<(u32, u64), EmitError> {
         MemoryBase::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
         MemoryBase::Pages => (arg::PAGES, 0),
         MemoryBase::PageTable => (arg::PAGE_TABLE, 0),
-        MemoryBase::Wanted => (arg::WANTED, 0),
+        MemoryBase::LogitIndices => (arg::WANTED, 0),
     })
 }
 
 /// Where a size lies in the control block.
 fn size_field(dim: &Dim, repeat: &RepeatMode) -> Result<usize, EmitError> {
     match (dim.constant(), dim.terms()) {
-        (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) if *repeat == RepeatMode::Wanted => {
+        (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) if *repeat == RepeatMode::Outputs => {
             Ok(offset_of!(Control, n_wanted))
         }
         (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) => Ok(offset_of!(Control, n)),
@@ -291,17 +291,17 @@ fn grid_extent(dim: &Dim) -> Result<DimExpr, EmitError> {
     let unfit = || EmitError(format!("grid size `{dim}` is not of the form (a*n + b*past + c) / d"));
     match dim.terms() {
         [(DimAtom::FloorDiv(inner, div), 1)] => {
-            let mut linear = linear(inner).ok_or_else(unfit)?;
+            let mut linear = linear_expr(inner).ok_or_else(unfit)?;
             // floor(x / d) + k = ceil((x - d + 1 + k * d) / d)
             linear.constant += 1 - div + dim.constant() * div;
             linear.div = *div;
             Ok(linear)
         }
-        _ => linear(dim).ok_or_else(unfit),
+        _ => linear_expr(dim).ok_or_else(unfit),
     }
 }
 
-fn linear(dim: &Dim) -> Option<DimExpr> {
+fn linear_expr(dim: &Dim) -> Option<DimExpr> {
     let mut out = DimExpr { coef_n: 0, coef_past: 0, constant: dim.constant(), div: 1 };
     for (atom, coefficient) in dim.terms() {
         match atom {
@@ -367,13 +367,13 @@ mod tests {
     fn exchanges_are_launches_without_a_kernel() {
         let place = |offset| BufferRef::fixed(MemoryBase::Arena, offset, 4096);
         let parts = GatherShape { ranks: 2, rows: SizeSymbol::N.into(), row_bytes: 64 };
-        let exchange = AllGather { part: place(128), all: place(8192), parts, wanted: true };
-        let made = super::exchange(&exchange).unwrap();
+        let exchange = AllGather { part: place(128), all: place(8192), shape: parts, output_rows: true };
+        let made = super::all_gather_launch(&exchange).unwrap();
         assert_eq!((made.kernel.as_str(), made.shared_bytes, made.repeat), ("", 64, repeat::EXCHANGE_WANTED));
         assert_eq!([made.args[0].offset, made.args[1].offset], [128, 8192]);
         assert_eq!(eval(&made.grid[0], 7, 5), 7);
         let moves = BufferRef { per_past: 64, ..place(0) };
-        assert!(super::exchange(&AllGather { part: moves, ..exchange }).is_err());
+        assert!(super::all_gather_launch(&AllGather { part: moves, ..exchange }).is_err());
     }
 
     #[test]
@@ -390,7 +390,7 @@ mod tests {
             dims: vec![Dim::sym(SizeSymbol::N)],
             grid: Some(grid),
             repeat: RepeatMode::Once,
-            shares: WorkSchedule::Static,
+            schedule: WorkSchedule::Static,
         };
         let items = vec![StepItem::Launch(launch)];
         let step = StepProgram { name: "prefill".into(), items, arena_bytes: 0 };
@@ -426,7 +426,7 @@ mod tests {
                     threads: [1; 3],
                 }),
                 repeat: RepeatMode::Once,
-                shares: WorkSchedule::Static,
+                schedule: WorkSchedule::Static,
             })
         };
         let entry = |launches: &[[u64; 2]]| {
@@ -457,7 +457,7 @@ mod tests {
             offset_of!(Control, past)
         );
         let rows = Dim::from(SizeSymbol::N);
-        assert_eq!(size_field(&rows, &RepeatMode::Wanted).unwrap(), offset_of!(Control, n_wanted));
+        assert_eq!(size_field(&rows, &RepeatMode::Outputs).unwrap(), offset_of!(Control, n_wanted));
         for size in [odd, Dim::from(SizeSymbol::N).add(&Dim::from(1)), Dim::from(3), Dim::from(SizeSymbol::B)]
         {
             assert!(

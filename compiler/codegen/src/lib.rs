@@ -36,9 +36,9 @@ mod units;
 #[cfg(any(feature = "llvm", feature = "cranelift"))]
 pub use compile::{CompileJobs, GeneratedCode, LinkedLibrary, link};
 #[cfg(feature = "llvm")]
-pub use compile::{compile, compile_by, emit};
+pub use compile::{compile, compile_with_jobs, emit};
 #[cfg(feature = "cranelift")]
-pub use compile::{compile_with_cranelift, compile_with_cranelift_by};
+pub use compile::{compile_with_cranelift, compile_with_cranelift_jobs};
 pub use error::{CodegenError, EmitError};
 pub use model::{CodegenInput, LevelInput};
 pub use objects::{CodeListener, ObjectCounts};

@@ -42,7 +42,7 @@ pub struct Linker {
 }
 
 /// Programs to try, best first, and the package that brings one.
-fn candidates(arch: Arch) -> (&'static [&'static str], &'static str) {
+fn linker_candidates(arch: Arch) -> (&'static [&'static str], &'static str) {
     let native = Arch::of_host() == Some(arch);
     match arch {
         _ if native => (&["cc", "ld.lld", "ld"], "gcc"),
@@ -58,7 +58,7 @@ pub fn find_linker(arch: Arch) -> Result<Linker, LinkError> {
         let program = PathBuf::from(program);
         return Ok(Linker { style: style_of(&program), program });
     }
-    let (names, package) = candidates(arch);
+    let (names, package) = linker_candidates(arch);
     let path = std::env::var_os("PATH").unwrap_or_default();
     for name in names {
         if let Some(program) = std::env::split_paths(&path).map(|d| d.join(name)).find(|p| p.is_file()) {

@@ -52,7 +52,7 @@ impl FixedArguments {
         FixedArguments { dims: launch.dims.iter().map(Dim::as_const).collect(), alone }
     }
 
-    fn and(&mut self, other: &FixedArguments) {
+    fn intersect(&mut self, other: &FixedArguments) {
         for (mine, other) in self.dims.iter_mut().zip(&other.dims) {
             *mine = mine.filter(|_| *mine == *other);
         }
@@ -68,7 +68,7 @@ pub fn fixed_arguments<'a>(
     for item in steps.into_iter().flat_map(|step| &step.items) {
         let StepItem::Launch(launch) = item else { continue };
         let one = FixedArguments::of_launch(launch);
-        all.entry(&launch.kernel).and_modify(|fixed| fixed.and(&one)).or_insert(one);
+        all.entry(&launch.kernel).and_modify(|fixed| fixed.intersect(&one)).or_insert(one);
     }
     all
 }
@@ -97,15 +97,15 @@ pub enum ArgumentChecks {
     /// `1 <= n <= batch`, `past + 1 <= context` of every sequence, and every token id.
     Sequences,
     /// The rows of every sequence and their number, `past + rows <= context`, every token id, and the rows that are wanted.
-    Pieces,
+    Ragged,
 }
 
 impl ArgumentChecks {
     pub fn of_step(name: &str) -> ArgumentChecks {
-        match plain(name) {
+        match without_adapters(name) {
             PREFILL | "decode" | "prefill_logits" | mlcc_abi::ENCODE => ArgumentChecks::Tokens,
             BATCH_STEP => ArgumentChecks::Sequences,
-            RAGGED_STEP => ArgumentChecks::Pieces,
+            RAGGED_STEP => ArgumentChecks::Ragged,
             "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => ArgumentChecks::Rows,
             _ => ArgumentChecks::None,
         }
@@ -113,14 +113,14 @@ impl ArgumentChecks {
 }
 
 /// The entry point that does the same without adapters.
-pub(crate) fn plain(step: &str) -> &str {
+pub(crate) fn without_adapters(step: &str) -> &str {
     step.strip_prefix(mlcc_abi::ADAPTED).unwrap_or(step)
 }
 
 impl EntryLimits {
     /// The most that `n` may be in a step.
-    pub fn most(&self, step: &str) -> u64 {
-        match plain(step) {
+    pub fn max_rows(&self, step: &str) -> u64 {
+        match without_adapters(step) {
             "decode" => 1,
             BATCH_STEP => self.batch,
             // So that all sequences may have one.
@@ -128,7 +128,7 @@ impl EntryLimits {
             _ => self.chunk,
         }
     }
-    pub fn of(table: &TableDesc) -> EntryLimits {
+    pub fn from_table(table: &TableDesc) -> EntryLimits {
         EntryLimits {
             chunk: table.plan.chunk,
             context: table.plan.context,
@@ -177,7 +177,7 @@ pub const RAGGED_STEP: &str = "step";
 pub const STATE_STEP: &str = "create_kv_cache";
 
 /// The table's entry for a level.
-pub fn variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
+pub fn level_variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
     let symbol = |name: &str| {
         let known = input.steps.iter().any(|s| s.name == name);
         known.then(|| entry_symbol(name, &input.level.name))
@@ -230,7 +230,7 @@ pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, StepProgram), Co
             dims: Vec::new(),
             grid: None,
             repeat: RepeatMode::Once,
-            shares: WorkSchedule::Static,
+            schedule: WorkSchedule::Static,
         }));
     }
     let step = StepProgram { name: STATE_STEP.into(), items, arena_bytes: 0 };

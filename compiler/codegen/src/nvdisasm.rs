@@ -56,7 +56,7 @@ pub fn disassemble(nvdisasm: &Path, cubin: &[u8]) -> Result<String, NvdisasmErro
         let path = path.to_owned();
         move |source| NvdisasmError::Io { action, path, source }
     };
-    let folder = crate::folder::temporary("mlcc-nvdisasm-")
+    let folder = crate::folder::create_temporary("mlcc-nvdisasm-")
         .map_err(io("create a folder in", &std::env::temp_dir()))?;
     let input = folder.path().join("code.cubin");
     std::fs::write(&input, cubin).map_err(io("write", &input))?;

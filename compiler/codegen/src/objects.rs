@@ -19,7 +19,7 @@ pub const KERNEL_SYMBOL: &str = "mlcc.kernel";
 pub struct ObjectKey(u128);
 
 impl ObjectKey {
-    pub fn of(parts: &[&[u8]]) -> ObjectKey {
+    pub fn from_parts(parts: &[&[u8]]) -> ObjectKey {
         let mut hash = Xxh3::new();
         for part in parts {
             hash.update(&(part.len() as u64).to_le_bytes());
@@ -102,23 +102,23 @@ impl<'a> ObjectStore<'a> {
     }
 
     /// Sees to it that there is such an object once all threads are done: makes it, unless that has been begun.
-    pub fn want(
+    pub fn ensure_object(
         &self,
         key: ObjectKey,
         make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
     ) -> Result<ObjectKey, CodegenError> {
-        let begun = match self.all().entry(key) {
+        let begun = match self.lock_objects().entry(key) {
             Entry::Occupied(_) => true,
             Entry::Vacant(place) => place.insert(None).is_some(),
         };
         if !begun {
-            let object = self.cached(key, make)?;
-            self.all().insert(key, Some(object));
+            let object = self.load_or_make(key, make)?;
+            self.lock_objects().insert(key, Some(object));
         }
         Ok(key)
     }
 
-    fn cached(
+    fn load_or_make(
         &self,
         key: ObjectKey,
         make: impl FnOnce() -> Result<Vec<u8>, CodegenError>,
@@ -129,27 +129,29 @@ impl<'a> ObjectStore<'a> {
             return Ok(object);
         }
         let object = make()?;
-        cache.put(key, &object);
+        cache.store_object(key, &object);
         Ok(object)
     }
 
     /// After all work was done: what was made. Leaves the cache within its limit.
     pub fn finish(&self) -> ObjectCounts {
-        let made =
-            ObjectCounts { objects: self.all().len(), from_cache: self.from_cache.load(Ordering::Relaxed) };
+        let made = ObjectCounts {
+            objects: self.lock_objects().len(),
+            from_cache: self.from_cache.load(Ordering::Relaxed),
+        };
         if let Some(cache) = self.cache.filter(|_| made.from_cache < made.objects) {
-            cache.trim();
+            cache.evict_oldest();
         }
         made
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, Option<Vec<u8>>>> {
+    fn lock_objects(&self) -> MutexGuard<'_, BTreeMap<ObjectKey, Option<Vec<u8>>>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An object that was wanted, after all work was done without error.
     pub fn get(&self, key: &ObjectKey) -> Vec<u8> {
-        self.all().get(key).and_then(Option::as_ref).cloned().unwrap_or_default()
+        self.lock_objects().get(key).and_then(Option::as_ref).cloned().unwrap_or_default()
     }
 }
 

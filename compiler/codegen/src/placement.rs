@@ -58,11 +58,11 @@ pub enum ArgumentWord {
 
 impl BufferPlacement {
     /// Nothing moves.
-    pub fn fixed(kernel: &Kernel) -> BufferPlacement {
+    pub fn unmoved(kernel: &Kernel) -> BufferPlacement {
         BufferPlacement { sequences: None, buffers: vec![AddressStrides::default(); kernel.params.len()] }
     }
 
-    pub fn of(launch: &LaunchItem) -> BufferPlacement {
+    pub fn for_launch(launch: &LaunchItem) -> BufferPlacement {
         let sequences = launch.repeat.sequences();
         let moves = |buffer: &mlcc_ir::step::BufferRef| AddressStrides {
             from: match buffer.base {
@@ -79,7 +79,7 @@ impl BufferPlacement {
     }
 
     /// What follows the buffers, for a kernel of so many sizes.
-    pub fn words(&self, sizes: usize) -> Vec<ArgumentWord> {
+    pub fn argument_words(&self, sizes: usize) -> Vec<ArgumentWord> {
         if self.sequences.is_some() {
             return vec![ArgumentWord::SequenceCount, ArgumentWord::Sequences];
         }
@@ -93,6 +93,6 @@ impl BufferPlacement {
 pub fn placements(kernel: &Kernel, steps: &[StepProgram]) -> Vec<BufferPlacement> {
     let launches = steps.iter().flat_map(|step| &step.items).filter_map(StepItem::launch);
     let launches = launches.filter(|launch| launch.kernel == kernel.name);
-    let all: BTreeSet<BufferPlacement> = launches.map(BufferPlacement::of).collect();
-    if all.is_empty() { vec![BufferPlacement::fixed(kernel)] } else { all.into_iter().collect() }
+    let all: BTreeSet<BufferPlacement> = launches.map(BufferPlacement::for_launch).collect();
+    if all.is_empty() { vec![BufferPlacement::unmoved(kernel)] } else { all.into_iter().collect() }
 }

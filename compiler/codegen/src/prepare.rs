@@ -32,15 +32,15 @@ impl LevelCapabilities {
         self.level.has(feature)
     }
     /// True if the target executes the instruction itself.
-    pub fn available(&self, instr: InstrId) -> bool {
+    pub fn has_instr(&self, instr: InstrId) -> bool {
         let def = instr.def();
         def.arch == self.arch.name() && self.level.has_all(def.features)
     }
 }
 
 /// Expands instructions that the target lacks, then half-precision arithmetic.
-pub fn prepare(kernel: &Kernel, caps: &LevelCapabilities) -> Kernel {
-    let expanded = expand_instrs(kernel, |id| caps.available(id));
+pub fn prepare_kernel(kernel: &Kernel, caps: &LevelCapabilities) -> Kernel {
+    let expanded = expand_instrs(kernel, |id| caps.has_instr(id));
     lower_halfs(&expanded, caps.halfs)
 }
 

@@ -48,7 +48,7 @@ impl PtxAssembler {
 
     /// The CUDA version that a driver needs for its machine code: drivers take that of all assemblers of their major version ("CUDA Compatibility",
     /// "Minor Version Compatibility").
-    pub fn driver(&self) -> String {
+    pub fn required_cuda_version(&self) -> String {
         format!("{}.0", self.version.split('.').next().unwrap_or_default())
     }
 }
@@ -128,8 +128,8 @@ pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<AssembledCub
         let path = path.to_owned();
         move |source| PtxasError::Io { action, path, source }
     };
-    let folder =
-        crate::folder::temporary("mlcc-ptxas-").map_err(io("create a folder in", &std::env::temp_dir()))?;
+    let folder = crate::folder::create_temporary("mlcc-ptxas-")
+        .map_err(io("create a folder in", &std::env::temp_dir()))?;
     let (input, output) = (folder.path().join("code.ptx"), folder.path().join("code.cubin"));
     std::fs::write(&input, ptx).map_err(io("write", &input))?;
     let run = Command::new(ptxas)
@@ -143,11 +143,11 @@ pub fn assemble_for(ptxas: &Path, ptx: &[u8], arch: &str) -> Result<AssembledCub
         return Err(PtxasError::Refused { arch: arch.into(), output: text.trim().to_owned() });
     }
     let cubin = std::fs::read(&output).map_err(io("read", &output))?;
-    Ok(AssembledCubin { cubin, usage: usage(&text) })
+    Ok(AssembledCubin { cubin, usage: parse_usage(&text) })
 }
 
 /// Reads the report of `ptxas -v`.
-fn usage(report: &str) -> Vec<ResourceUsage> {
+fn parse_usage(report: &str) -> Vec<ResourceUsage> {
     let mut all: Vec<ResourceUsage> = Vec::new();
     for line in report.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
@@ -185,7 +185,7 @@ mod tests {
         }
         let assembler = PtxAssembler { path: "ptxas".into(), version: "12.9.86".into() };
         assert_eq!(
-            (assembler.driver().as_str(), driver_of_ptx(63), driver_of_ptx(78)),
+            (assembler.required_cuda_version().as_str(), driver_of_ptx(63), driver_of_ptx(78)),
             ("12.0", Some("11.4"), Some("11.8"))
         );
     }
@@ -201,6 +201,6 @@ mod tests {
             ptxas info    : Used 9 registers, used 0 barriers\n";
         let a = ResourceUsage { kernel: "k_a".into(), registers: 40, spill_bytes: 12, shared_bytes: 1024 };
         let b = ResourceUsage { kernel: "k_b".into(), registers: 9, spill_bytes: 0, shared_bytes: 0 };
-        assert_eq!(usage(report), [a, b]);
+        assert_eq!(parse_usage(report), [a, b]);
     }
 }

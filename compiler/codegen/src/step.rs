@@ -7,7 +7,7 @@
 //! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
 
 use crate::error::EmitError;
-use crate::model::{ArgumentChecks, EntryLimits, PREFILL, plain};
+use crate::model::{ArgumentChecks, EntryLimits, PREFILL, without_adapters};
 pub(crate) use crate::step_code::{ClaimedWork, IntCompare, IntOp, StepCode};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Dim, DimAtom, SizeSymbol};
@@ -23,19 +23,19 @@ type EmitResult<T> = std::result::Result<T, EmitError>;
 /// Adds the code of `step` to its function.
 pub(crate) fn emit<C: StepCode>(code: &mut C, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
     let fields = ContextFields::read(code)?;
-    StepEmitter { code, fields, row: None, wanted: false, totals: Vec::new() }.run(step, limits)
+    StepEmitter { code, fields, row: None, output_rows: false, totals: Vec::new() }.run(step, limits)
 }
 
 /// The items of `prefill` that make nothing but logits: those around the launches that write them which use neither states nor pages.
 /// `None` for other entry points and for steps of several ranks, whose callers always want logits.
 fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
-    let ranks = step.items.iter().any(|item| matches!(item, StepItem::Exchange(_)));
-    if plain(&step.name) != PREFILL || ranks {
+    let ranks = step.items.iter().any(|item| matches!(item, StepItem::AllGather(_)));
+    if without_adapters(&step.name) != PREFILL || ranks {
         return None;
     }
     let uses = |item: &StepItem, bases: &[MemoryBase]| match item {
         StepItem::Launch(launch) => launch.buffers.iter().any(|buffer| bases.contains(&buffer.base)),
-        StepItem::Exchange(_) | StepItem::Barrier => false,
+        StepItem::AllGather(_) | StepItem::Barrier => false,
     };
     let writes_logits = |item: &StepItem| uses(item, &[MemoryBase::Logits]);
     let has_state = |item: &StepItem| uses(item, &[MemoryBase::State, MemoryBase::Pages]);
@@ -52,7 +52,7 @@ struct StepEmitter<'a, C: StepCode> {
     /// The sequence that a launch is for.
     row: Option<SequenceFields<C::Value>>,
     /// It is for the rows whose logits are wanted.
-    wanted: bool,
+    output_rows: bool,
     /// The work of all sequences, by that of one.
     totals: Vec<(RepeatMode, C::Value)>,
 }
@@ -62,7 +62,7 @@ struct StepEmitter<'a, C: StepCode> {
 struct ContextFields<V> {
     n: V,
     b: V,
-    n_wanted: V,
+    n_outputs: V,
     past: V,
     weights: V,
     adapters: V,
@@ -71,7 +71,7 @@ struct ContextFields<V> {
     page_table: V,
     arena: V,
     tokens: V,
-    wanted: V,
+    logit_indices: V,
     logits: V,
     probs: V,
 }
@@ -82,7 +82,7 @@ impl<V: Copy> ContextFields<V> {
         Ok(ContextFields {
             n: code.load_int(this, offset_of!(Ctx, n))?,
             b: code.load_int(this, offset_of!(Ctx, b))?,
-            n_wanted: code.load_int(this, offset_of!(Ctx, n_wanted))?,
+            n_outputs: code.load_int(this, offset_of!(Ctx, n_wanted))?,
             past: code.load_int(this, offset_of!(Ctx, past))?,
             weights: code.load_address(this, offset_of!(Ctx, weights))?,
             adapters: code.load_address(this, offset_of!(Ctx, adapters))?,
@@ -91,7 +91,7 @@ impl<V: Copy> ContextFields<V> {
             page_table: code.load_address(this, offset_of!(Ctx, page_table))?,
             arena: code.load_address(this, offset_of!(Ctx, arena))?,
             tokens: code.load_address(this, offset_of!(Ctx, tokens))?,
-            wanted: code.load_address(this, offset_of!(Ctx, wanted))?,
+            logit_indices: code.load_address(this, offset_of!(Ctx, wanted))?,
             logits: code.load_address(this, offset_of!(Ctx, logits))?,
             probs: code.load_address(this, offset_of!(Ctx, probs))?,
         })
@@ -111,7 +111,7 @@ struct SequenceFields<V> {
 
 impl<C: StepCode> StepEmitter<'_, C> {
     fn run(&mut self, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
-        self.check(ArgumentChecks::of_step(&step.name), step, limits)?;
+        self.check_arguments(ArgumentChecks::of_step(&step.name), step, limits)?;
         self.add_up_work(step)?;
         let logits_only = logits_only_items(step).unwrap_or_default();
         let mut without_logits = None;
@@ -127,12 +127,13 @@ impl<C: StepCode> StepEmitter<'_, C> {
             }
             match item {
                 StepItem::Launch(launch) => {
-                    self.repeated(launch).map_err(|f| EmitError(format!("kernel {}: {f}", launch.kernel)))?;
+                    self.emit_repeated(launch)
+                        .map_err(|f| EmitError(format!("kernel {}: {f}", launch.kernel)))?;
                 }
-                StepItem::Exchange(exchange) => self.exchange(number as u32, exchange)?,
+                StepItem::AllGather(exchange) => self.emit_all_gather(number as u32, exchange)?,
                 StepItem::Barrier => self.code.wait()?,
             }
-            self.code.tell(number as u32)?;
+            self.code.report_done(number as u32)?;
         }
         if let Some(block) = without_logits {
             self.code.jump(block)?;
@@ -161,7 +162,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
 
     fn sym(&self, sym: SizeSymbol) -> C::Value {
         match sym {
-            SizeSymbol::N if self.wanted => self.fields.n_wanted,
+            SizeSymbol::N if self.output_rows => self.fields.n_outputs,
             SizeSymbol::N => self.row.map_or(self.fields.n, |row| row.rows),
             SizeSymbol::B => self.fields.b,
             SizeSymbol::Past => self.row.map_or(self.fields.past, |row| row.past),
@@ -177,7 +178,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
             MemoryBase::PageTable => self.row.map_or(self.fields.page_table, |row| row.page_table),
             MemoryBase::Arena => self.fields.arena,
             MemoryBase::Tokens => self.fields.tokens,
-            MemoryBase::Wanted => self.fields.wanted,
+            MemoryBase::LogitIndices => self.fields.logit_indices,
             MemoryBase::Logits => self.fields.logits,
             MemoryBase::Probs => self.fields.probs,
             MemoryBase::Temperature => {
@@ -189,49 +190,49 @@ impl<C: StepCode> StepEmitter<'_, C> {
 
     // ---- launches
 
-    fn repeated(&mut self, launch: &LaunchItem) -> EmitResult<()> {
+    fn emit_repeated(&mut self, launch: &LaunchItem) -> EmitResult<()> {
         match launch.repeat {
-            RepeatMode::Once | RepeatMode::EachSequence { .. } => self.shared(launch),
-            RepeatMode::Wanted => {
-                self.wanted = true;
-                let result = self.shared(launch);
-                self.wanted = false;
+            RepeatMode::Once | RepeatMode::EachSequence { .. } => self.emit_shared(launch),
+            RepeatMode::Outputs => {
+                self.output_rows = true;
+                let result = self.emit_shared(launch);
+                self.output_rows = false;
                 result
             }
             RepeatMode::EachWorker => {
                 let whole = [0, 1, 1].map(|part| self.code.int(part));
-                self.call(launch, whole)
+                self.call_kernel(launch, whole)
             }
         }
     }
 
     /// A launch that all workers share.
-    fn shared(&mut self, launch: &LaunchItem) -> EmitResult<()> {
-        match &launch.shares {
+    fn emit_shared(&mut self, launch: &LaunchItem) -> EmitResult<()> {
+        match &launch.schedule {
             WorkSchedule::Static => {
                 let share = self.code.share();
                 self.launch(launch, share)
             }
-            WorkSchedule::Dynamic { pieces } => self.pieces(launch, pieces),
+            WorkSchedule::Dynamic { chunks: pieces } => self.emit_chunks(launch, pieces),
         }
     }
 
     /// A launch in pieces, as the caller deals them out; the worker's share, if it does not.
-    fn pieces(&mut self, launch: &LaunchItem, pieces: &Dim) -> EmitResult<()> {
+    fn emit_chunks(&mut self, launch: &LaunchItem, pieces: &Dim) -> EmitResult<()> {
         let [take, run, done] = ["take", "run", "done"].map(|name| self.code.block(name));
-        let pieces = self.dim(pieces)?;
+        let pieces = self.eval_dim(pieces)?;
         let pieces = self.code.narrow(pieces)?;
         self.code.jump(take)?;
 
         self.code.enter(take);
-        let taken = self.code.take(pieces)?;
-        let none = self.code.is_taken(taken, ClaimedWork::None)?;
+        let taken = self.code.claim_chunk(pieces)?;
+        let none = self.code.is_claimed(taken, ClaimedWork::None)?;
         self.code.branch(none, done, run)?;
 
         self.code.enter(run);
-        let share = self.code.taken_share()?;
+        let share = self.code.claimed_share()?;
         self.launch(launch, share)?;
-        let further = self.code.is_taken(taken, ClaimedWork::Piece)?;
+        let further = self.code.is_claimed(taken, ClaimedWork::Chunk)?;
         self.code.branch(further, take, done)?;
         self.code.enter(done);
         Ok(())
@@ -242,15 +243,17 @@ impl<C: StepCode> StepEmitter<'_, C> {
         let one = self.code.int(1);
         let end = self.code.op(IntOp::Add, part, one)?;
         match &launch.repeat {
-            RepeatMode::EachSequence { work, of: which } => self.each(launch, work, *which, [part, end, of]),
-            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => {
-                self.call(launch, [part, end, of])
+            RepeatMode::EachSequence { work, of: which } => {
+                self.emit_sequences(launch, work, *which, [part, end, of])
+            }
+            RepeatMode::Once | RepeatMode::Outputs | RepeatMode::EachWorker => {
+                self.call_kernel(launch, [part, end, of])
             }
         }
     }
 
-    /// What a share of the work of all sequences has of each ([`mlcc_ir::step::Share::of_sequence`]).
-    fn each(
+    /// What a share of the work of all sequences has of each ([`mlcc_ir::step::WorkShare::of_sequence`]).
+    fn emit_sequences(
         &mut self,
         launch: &LaunchItem,
         work: &Dim,
@@ -259,11 +262,11 @@ impl<C: StepCode> StepEmitter<'_, C> {
     ) -> EmitResult<()> {
         let total = self.totals.iter().find(|(of, _)| *of == launch.repeat).map(|(_, total)| *total);
         let total = total.ok_or_else(|| EmitError::new("work that was not added up"))?;
-        let start = self.boundary(first, of, total)?;
-        let stop = self.boundary(end, of, total)?;
+        let start = self.part_boundary(first, of, total)?;
+        let stop = self.part_boundary(end, of, total)?;
         self.for_sequences(|s, at| {
             let [run, next] = ["run", "next"].map(|name| s.code.block(name));
-            let (length, zero) = (s.work(work, which)?, s.code.int(0));
+            let (length, zero) = (s.sequence_work(work, which)?, s.code.int(0));
             let first = s.code.op(IntOp::Sub, start, at)?;
             let first = s.code.op(IntOp::SignedMax, first, zero)?;
             let end = s.code.op(IntOp::Sub, stop, at)?;
@@ -271,7 +274,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
             let some = s.code.compare(IntCompare::SignedLess, first, end)?;
             s.code.branch(some, run, next)?;
             s.code.enter(run);
-            s.call(launch, [first, end, length])?;
+            s.call_kernel(launch, [first, end, length])?;
             s.code.jump(next)?;
             s.code.enter(next);
             s.code.op(IntOp::Add, at, length)
@@ -280,7 +283,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
     }
 
     /// Where a part begins of so many parts of a line.
-    fn boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> EmitResult<C::Value> {
+    fn part_boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> EmitResult<C::Value> {
         let product = self.code.op(IntOp::Mul, part, total)?;
         self.code.op(IntOp::UnsignedDiv, product, of)
     }
@@ -297,7 +300,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
                 Some(1) if *of == SequenceFilter::All => self.fields.b,
                 _ if *of == SequenceFilter::All && *work == Dim::sym(SizeSymbol::N) => self.fields.n,
                 _ => self.for_sequences(|s, before| {
-                    let work = s.work(work, *of)?;
+                    let work = s.sequence_work(work, *of)?;
                     s.code.op(IntOp::Add, before, work)
                 })?,
             };
@@ -307,8 +310,8 @@ impl<C: StepCode> StepEmitter<'_, C> {
     }
 
     /// The work of the sequence, 0 if it is not among `which`.
-    fn work(&mut self, work: &Dim, which: SequenceFilter) -> EmitResult<C::Value> {
-        let (all, rows, one) = (self.dim(work)?, self.sym(SizeSymbol::N), self.code.int(1));
+    fn sequence_work(&mut self, work: &Dim, which: SequenceFilter) -> EmitResult<C::Value> {
+        let (all, rows, one) = (self.eval_dim(work)?, self.sym(SizeSymbol::N), self.code.int(1));
         let taken = match which {
             SequenceFilter::All => return Ok(all),
             SequenceFilter::OneRow => {
@@ -332,7 +335,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         let more = self.code.compare(IntCompare::UnsignedLess, index, self.fields.b)?;
         self.code.branch(more, inside, done)?;
         self.code.enter(inside);
-        self.row = Some(self.sequence(index)?);
+        self.row = Some(self.load_sequence(index)?);
         let result = body(self, before);
         self.row = None;
         let one = self.code.int(1);
@@ -342,7 +345,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         Ok(before)
     }
 
-    fn sequence(&mut self, index: C::Value) -> EmitResult<SequenceFields<C::Value>> {
+    fn load_sequence(&mut self, index: C::Value) -> EmitResult<SequenceFields<C::Value>> {
         let this = self.code.context();
         let all = self.code.load_address(this, offset_of!(Ctx, sequences))?;
         let at = self.advance(all, index, size_of::<Sequence>() as u64)?;
@@ -362,31 +365,31 @@ impl<C: StepCode> StepEmitter<'_, C> {
     }
 
     /// Calls the kernel for a share: first part, end and number of parts.
-    fn call(&mut self, launch: &LaunchItem, share: [C::Value; 3]) -> EmitResult<()> {
+    fn call_kernel(&mut self, launch: &LaunchItem, share: [C::Value; 3]) -> EmitResult<()> {
         let mut args = Vec::with_capacity(launch.buffers.len() + launch.dims.len() + share.len());
         for buffer in &launch.buffers {
             args.push(self.address(buffer)?);
         }
         for dim in &launch.dims {
-            args.push(self.dim(dim)?);
+            args.push(self.eval_dim(dim)?);
         }
         args.extend(share);
         self.code.call(&launch.kernel, &args)
     }
 
     /// The first worker speaks for its rank.
-    fn exchange(&mut self, item: u32, exchange: &AllGather) -> EmitResult<()> {
+    fn emit_all_gather(&mut self, item: u32, exchange: &AllGather) -> EmitResult<()> {
         let [speak, go_on] = ["exchange", "exchanged"].map(|name| self.code.block(name));
         let ([worker, _], one) = (self.code.share(), self.code.int(1));
         let first = self.code.compare(IntCompare::UnsignedLess, worker, one)?;
         self.code.branch(first, speak, go_on)?;
         self.code.enter(speak);
         let (part, all) = (self.address(&exchange.part)?, self.address(&exchange.all)?);
-        self.wanted = exchange.wanted;
-        let rows = self.dim(&exchange.parts.rows);
-        self.wanted = false;
-        let bytes = self.code.int(exchange.parts.row_bytes as i64);
-        self.code.exchange(item, [part, all, rows?, bytes])?;
+        self.output_rows = exchange.output_rows;
+        let rows = self.eval_dim(&exchange.shape.rows);
+        self.output_rows = false;
+        let bytes = self.code.int(exchange.shape.row_bytes as i64);
+        self.code.all_gather(item, [part, all, rows?, bytes])?;
         self.code.jump(go_on)?;
         self.code.enter(go_on);
         Ok(())
@@ -430,7 +433,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
 
     // ---- sizes
 
-    fn dim(&mut self, dim: &Dim) -> EmitResult<C::Value> {
+    fn eval_dim(&mut self, dim: &Dim) -> EmitResult<C::Value> {
         let mut sum = self.code.int(dim.constant());
         for (atom, coefficient) in dim.terms() {
             let value = self.atom(atom)?;
@@ -450,7 +453,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
             DimAtom::Product(factors) => {
                 let mut product = self.code.int(1);
                 for factor in factors {
-                    let factor = self.dim(factor)?;
+                    let factor = self.eval_dim(factor)?;
                     product = self.code.op(IntOp::Mul, product, factor)?;
                 }
                 Ok(product)
@@ -459,13 +462,13 @@ impl<C: StepCode> StepEmitter<'_, C> {
     }
 
     fn of_dims(&mut self, op: IntOp, a: &Dim, b: &Dim) -> EmitResult<C::Value> {
-        let (a, b) = (self.dim(a)?, self.dim(b)?);
+        let (a, b) = (self.eval_dim(a)?, self.eval_dim(b)?);
         self.code.op(op, a, b)
     }
 
     /// Rounds towards minus infinity; the divisor is positive.
     fn floor_div(&mut self, dim: &Dim, by: i64) -> EmitResult<C::Value> {
-        let value = self.dim(dim)?;
+        let value = self.eval_dim(dim)?;
         let [by, zero] = [by, 0].map(|value| self.code.int(value));
         let quotient = self.code.op(IntOp::SignedDiv, value, by)?;
         let rest = self.code.op(IntOp::SignedRem, value, by)?;
@@ -476,13 +479,18 @@ impl<C: StepCode> StepEmitter<'_, C> {
 
     // ---- checks
 
-    fn check(&mut self, checks: ArgumentChecks, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
+    fn check_arguments(
+        &mut self,
+        checks: ArgumentChecks,
+        step: &StepProgram,
+        limits: EntryLimits,
+    ) -> EmitResult<()> {
         if checks == ArgumentChecks::None {
             return Ok(());
         }
         let n = self.sym(SizeSymbol::N);
         self.refuse_if(IntCompare::SignedLess, n, 1, status::BAD_LENGTH)?;
-        let most = limits.most(&step.name);
+        let most = limits.max_rows(&step.name);
         if most > 0 {
             self.refuse_if(IntCompare::SignedGreater, n, most as i64, status::BAD_LENGTH)?;
         }
@@ -494,7 +502,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
             0 => i64::MAX,
             some => some as i64,
         };
-        if matches!(checks, ArgumentChecks::Sequences | ArgumentChecks::Pieces) {
+        if matches!(checks, ArgumentChecks::Sequences | ArgumentChecks::Ragged) {
             self.check_sequences(checks, limits.batch, context)?;
         } else {
             let past = self.sym(SizeSymbol::Past);
@@ -502,9 +510,9 @@ impl<C: StepCode> StepEmitter<'_, C> {
             let total = self.code.op(IntOp::Add, past, n)?;
             self.refuse_if(IntCompare::UnsignedGreater, total, context, status::CONTEXT_FULL)?;
         }
-        if checks == ArgumentChecks::Pieces {
-            self.refuse_unless_counted(self.fields.n_wanted, n)?;
-            self.check_entries(MemoryBase::Wanted, n, status::BAD_LENGTH)?;
+        if checks == ArgumentChecks::Ragged {
+            self.refuse_unless_counted(self.fields.n_outputs, n)?;
+            self.check_entries(MemoryBase::LogitIndices, n, status::BAD_LENGTH)?;
         }
         if limits.vocab == 0 {
             return Ok(());

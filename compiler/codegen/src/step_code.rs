@@ -32,7 +32,7 @@ pub(crate) enum ClaimedWork {
     /// Nothing is left.
     None,
     /// A piece; there may be more.
-    Piece,
+    Chunk,
     /// The worker's whole share.
     Share,
 }
@@ -93,17 +93,17 @@ pub(crate) trait StepCode {
     fn call(&mut self, kernel: &str, args: &[Self::Value]) -> EmitResult<()>;
     /// A barrier, if there are several workers.
     fn wait(&mut self) -> EmitResult<()>;
-    /// Calls [`mlcc_abi::Ctx::exchange`] for the item of that number: where the part and the rows of all ranks are, how many rows, bytes
+    /// Calls [`mlcc_abi::Ctx::all_gather`] for the item of that number: where the part and the rows of all ranks are, how many rows, bytes
     /// of a row.
-    fn exchange(&mut self, item: u32, args: [Self::Value; 4]) -> EmitResult<()>;
+    fn all_gather(&mut self, item: u32, args: [Self::Value; 4]) -> EmitResult<()>;
     /// The item of that number is over, if somebody wants to know.
-    fn tell(&mut self, item: u32) -> EmitResult<()>;
-    /// An integer of 32 bits for [`StepCode::take`].
+    fn report_done(&mut self, item: u32) -> EmitResult<()>;
+    /// An integer of 32 bits for [`StepCode::claim_chunk`].
     fn narrow(&mut self, value: Self::Value) -> EmitResult<Self::Value>;
     /// Takes a piece of a launch that is worth `pieces` of the smallest ones; gives one of [`ClaimedWork`].
-    fn take(&mut self, pieces: Self::Value) -> EmitResult<Self::Value>;
+    fn claim_chunk(&mut self, pieces: Self::Value) -> EmitResult<Self::Value>;
     /// A condition.
-    fn is_taken(&mut self, taken: Self::Value, what: ClaimedWork) -> EmitResult<Self::Value>;
+    fn is_claimed(&mut self, taken: Self::Value, what: ClaimedWork) -> EmitResult<Self::Value>;
     /// What was taken last, as worker and workers.
-    fn taken_share(&mut self) -> EmitResult<[Self::Value; 2]>;
+    fn claimed_share(&mut self) -> EmitResult<[Self::Value; 2]>;
 }

@@ -1,6 +1,6 @@
 //! The data symbol `mlcc_model` as bytes plus relocations, independent of the back end.
 //!
-//! [`TableDesc`] is plain data; [`TableDesc::image`] lays the ABI table, its arrays and its strings out in one block
+//! [`TableDesc`] is plain data; [`TableDesc::lay_out`] lays the ABI table, its arrays and its strings out in one block
 //! whose first bytes are the [`mlcc_abi::ModelTable`]. A back end defines one symbol of that content, in writable
 //! data (the dynamic loader relocates it), aligned to [`TableImage::ALIGN`].
 //!
@@ -188,7 +188,7 @@ impl TableImage {
     pub const ALIGN: u64 = 64;
 
     /// Bytes and pointers in order; the sizes (8 per pointer) add up to `bytes.len()`.
-    pub fn pieces(&self) -> Vec<ImageRun<'_>> {
+    pub fn runs(&self) -> Vec<ImageRun<'_>> {
         let mut out = Vec::with_capacity(2 * self.relocs.len() + 1);
         let mut from = 0;
         for reloc in &self.relocs {
@@ -223,13 +223,13 @@ impl TableImage {
         self.u64(0);
     }
 
-    /// A slot that `point` fills in later; null if it never does.
-    fn slot(&mut self) -> u64 {
+    /// A slot that `fill_slot` fills in later; null if it never does.
+    fn reserve_slot(&mut self) -> u64 {
         self.u64(0);
         self.bytes.len() as u64 - 8
     }
 
-    fn point(&mut self, slot: u64, to: u64) {
+    fn fill_slot(&mut self, slot: u64, to: u64) {
         self.relocs.push(PointerReloc { at: slot, target: RelocTarget::Own(to) });
     }
 
@@ -247,13 +247,13 @@ struct StringPool<'a>(Vec<(u64, &'a [u8])>);
 
 impl<'a> StringPool<'a> {
     /// Writes a `Str` field.
-    fn text(&mut self, image: &mut TableImage, s: &'a str) {
-        self.0.push((image.slot(), s.as_bytes()));
+    fn add_text(&mut self, image: &mut TableImage, s: &'a str) {
+        self.0.push((image.reserve_slot(), s.as_bytes()));
         image.u64(s.len() as u64);
     }
 
     /// Appends every text, NUL-terminated for the debugger's sake (and PTX needs it).
-    fn place(self, image: &mut TableImage) {
+    fn append_to(self, image: &mut TableImage) {
         for (slot, bytes) in self.0 {
             if bytes.len() > 64 {
                 image.align(64);
@@ -261,7 +261,7 @@ impl<'a> StringPool<'a> {
             let at = image.bytes.len() as u64;
             image.bytes.extend_from_slice(bytes);
             image.bytes.push(0);
-            image.point(slot, at);
+            image.fill_slot(slot, at);
         }
         image.align(8);
     }
@@ -269,7 +269,7 @@ impl<'a> StringPool<'a> {
 
 impl TableDesc {
     /// Lays the table out.
-    pub fn image(&self) -> TableImage {
+    pub fn lay_out(&self) -> TableImage {
         let mut image = TableImage::default();
         let mut strings = StringPool::default();
         let arrays = self.header(&mut image, &mut strings);
@@ -277,7 +277,7 @@ impl TableDesc {
         let place = |image: &mut TableImage, index: usize, len: usize| {
             let at = image.align(8);
             if len > 0 {
-                image.point(arrays[index], at);
+                image.fill_slot(arrays[index], at);
             }
         };
         place(&mut image, 0, self.variants.len());
@@ -290,7 +290,7 @@ impl TableDesc {
         self.images.iter().for_each(|i| i.write(&mut image, &mut strings));
         place(&mut image, 4, self.device_entries.len());
         self.write_device_entries(&mut image, &mut strings);
-        strings.place(&mut image);
+        strings.append_to(&mut image);
         image.relocs.sort_by_key(|r| r.at);
         image
     }
@@ -301,9 +301,9 @@ impl TableDesc {
         image.u32(abi::ABI_VERSION);
         image.u32(size_of::<abi::ModelTable>() as u32);
         image.u64(if self.whole_prompts { abi::table_flag::WHOLE_PROMPTS } else { 0 });
-        strings.text(image, &self.target);
-        strings.text(image, &self.compiler);
-        strings.text(image, &self.metadata);
+        strings.add_text(image, &self.target);
+        strings.add_text(image, &self.compiler);
+        strings.add_text(image, &self.metadata);
         let lens = [
             self.variants.len(),
             self.params.len(),
@@ -312,7 +312,7 @@ impl TableDesc {
             self.device_entries.len(),
         ];
         let slots = lens.map(|len| {
-            let slot = image.slot();
+            let slot = image.reserve_slot();
             image.u64(len as u64);
             slot
         });
@@ -329,15 +329,15 @@ impl TableDesc {
     fn write_device_entries<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         let mut launch_slots = Vec::new();
         for entry in &self.device_entries {
-            strings.text(image, &entry.name);
-            launch_slots.push(image.slot());
+            strings.add_text(image, &entry.name);
+            launch_slots.push(image.reserve_slot());
             image.u64(entry.launches.len() as u64);
         }
         let mut arg_slots = Vec::new();
         for (entry, slot) in self.device_entries.iter().zip(launch_slots) {
             let at = image.align(8);
             if !entry.launches.is_empty() {
-                image.point(slot, at);
+                image.fill_slot(slot, at);
             }
             for launch in &entry.launches {
                 arg_slots.push((launch.write(image, strings), launch));
@@ -346,7 +346,7 @@ impl TableDesc {
         for (slot, launch) in arg_slots {
             let at = image.align(8);
             if !launch.args.is_empty() {
-                image.point(slot, at);
+                image.fill_slot(slot, at);
             }
             for a in &launch.args {
                 image.u32(a.kind);
@@ -359,7 +359,7 @@ impl TableDesc {
 
 impl VariantDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
-        strings.text(image, &self.name);
+        strings.add_text(image, &self.name);
         image.u64(self.features);
         let entries = [
             &self.prefill,
@@ -379,9 +379,9 @@ impl VariantDesc {
 impl ParamDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         debug_assert!(self.dims.len() <= 4, "parameter {} has more than four dims", self.name);
-        strings.text(image, &self.name);
-        strings.text(image, &self.format);
-        strings.text(image, &self.packing);
+        strings.add_text(image, &self.name);
+        strings.add_text(image, &self.format);
+        strings.add_text(image, &self.packing);
         image.u32(self.dims.len() as u32);
         image.u32(u32::from(self.of_slots));
         (0..4).for_each(|i| image.u64(self.dims.get(i).copied().unwrap_or(0)));
@@ -392,12 +392,12 @@ impl ParamDesc {
 
 impl StateDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
-        strings.text(image, &self.name);
+        strings.add_text(image, &self.name);
         image.u64(self.offset);
         image.u64(self.bytes);
         image.u32(if self.fill.is_some() { abi::init::FILL_F32 } else { abi::init::ZERO });
         image.u32(self.fill.unwrap_or(0.0).to_bits());
-        strings.text(image, &self.format);
+        strings.add_text(image, &self.format);
         let (kind, rows) = match (self.cache, self.dropped_beyond) {
             (Some(cache), _) => (abi::state_kind::CACHE, cache.rows),
             (None, Some(window)) => (abi::state_kind::DROPPED_ROWS, window.newest),
@@ -415,10 +415,10 @@ impl StateDesc {
 
 impl ImageDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
-        strings.text(image, &self.kind);
+        strings.add_text(image, &self.kind);
         image.u32(self.sm);
         image.u32(self.scope);
-        strings.0.push((image.slot(), &self.bytes));
+        strings.0.push((image.reserve_slot(), &self.bytes));
         image.u64(self.bytes.len() as u64);
     }
 }
@@ -426,13 +426,13 @@ impl ImageDesc {
 impl LaunchDesc {
     /// Returns the slot of the argument array.
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) -> u64 {
-        strings.text(image, &self.kernel);
+        strings.add_text(image, &self.kernel);
         for g in &self.grid {
             [g.coef_n, g.coef_past, g.constant, g.div].into_iter().for_each(|v| image.u64(v as u64));
         }
         self.block.into_iter().for_each(|b| image.u32(b));
         image.u32(self.shared_bytes);
-        let slot = image.slot();
+        let slot = image.reserve_slot();
         image.u64(self.args.len() as u64);
         image.u32(self.repeat);
         image.u32(0);
@@ -480,7 +480,7 @@ mod tests {
     /// Loads the block into aligned memory, as the dynamic loader would, and reads it back through the ABI structs.
     #[test]
     fn image_reads_back_through_the_abi() {
-        let image = sample().image();
+        let image = sample().lay_out();
         let mut memory: Vec<u64> =
             image.bytes.chunks(8).map(|c| c.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))).collect();
         let base = memory.as_ptr() as u64;
@@ -532,10 +532,10 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_block() {
-        let image = sample().image();
+        let image = sample().lay_out();
         let sum: usize =
-            image.pieces().iter().map(|p| if let ImageRun::Bytes(b) = p { b.len() } else { 8 }).sum();
+            image.runs().iter().map(|p| if let ImageRun::Bytes(b) = p { b.len() } else { 8 }).sum();
         assert_eq!(sum, image.bytes.len());
-        assert_eq!(sample().image(), image);
+        assert_eq!(sample().lay_out(), image);
     }
 }

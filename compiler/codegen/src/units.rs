@@ -26,7 +26,7 @@ pub enum ObjectUnit<'a> {
 
 impl ObjectUnit<'_> {
     /// A measure of the time that it takes.
-    fn size(&self) -> usize {
+    fn cost_estimate(&self) -> usize {
         match self {
             ObjectUnit::Kernel { kernel, .. } => kernel.exprs.len(),
             ObjectUnit::Step { step, .. } => 8 * step.items.len(),
@@ -103,7 +103,7 @@ impl<'a> LevelUnits<'a> {
 /// Numbers of the units, those first that take long.
 pub fn largest_first(units: &[ObjectUnit<'_>]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..units.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(units[i].size()));
+    order.sort_by_key(|&i| std::cmp::Reverse(units[i].cost_estimate()));
     order
 }
 

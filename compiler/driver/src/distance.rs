@@ -46,7 +46,7 @@ pub(crate) fn relative_moments(pairs: impl Iterator<Item = ((f64, f64), (f64, f6
 }
 
 /// The largest magnitude.
-pub(crate) fn largest(numbers: &[f32]) -> f64 {
+pub(crate) fn max_abs(numbers: &[f32]) -> f64 {
     numbers.iter().fold(0f64, |most, x| most.max(f64::from(x.abs())))
 }
 
@@ -65,6 +65,6 @@ mod tests {
         // The second row has mean 2 in place of 3, deviation 1 in place of 0.
         assert_eq!(moments_error(&[1.0, 1.0, 1.0, 3.0], &[1.0, 1.0, 3.0, 3.0], 2, 4.0), 0.25);
         assert_eq!(moments_error(&[f32::NAN, 1.0], &[1.0, 1.0], 2, 1.0), f64::INFINITY);
-        assert_eq!(largest(&[1.0, -3.0]), 3.0);
+        assert_eq!(max_abs(&[1.0, -3.0]), 3.0);
     }
 }

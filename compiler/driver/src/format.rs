@@ -15,7 +15,7 @@ pub fn bytes(n: u64) -> String {
 }
 
 /// `1234567` as `1.23 M`.
-pub fn count(n: u64) -> String {
+pub fn format_count(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),
         1_000..1_000_000 => format!("{:.2} K", n as f64 / 1e3),
@@ -25,17 +25,17 @@ pub fn count(n: u64) -> String {
 }
 
 /// `1 vector`, `2 vectors`.
-pub fn counted(n: impl TryInto<u64>, what: &str) -> String {
+pub fn pluralize(n: impl TryInto<u64>, what: &str) -> String {
     let n = n.try_into().unwrap_or(u64::MAX);
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-pub fn seconds(d: Duration) -> String {
+pub fn format_seconds(d: Duration) -> String {
     format!("{:.2} s", d.as_secs_f64())
 }
 
 /// Columns padded to their widest cell; those with numbers only are right-aligned. The first row is the head.
-pub fn table(rows: &[Vec<String>]) -> String {
+pub fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cells = |c: usize| rows.iter().filter_map(move |r| r.get(c));
     let width = |c: usize| cells(c).map(|s| s.chars().count()).max().unwrap_or(0);
@@ -66,11 +66,12 @@ mod tests {
             "0 B, 999 B, 1.0 kB, 1.0 MB, 1.2 GB"
         );
         assert_eq!(
-            [count(7), count(1500), count(5_500_000), count(3_062_000_000)].join(", "),
+            [format_count(7), format_count(1500), format_count(5_500_000), format_count(3_062_000_000)]
+                .join(", "),
             "7, 1.50 K, 5.50 M, 3.06 B"
         );
         assert_eq!(
-            [counted(0u8, "text"), counted(1u64, "text"), counted(2usize, "text")].join(", "),
+            [pluralize(0u8, "text"), pluralize(1u64, "text"), pluralize(2usize, "text")].join(", "),
             "0 texts, 1 text, 2 texts"
         );
     }
@@ -79,6 +80,6 @@ mod tests {
     fn tables_line_up() {
         let row = |cells: [&str; 3]| cells.map(String::from).to_vec();
         let rows = [row(["a", "bytes", "about"]), row(["long", "1", "x"])];
-        assert_eq!(table(&rows), "a     bytes  about\nlong      1  x\n");
+        assert_eq!(format_table(&rows), "a     bytes  about\nlong      1  x\n");
     }
 }

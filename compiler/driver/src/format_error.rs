@@ -7,7 +7,7 @@
 use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
 
-use crate::distance::{largest, moments_error, relative_error};
+use crate::distance::{max_abs, moments_error, relative_error};
 use crate::kernel_check::{KernelCheck, SEEDS, kernel_prompt};
 use crate::replay::{BoxedError, prompt_name};
 use crate::stored::{PerturbedWeights, StoredGraph};
@@ -42,7 +42,7 @@ pub struct FormatError {
 }
 
 impl FormatError {
-    fn of(spread: f64, moments_spread: f64) -> FormatError {
+    fn from_spread(spread: f64, moments_spread: f64) -> FormatError {
         FormatError {
             spread,
             permitted: LEAST.max(SPREADS * spread),
@@ -64,13 +64,13 @@ impl FormatError {
 
     /// For vectors of texts.
     pub(crate) fn of_vectors(spread: f64) -> FormatError {
-        FormatError::of(spread, 0.0)
+        FormatError::from_spread(spread, 0.0)
     }
 }
 
 /// Measures a format on the prompts of a golden; `None` where they were not all interpreted as a whole to check the kernels, since the
 /// error of short prompts is none for longer ones, and where no weights are packed, as their steps do not tell of caches.
-pub fn measure(
+pub fn measure_format(
     graph: &StoredGraph,
     golden: &GoldenFile,
     kernels: &KernelCheck,
@@ -81,25 +81,27 @@ pub fn measure(
     }
     for (number, prompt) in golden.prompts.iter().enumerate() {
         let name = prompt_name(prompt, number);
-        let (logits, moments) = spread(graph, prompt, &name)?;
+        let (logits, moments) = logits_spread(graph, prompt, &name)?;
         let (l, m) = worst.unwrap_or_default();
         worst = Some((logits.max(l), moments.max(m)));
     }
     let choices = if graph.chooses_experts() { golden.prompts.len() / PROMPTS_FOR_A_CHOICE } else { 0 };
-    let error =
-        |(spread, moments)| FormatError { outside_permitted: choices, ..FormatError::of(spread, moments) };
+    let error = |(spread, moments)| FormatError {
+        outside_permitted: choices,
+        ..FormatError::from_spread(spread, moments)
+    };
     Ok(worst.map(error))
 }
 
 /// How far logits after a prompt move, and mean and deviation at its positions.
-fn spread(graph: &StoredGraph, prompt: &GoldenPrompt, name: &str) -> Result<(f64, f64), BoxedError> {
+fn logits_spread(graph: &StoredGraph, prompt: &GoldenPrompt, name: &str) -> Result<(f64, f64), BoxedError> {
     let ids = kernel_prompt(prompt, name)?;
-    let (source, tokens) = ids.split_at(prompt.source_tokens());
-    let (vocab, scale) = (prompt.logits_last.len(), largest(&prompt.logits_last));
+    let (source, tokens) = ids.split_at(prompt.encoder_input_len());
+    let (vocab, scale) = (prompt.logits_last.len(), max_abs(&prompt.logits_last));
     // Behind the prompt of an encoder-decoder model lie tokens that the reference has written.
     let rows = prompt.input_ids.len() - source.len();
     let logits = |moved| -> Result<Vec<f32>, BoxedError> {
-        let mut all = graph.logits_behind(source, tokens, moved)?;
+        let mut all = graph.logits_after(source, tokens, moved)?;
         all.truncate(rows * vocab);
         Ok(all)
     };

@@ -61,7 +61,7 @@ impl<'m> GraphModel<'m> {
         let interpreter = Interpreter::new(module, move |id| values[id.index()].clone());
         let states = StateValues::new(module)?;
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
-        let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
+        let decoder_start = architecture.decoder_start_token_id().map(|token| token as TokenId);
         Ok(GraphModel {
             interpreter,
             states,
@@ -74,7 +74,7 @@ impl<'m> GraphModel<'m> {
     }
 
     fn run(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        let syms = SymValues { past: self.past as i64, ..SymValues::tokens(tokens.len() as i64) };
+        let syms = SymValues { past: self.past as i64, ..SymValues::for_tokens(tokens.len() as i64) };
         let out = self.interpreter.run_named(entry, &[Tensor::ids(tokens)], &mut self.states, syms)?;
         self.logits = out.first().map(Tensor::to_f32).unwrap_or_default();
         self.past += tokens.len();
@@ -82,8 +82,8 @@ impl<'m> GraphModel<'m> {
     }
 
     /// Runs `entry` on what is behind the source text that a sequence of an encoder-decoder model begins with.
-    fn run_behind_source(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        let source = source(tokens, self.decoder_start.filter(|_| self.past == 0))?;
+    fn run_after_encoder(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+        let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {
             self.run(mlcc_abi::ENCODE, &tokens[..source])?;
         }
@@ -92,7 +92,7 @@ impl<'m> GraphModel<'m> {
 }
 
 /// Tokens of the source text that a sequence begins with, where the decoder starts with `start`.
-fn source(tokens: &[TokenId], start: Option<TokenId>) -> Result<usize, InterpretError> {
+fn encoder_length(tokens: &[TokenId], start: Option<TokenId>) -> Result<usize, InterpretError> {
     start.map_or(Ok(0), |start| source_rows(tokens, start).ok_or(InterpretError::NoSource))
 }
 
@@ -100,7 +100,7 @@ impl LanguageModel for GraphModel<'_> {
     type Error = InterpretError;
 
     fn prefill(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        self.run_behind_source("prefill", tokens)
+        self.run_after_encoder("prefill", tokens)
     }
 
     fn decode(&mut self, token: TokenId) -> Result<&[f32], InterpretError> {
@@ -135,7 +135,7 @@ impl WindowModel for GraphModel<'_> {
 
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         self.reset()?;
-        self.run_behind_source("prefill_logits", tokens)
+        self.run_after_encoder("prefill_logits", tokens)
     }
 }
 
@@ -169,13 +169,13 @@ impl<'p> StepModel<'p> {
         let plan = program.memory.as_ref().ok_or_else(missing)?;
         let level = program.levels.get(level).ok_or_else(missing)?;
         let mut memory = StepMemory::default();
-        *memory.block(MemoryBase::Weights) = weights(program, plan, checkpoint)?;
-        *memory.block(MemoryBase::Adapters) = vec![0; plan.adapter_bytes as usize];
-        *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
-        let options = ExecutionOptions::workers(workers);
+        *memory.base_memory(MemoryBase::Weights) = weights_payload(program, plan, checkpoint)?;
+        *memory.base_memory(MemoryBase::Adapters) = vec![0; plan.adapter_bytes as usize];
+        *memory.base_memory(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+        let options = ExecutionOptions::with_workers(workers);
         let (vocab, whole_prompts) = (architecture.vocab(), architecture.needs_whole_prompts());
         let logits = Vec::new();
-        let decoder_start = architecture.decoder_start().map(|token| token as TokenId);
+        let decoder_start = architecture.decoder_start_token_id().map(|token| token as TokenId);
         let mut model = StepModel {
             program,
             plan,
@@ -189,11 +189,11 @@ impl<'p> StepModel<'p> {
             whole_prompts,
             decoder_start,
         };
-        model.initialise();
+        model.initialize_state();
         Ok(model)
     }
 
-    fn initialise(&mut self) {
+    fn initialize_state(&mut self) {
         let mut block = vec![0; self.plan.state_bytes as usize];
         for (id, state) in self.program.module.states.iter().filter(|(id, _)| !self.plan.is_paged(*id)) {
             let (offset, bytes) = self.plan.states[id.index()];
@@ -202,10 +202,10 @@ impl<'p> StepModel<'p> {
                 cell.copy_from_slice(&fill);
             }
         }
-        *self.memory.block(MemoryBase::State) = block;
+        *self.memory.base_memory(MemoryBase::State) = block;
         let (pages, table) = self.plan.example_pages();
-        *self.memory.block(MemoryBase::Pages) = pages;
-        *self.memory.block(MemoryBase::PageTable) = table;
+        *self.memory.base_memory(MemoryBase::Pages) = pages;
+        *self.memory.base_memory(MemoryBase::PageTable) = table;
         self.past = 0;
     }
 
@@ -213,11 +213,11 @@ impl<'p> StepModel<'p> {
     fn run(&mut self, entry: &str, tokens: &[TokenId], rows: usize) -> Result<(), InterpretError> {
         let step = self.level.steps.iter().find(|s| s.name == entry);
         let step = step.ok_or_else(|| InterpretError::NoStep(entry.into()))?;
-        *self.memory.block(MemoryBase::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-        *self.memory.block(MemoryBase::Logits) = vec![0; 4 * rows * self.vocab];
-        let sizes = SymValues { past: self.past as i64, ..SymValues::tokens(tokens.len() as i64) };
+        *self.memory.base_memory(MemoryBase::Tokens) = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+        *self.memory.base_memory(MemoryBase::Logits) = vec![0; 4 * rows * self.vocab];
+        let sizes = SymValues { past: self.past as i64, ..SymValues::for_tokens(tokens.len() as i64) };
         run_step(step, &self.level.lowered.kernels, &mut self.memory, &sizes, &self.options)?;
-        let (cells, _) = self.memory.block(MemoryBase::Logits).as_chunks::<4>();
+        let (cells, _) = self.memory.base_memory(MemoryBase::Logits).as_chunks::<4>();
         self.logits.extend(cells.iter().map(|&c| f32::from_le_bytes(c)));
         self.past += tokens.len();
         Ok(())
@@ -225,7 +225,7 @@ impl<'p> StepModel<'p> {
 
     /// Reads the source text that a sequence of an encoder-decoder model begins with; gives what is behind it.
     fn read_source<'t>(&mut self, tokens: &'t [TokenId]) -> Result<&'t [TokenId], InterpretError> {
-        let source = source(tokens, self.decoder_start.filter(|_| self.past == 0))?;
+        let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {
             self.run(mlcc_abi::ENCODE, &tokens[..source], 0)?;
         }
@@ -235,7 +235,7 @@ impl<'p> StepModel<'p> {
 
 impl StepModel<'_> {
     /// Runs one entry point on the next tokens, at most a chunk; returns the logits of the last one.
-    pub fn call(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
+    pub fn run_entry(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         self.logits.clear();
         self.run(entry, tokens, 1)?;
         Ok(&self.logits)
@@ -243,12 +243,12 @@ impl StepModel<'_> {
 
     /// Scratch memory as the last call has left it.
     pub fn scratch(&mut self) -> &[u8] {
-        self.memory.block(MemoryBase::Arena)
+        self.memory.base_memory(MemoryBase::Arena)
     }
 }
 
 /// The weights payload.
-fn weights(
+fn weights_payload(
     program: &LoweredProgram,
     plan: &MemoryPlan,
     checkpoint: &Checkpoint,
@@ -286,7 +286,7 @@ impl LanguageModel for StepModel<'_> {
     }
 
     fn reset(&mut self) -> Result<(), InterpretError> {
-        self.initialise();
+        self.initialize_state();
         Ok(())
     }
 
@@ -306,7 +306,7 @@ impl LanguageModel for StepModel<'_> {
         self.whole_prompts
     }
 
-    fn chunk(&self) -> usize {
+    fn prefill_chunk(&self) -> usize {
         self.chunk
     }
 }
@@ -315,7 +315,7 @@ impl WindowModel for StepModel<'_> {
     type Error = InterpretError;
 
     fn window_logits(&mut self, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
-        self.initialise();
+        self.initialize_state();
         self.logits.clear();
         let tokens = self.read_source(tokens)?;
         for piece in tokens.chunks(self.chunk) {

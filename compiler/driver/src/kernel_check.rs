@@ -60,7 +60,7 @@ impl PromptCheck {
 
 impl KernelCheck {
     /// Nothing was checked, for this reason.
-    pub fn none(why: String) -> KernelCheck {
+    pub fn unchecked(why: String) -> KernelCheck {
         KernelCheck {
             ok: false,
             worst_relative_error: 0.0,
@@ -80,12 +80,12 @@ impl KernelCheck {
             rows.push(vec![p.name.clone(), p.tokens.to_string(), p.checked.to_string(), error, permitted]);
         }
         let mut out = String::new();
-        if self.checked() > 0 {
+        if self.checked_positions() > 0 {
             let verdict = if self.ok { "right" } else { "WRONG" };
             let worst = self.worst_relative_error;
             out.push_str(&format!(
                 "{}\nkernels against the graph on the stored weights: worst relative error {worst:.3e}: {verdict}\n",
-                format::table(&rows)
+                format::format_table(&rows)
             ));
         }
         if let Some(why) = &self.not_checked {
@@ -95,13 +95,13 @@ impl KernelCheck {
     }
 
     /// Positions that were interpreted.
-    pub fn checked(&self) -> usize {
+    pub fn checked_positions(&self) -> usize {
         self.prompts.iter().map(|p| p.checked).sum()
     }
 }
 
 /// Holds a model against its graph. `tolerance` in place of the bar.
-pub fn check<M>(
+pub fn check_against_graph<M>(
     model: &mut M,
     graph: &StoredGraph,
     golden: &GoldenFile,
@@ -116,7 +116,7 @@ where
         let name = prompt_name(prompt, number);
         let ids = kernel_prompt(prompt, &name)?;
         let most = left.min(model.context().unwrap_or(usize::MAX));
-        let checked = match prompt.source_tokens() {
+        let checked = match prompt.encoder_input_len() {
             0 => ids.len().min(most),
             _ if ids.len() > most => 0,
             _ => ids.len(),
@@ -148,7 +148,7 @@ where
 /// the decoder would see one token alone.
 pub(crate) fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let mut ids = prompt_ids(prompt, name)?;
-    if prompt.source_tokens() > 0 {
+    if prompt.encoder_input_len() > 0 {
         ids.extend(prompt.greedy.iter().map(|&id| id as i32));
     }
     Ok(ids)
@@ -164,14 +164,14 @@ fn check_prompt<M>(
 where
     M: LanguageModel + WindowModel,
 {
-    let (source, tokens) = ids.split_at(prompt.source_tokens());
-    let expected = graph.logits_behind(source, tokens, PerturbedWeights::Unmoved)?;
+    let (source, tokens) = ids.split_at(prompt.encoder_input_len());
+    let expected = graph.logits_after(source, tokens, PerturbedWeights::Unmoved)?;
     let vocab = expected.len() / tokens.len();
     let scale = expected.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
     model.reset()?;
     let last = &expected[expected.len() - vocab..];
     row.error = relative_error(model.prefill(ids)?, last, scale);
-    if !model.needs_whole_prompts() && model.chunk() != usize::MAX {
+    if !model.needs_whole_prompts() && model.prefill_chunk() != usize::MAX {
         model.reset()?;
         let mut decoded = Vec::with_capacity(expected.len());
         for &id in ids {
@@ -186,7 +186,7 @@ where
     if tolerance.is_none() && row.error > SHARP {
         let mut moved = PromptCheck::default();
         for seed in SEEDS {
-            let logits = graph.logits_behind(source, tokens, PerturbedWeights::Slightly(seed))?;
+            let logits = graph.logits_after(source, tokens, PerturbedWeights::Slightly(seed))?;
             compare(&mut moved, &logits, &expected, scale);
         }
         row.spread = Some(moved.error);

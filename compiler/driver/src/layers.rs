@@ -49,7 +49,7 @@ impl TapCall {
 }
 
 /// A prompt as calls: all but the last token through prefill in pieces of at most `chunk`, the last one through decode.
-pub fn calls(tokens: &[i32], chunk: usize) -> Vec<TapCall> {
+pub fn split_calls(tokens: &[i32], chunk: usize) -> Vec<TapCall> {
     let Some((last, first)) = tokens.split_last() else { return Vec::new() };
     let mut calls = Vec::new();
     let mut start = 0;
@@ -69,17 +69,17 @@ pub fn some_tokens(count: usize, vocab: usize) -> Vec<i32> {
 /// Anything that runs calls of one sequence and shows its taps.
 pub trait LayerModel {
     /// Runs the next call; taps in the order of the model definition, [`LOGITS`] last.
-    fn call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError>;
+    fn run_call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError>;
 }
 
 /// The taps of every call.
 pub fn run_all(model: &mut dyn LayerModel, calls: &[TapCall]) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
-    calls.iter().map(|call| model.call(call)).collect()
+    calls.iter().map(|call| model.run_call(call)).collect()
 }
 
 /// Largest error that kernels of a scheme may show, relative to the largest value of a tap, against the interpreter on
 /// the same stored weights.
-pub fn tolerance(scheme: &QuantScheme) -> f64 {
+pub fn scheme_tolerance(scheme: &QuantScheme) -> f64 {
     match scheme.activation {
         // A sum that falls on the other side of a rounding edge moves a code by one of 127.
         ActivationType::I8 => 2e-2,
@@ -149,7 +149,7 @@ impl LayerComparison {
         };
         let mut rows = vec![["tap", "prefill", "decode"].map(String::from).to_vec()];
         rows.extend(self.rows.iter().map(|r| vec![r.name.clone(), cell(r.prefill), cell(r.decode)]));
-        let mut out = format::table(&rows);
+        let mut out = format::format_table(&rows);
         let tolerance = self.tolerance;
         match &self.first {
             None if tolerance == f64::MAX => {
@@ -214,15 +214,15 @@ mod tests {
     #[test]
     fn a_prompt_ends_with_decode() {
         let cut: Vec<(usize, usize)> =
-            calls(&[1, 2, 3, 4, 5, 6], 4).iter().map(|c| (c.start, c.tokens.len())).collect();
+            split_calls(&[1, 2, 3, 4, 5, 6], 4).iter().map(|c| (c.start, c.tokens.len())).collect();
         assert_eq!(cut, [(0, 4), (4, 1), (5, 1)]);
-        assert_eq!(calls(&[7], 4)[0].entry(), "decode");
-        assert!(calls(&[], 4).is_empty());
+        assert_eq!(split_calls(&[7], 4)[0].entry(), "decode");
+        assert!(split_calls(&[], 4).is_empty());
     }
 
     #[test]
     fn the_first_departure_is_the_first_in_execution() {
-        let calls = calls(&[1, 2, 3], 4);
+        let calls = split_calls(&[1, 2, 3], 4);
         let expected =
             [vec![tap("a", &[1.0, 2.0]), tap("b", &[4.0])], vec![tap("a", &[2.0]), tap("b", &[4.0])]];
         let mut found = expected.to_vec();

@@ -55,14 +55,24 @@ fn build_with(
     slots: Option<AdapterSlots>,
 ) -> Result<Module, OpError> {
     let (n, one) = (Dim::sym(SizeSymbol::N), Dim::from(1));
-    let (stream, texts) = (architecture.stream(), architecture.texts());
+    let (stream, texts) = (architecture.streaming_window(), architecture.pooling_head());
     if texts.is_some() {
-        let (name, logits, batching) = (STEP, LogitScope::Wanted, RowBatching::Ragged);
+        let (name, logits, batching) = (STEP, LogitScope::OutputRows, RowBatching::Ragged);
         let adapters = None;
         let source = false;
         architecture.build(
             &mut b,
-            &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+            &EntrySpec {
+                name,
+                n,
+                logits,
+                context,
+                streaming: stream,
+                batching,
+                pooling_head: texts,
+                adapters,
+                is_encoder_input: source,
+            },
         );
         return b.finish();
     }
@@ -71,7 +81,7 @@ fn build_with(
         ("decode", &one, LogitScope::Last, RowBatching::Single),
         ("prefill_logits", &n, LogitScope::All, RowBatching::Single),
         ("decode_batch", &n, LogitScope::All, RowBatching::OneEach),
-        (STEP, &n, LogitScope::Wanted, RowBatching::Ragged),
+        (STEP, &n, LogitScope::OutputRows, RowBatching::Ragged),
     ];
     for adapters in std::iter::once(None).chain(slots.map(Some)) {
         for (name, n, logits, batching) in entries {
@@ -89,16 +99,36 @@ fn build_with(
             let source = false;
             architecture.build(
                 &mut b,
-                &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+                &EntrySpec {
+                    name,
+                    n,
+                    logits,
+                    context,
+                    streaming: stream,
+                    batching,
+                    pooling_head: texts,
+                    adapters,
+                    is_encoder_input: source,
+                },
             );
         }
     }
-    if architecture.decoder_start().is_some() {
+    if architecture.decoder_start_token_id().is_some() {
         let (name, logits, batching, adapters, source) =
             (mlcc_abi::ENCODE, LogitScope::Last, RowBatching::Single, None, true);
         architecture.build(
             &mut b,
-            &EntrySpec { name, n, logits, context, stream, batching, texts, adapters, source },
+            &EntrySpec {
+                name,
+                n,
+                logits,
+                context,
+                streaming: stream,
+                batching,
+                pooling_head: texts,
+                adapters,
+                is_encoder_input: source,
+            },
         );
     }
     b.set_batching(RowBatching::Single);
@@ -108,7 +138,7 @@ fn build_with(
 
 /// Adds the entry function that finds the largest of `n` rows of logits, so that a device need not send them all to the host. Text
 /// models have no logits, and very small vocabularies are sent as they are.
-pub fn add_likeliest(module: &mut Module) -> Result<(), OpError> {
+pub fn add_top_k(module: &mut Module) -> Result<(), OpError> {
     let Some(softmax) = module.functions.values().find(|f| f.name == SOFTMAX) else { return Ok(()) };
     let logits = softmax.ty(softmax.inputs[0]).clone();
     if logits.dims[1].as_const().is_none_or(|vocab| vocab < mlcc_abi::LIKELIEST as i64) {

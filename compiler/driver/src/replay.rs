@@ -11,7 +11,7 @@ use mlcc_engine::eval::WindowModel;
 use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
 
-use crate::distance::{largest, moments, relative_error, relative_moments};
+use crate::distance::{max_abs, moments, relative_error, relative_moments};
 use crate::format;
 use crate::format_error::{self, FormatError};
 use crate::kernel_check::{self, KernelCheck, SHARP};
@@ -24,7 +24,7 @@ const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-3), ("f16", 2e-2), ("bf16", 6e-
 
 /// The permitted relative error of a scheme; `None` for packed weights, whose own error has no bound that would tell a wrong
 /// kernel from a right one.
-pub fn tolerance(scheme: &str) -> Option<f64> {
+pub fn format_tolerance(scheme: &str) -> Option<f64> {
     TOLERANCES.iter().find(|(name, _)| *name == scheme).map(|(_, t)| *t)
 }
 
@@ -42,10 +42,10 @@ pub enum ReplaySubject {
 
 impl ReplaySubject {
     /// The verdict by a bar for the distance from the reference, else by `kernels`, where some were checked.
-    pub fn of(bar: Option<f64>, kernels: Option<&KernelCheck>) -> ReplaySubject {
+    pub fn from_bar(bar: Option<f64>, kernels: Option<&KernelCheck>) -> ReplaySubject {
         match kernels {
             _ if bar.is_some() => ReplaySubject::Model,
-            Some(kernels) if kernels.checked() > 0 => ReplaySubject::Kernels,
+            Some(kernels) if kernels.checked_positions() > 0 => ReplaySubject::Kernels,
             _ => ReplaySubject::Nothing,
         }
     }
@@ -123,7 +123,7 @@ struct ReplayBar {
 }
 
 impl PromptOutcome {
-    fn worst(&self) -> f64 {
+    fn max_error(&self) -> f64 {
         self.worst_logit().max(self.positions_error.unwrap_or(0.0))
     }
 
@@ -134,14 +134,16 @@ impl PromptOutcome {
     /// Leaves the logits of formats with an error of their own to [`ReplayBar::permits`].
     fn is_right(&self, bar: &ReplayBar) -> bool {
         match (bar.tolerance, &bar.format_error) {
-            (Some(tolerance), _) => self.worst() <= tolerance && self.greedy_equal == self.greedy_expected,
+            (Some(tolerance), _) => {
+                self.max_error() <= tolerance && self.greedy_equal == self.greedy_expected
+            }
             (None, Some(error)) => {
                 let at_positions = self.positions_error.unwrap_or(0.0);
-                self.worst().is_finite()
+                self.max_error().is_finite()
                     && at_positions <= error.moments_permitted
                     && self.wrong_token.is_none()
             }
-            (None, None) => self.worst().is_finite(),
+            (None, None) => self.max_error().is_finite(),
         }
     }
 }
@@ -160,7 +162,7 @@ impl ReplayBar {
 pub type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// Replays all prompts. `format` is for the outcome. Without a `tolerance` every finite outcome is right.
-pub fn replay<M>(
+pub fn replay_prompts<M>(
     model: &mut M,
     golden: &GoldenFile,
     format: &str,
@@ -189,11 +191,11 @@ where
     let ReplayBar { tolerance, format_error } = bar;
     Ok(ReplayOutcome {
         ok: bar.permits(&prompts),
-        judged: ReplaySubject::of(tolerance.or(format_error.map(|error| error.permitted)), None),
+        judged: ReplaySubject::from_bar(tolerance.or(format_error.map(|error| error.permitted)), None),
         format: format.into(),
         tolerance,
         format_error,
-        worst_relative_error: prompts.iter().map(PromptOutcome::worst).fold(0.0, f64::max),
+        worst_relative_error: prompts.iter().map(PromptOutcome::max_error).fold(0.0, f64::max),
         greedy_equal: prompts.iter().map(|p| p.greedy_equal).sum(),
         greedy_expected: prompts.iter().map(|p| p.greedy_expected).sum(),
         prompts,
@@ -201,11 +203,11 @@ where
     })
 }
 
-/// [`replay`], and where the format has no tolerance of its own, the kernels against `graph`, and the results against what moving
+/// [`replay_prompts`], and where the format has no tolerance of its own, the kernels against `graph`, and the results against what moving
 /// the weights within their format makes of it. `tolerance` is the user's: the bar of the kernels, and the least one of the model.
 /// A graph that cannot be interpreted is a reason, and nothing is right without one, unless the user's tolerance judges the
 /// distance from the reference.
-pub fn judge<M>(
+pub fn judge_model<M>(
     model: &mut M,
     golden: &GoldenFile,
     format: &str,
@@ -217,22 +219,22 @@ where
     M: LanguageModel + WindowModel,
 {
     if own.is_some() {
-        return replay(model, golden, format, tolerance.or(own));
+        return replay_prompts(model, golden, format, tolerance.or(own));
     }
     let (kernels, format_error) = match graph() {
         Ok(graph) => {
-            let kernels = kernel_check::check(model, &graph, golden, tolerance)?;
-            let error = format_error::measure(&graph, golden, &kernels)?;
+            let kernels = kernel_check::check_against_graph(model, &graph, golden, tolerance)?;
+            let error = format_error::measure_format(&graph, golden, &kernels)?;
             (kernels, error.map(|error| error.at_least(tolerance)))
         }
-        Err(why) => (KernelCheck::none(why), None),
+        Err(why) => (KernelCheck::unchecked(why), None),
     };
-    let unchecked = kernels.checked() == 0;
+    let unchecked = kernels.checked_positions() == 0;
     let bar = ReplayBar { tolerance: tolerance.filter(|_| unchecked), format_error };
     let mut outcome = replay_within(model, golden, format, bar)?;
     outcome.ok &= if unchecked { tolerance.is_some() } else { kernels.ok };
     let model_bar = bar.tolerance.or(format_error.map(|error| error.permitted));
-    outcome.judged = ReplaySubject::of(model_bar, Some(&kernels));
+    outcome.judged = ReplaySubject::from_bar(model_bar, Some(&kernels));
     outcome.kernels = Some(kernels);
     Ok(outcome)
 }
@@ -247,7 +249,7 @@ where
     M: LanguageModel + WindowModel,
 {
     let ids = prompt_ids(prompt, &name)?;
-    let scale = largest(&prompt.logits_last);
+    let scale = max_abs(&prompt.logits_last);
     model.reset()?;
     let logits = model.prefill(&ids)?;
     let prefill_error = relative_error(logits, &prompt.logits_last, scale);
@@ -266,7 +268,7 @@ where
     let relative_margin = |token: WrongToken| WrongToken { margin: token.margin.map(|m| m / scale), ..token };
     let wrong_token = wrong_token.map(relative_margin);
     // Also where angles depend on the length of what comes in one call.
-    let decode_error = match model.needs_whole_prompts() || model.chunk() == usize::MAX {
+    let decode_error = match model.needs_whole_prompts() || model.prefill_chunk() == usize::MAX {
         true => None,
         false => Some(decode_error(model, &ids, &prompt.logits_last, scale)?),
     };
@@ -305,7 +307,7 @@ fn greedy_equal<M: LanguageModel>(
         if token != want as usize {
             return Ok((
                 step,
-                Some(WrongToken { step, token, expected: want, margin: margin(prompt, step) }),
+                Some(WrongToken { step, token, expected: want, margin: top_two_margin(prompt, step) }),
             ));
         }
         if step + 1 < expected.len() {
@@ -316,7 +318,7 @@ fn greedy_equal<M: LanguageModel>(
 }
 
 /// How far the reference's two best logits of a greedy step are apart.
-fn margin(prompt: &GoldenPrompt, step: usize) -> Option<f64> {
+fn top_two_margin(prompt: &GoldenPrompt, step: usize) -> Option<f64> {
     prompt.greedy_margin.as_ref()?.get(step).copied()
 }
 
@@ -333,7 +335,7 @@ fn greedy_agreement<M: LanguageModel>(
     let (mut equal, mut decisive, mut token) = (0, 0, first);
     let mut wrong = None;
     for (step, &want) in prompt.greedy.iter().enumerate() {
-        let margin = margin(prompt, step);
+        let margin = top_two_margin(prompt, step);
         if margin.is_none_or(|margin| margin >= 2.0 * tolerance) {
             decisive += 1;
             equal += usize::from(token == want as usize);
@@ -413,7 +415,7 @@ impl ReplayOutcome {
                 format!("{}/{}", p.greedy_equal, p.greedy_expected),
             ]);
         }
-        out.push_str(&format!("{}\n", format::table(&rows)));
+        out.push_str(&format!("{}\n", format::format_table(&rows)));
         for prompt in &self.prompts {
             if let Some(WrongToken { step, token, expected, margin }) = &prompt.wrong_token {
                 let by = margin.map_or(String::new(), |m| format!(" by {m:.1e} of the largest logit"));
@@ -465,7 +467,7 @@ mod tests {
     #[test]
     fn every_plain_scheme_has_a_tolerance() {
         for scheme in SCHEMES {
-            assert_eq!(tolerance(scheme.name).is_none(), scheme.linear.is_packed(), "{}", scheme.name);
+            assert_eq!(format_tolerance(scheme.name).is_none(), scheme.linear.is_packed(), "{}", scheme.name);
         }
     }
 }

@@ -60,7 +60,7 @@ impl StoredGraph {
     pub fn open(model: &Model) -> Result<StoredGraph, String> {
         let bytes = model.section(section::GRAPH).ok_or("the artifact holds no graph: build it again")?;
         let module = from_section(bytes).map_err(|e| format!("section {}: {e}", section::GRAPH))?;
-        StoredGraph::new(module, |module, id, rank| stored(model, module, id, rank))
+        StoredGraph::new(module, |module, id, rank| load_param(model, module, id, rank))
     }
 
     /// The graph of a program, with the weights as the weight writer would store them.
@@ -82,7 +82,7 @@ impl StoredGraph {
         if entry.inputs.len() != inputs || entry.outputs.is_empty() {
             return Err(format!("{name} of its graph does not take tokens and give logits or vectors"));
         }
-        let nodes = module.functions.values().flat_map(|f| f.live());
+        let nodes = module.functions.values().flat_map(|f| f.live_nodes());
         let read = nodes.filter_map(|(_, n)| if let Op::Param(id) = n.op { Some(id) } else { None });
         let used: BTreeSet<ParamId> = read.collect();
         let size = |id: &ParamId| {
@@ -96,7 +96,7 @@ impl StoredGraph {
                  family, or judge the distance from the reference by --tolerance"
             ));
         }
-        let mut params = vec![vec![None; module.params.len()]; module.ranks()];
+        let mut params = vec![vec![None; module.params.len()]; module.rank_count()];
         for (rank, params) in params.iter_mut().enumerate() {
             for &id in &used {
                 params[id.index()] = Some(stored(&module, id, rank)?);
@@ -113,23 +113,23 @@ impl StoredGraph {
 
     /// True of models that choose experts for each token.
     pub fn chooses_experts(&self) -> bool {
-        let mut nodes = self.module.functions.values().flat_map(|f| f.live());
+        let mut nodes = self.module.functions.values().flat_map(|f| f.live_nodes());
         nodes.any(|(_, node)| matches!(node.op, Op::TopK { .. }))
     }
 
     /// Logits at every position of a prompt, one row after the other.
     pub fn logits(&self, tokens: &[i32], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
-        self.logits_behind(&[], tokens, moved)
+        self.logits_after(&[], tokens, moved)
     }
 
     /// The same behind the source text of an encoder-decoder model, if there is one.
-    pub fn logits_behind(
+    pub fn logits_after(
         &self,
         source: &[i32],
         tokens: &[i32],
         moved: PerturbedWeights,
     ) -> Result<Vec<f32>, String> {
-        let sizes = |tokens: &[i32]| SymValues::tokens(tokens.len() as i64);
+        let sizes = |tokens: &[i32]| SymValues::for_tokens(tokens.len() as i64);
         let behind = SymValues { past: source.len() as i64, ..sizes(tokens) };
         self.run(moved, 1, |interpreter, states| {
             if !source.is_empty() {
@@ -140,7 +140,7 @@ impl StoredGraph {
     }
 
     /// Vectors of texts, one after the other, by a model of texts.
-    pub fn vectors(&self, texts: &[&[i32]], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
+    pub fn embeddings(&self, texts: &[&[i32]], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
         let tokens = texts.concat();
         let pieces: Vec<SequenceRows> =
             texts.iter().map(|text| SequenceRows { past: 0, rows: text.len() as i64 }).collect();
@@ -156,7 +156,7 @@ impl StoredGraph {
                 .function(TEXTS_ENTRY)
                 .ok_or_else(|| GraphError::NoFunction(format!("@{TEXTS_ENTRY}")))?;
             let inputs = [Tensor::ids(&tokens), Tensor::ids(&wanted)];
-            interpreter.run_pieces(entry, &inputs, states, &pieces, texts.len())
+            interpreter.run_sequences(entry, &inputs, states, &pieces, texts.len())
         })
     }
 
@@ -171,7 +171,7 @@ impl StoredGraph {
             Some(param) if is_table(&self.module.params[ParamId::from_index(id)].source) => {
                 param.value.clone()
             }
-            Some(param) => param.moved(moved, (id as u64) << 40),
+            Some(param) => param.perturbed(moved, (id as u64) << 40),
             None => Tensor::f32(&[0], &[]),
         };
         let values = |rank: &Vec<Option<StoredParam>>| rank.iter().enumerate().map(value).collect();
@@ -194,11 +194,11 @@ fn is_table(source: &ParamSource) -> bool {
 }
 
 /// What the artifact stores for a parameter of its graph.
-fn stored(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<StoredParam, String> {
+fn load_param(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<StoredParam, String> {
     let param = &module.params[id];
     let wrong = |what: &str| format!("parameter {} of its graph {what}", param.name);
     let (n, k) = matrix_shape(param).ok_or_else(|| wrong("has no constant shape"))?;
-    let stored = model.table().param(&param.name).ok_or_else(|| wrong("is not among the weights"))?;
+    let stored = model.table().find_param(&param.name).ok_or_else(|| wrong("is not among the weights"))?;
     let dims: Vec<usize> = param.ty.dims.iter().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
     if !stored.dims.iter().map(|&d| d as usize).eq(dims.iter().copied()) {
         return Err(wrong("is stored in another shape"));
@@ -225,7 +225,7 @@ fn stored(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<St
 
 impl StoredParam {
     /// The weights, each of them moved by its own share of what is permitted. `stream` keeps parameters apart.
-    fn moved(&self, moved: PerturbedWeights, stream: u64) -> Tensor {
+    fn perturbed(&self, moved: PerturbedWeights, stream: u64) -> Tensor {
         let mut value = self.value.clone();
         let (seed, steps) = match moved {
             PerturbedWeights::Unmoved => return value,

@@ -8,7 +8,7 @@ use mlcc_models::golden::{PoolingGoldenCase, PoolingGoldenFile};
 use mlcc_runtime::TextEmbedder;
 use serde::Serialize;
 
-use crate::distance::{largest, relative_error, rms_error};
+use crate::distance::{max_abs, relative_error, rms_error};
 use crate::format;
 use crate::format_error::FormatError;
 use crate::kernel_check::{KernelCheck, PromptCheck, SEEDS, SHARP, SPREADS};
@@ -51,7 +51,7 @@ pub struct ErrorBar<'a> {
 }
 
 /// Replays all texts of a golden that belongs to the model ([`ids_of`] has been asked).
-pub fn judge(
+pub fn judge_embeddings(
     texts: &mut TextEmbedder,
     golden: &PoolingGoldenFile,
     ids: &[Vec<i32>],
@@ -60,12 +60,12 @@ pub fn judge(
 ) -> Result<EmbeddingOutcome, BoxedError> {
     let all: Vec<&[i32]> = ids.iter().map(Vec::as_slice).collect();
     let expected: Vec<f32> = golden.inputs.iter().flat_map(PoolingGoldenCase::expected).copied().collect();
-    let scale = largest(&expected);
+    let scale = max_abs(&expected);
     let width = texts.model().text_width().max(1);
-    let together = texts.run(&all)?.to_vec();
+    let together = texts.embed(&all)?.to_vec();
     let mut same_alone = true;
     for (text, vector) in all.iter().zip(together.chunks(width)) {
-        let alone = texts.run(&[text])?;
+        let alone = texts.embed(&[text])?;
         same_alone &= alone.iter().zip(vector).all(|(a, b)| a.to_bits() == b.to_bits());
     }
     let rows = golden.inputs.iter().enumerate().zip(together.chunks(width));
@@ -84,10 +84,10 @@ pub fn judge(
                 let (kernels, error) = check_kernels(&graph, &rows, &all, &together, bar.asked)?;
                 (Some(kernels), error.map(|error| error.at_least(bar.asked)))
             }
-            Err(why) => (Some(KernelCheck::none(why)), None),
+            Err(why) => (Some(KernelCheck::unchecked(why)), None),
         },
     };
-    let checked = kernels.as_ref().is_some_and(|kernels| kernels.checked() > 0);
+    let checked = kernels.as_ref().is_some_and(|kernels| kernels.checked_positions() > 0);
     let tolerance = if checked { None } else { bar.asked.or(bar.own) };
     let model_bar = tolerance.or(format_error.map(|error| error.permitted));
     let right = match (&kernels, model_bar) {
@@ -97,7 +97,7 @@ pub fn judge(
     };
     Ok(EmbeddingOutcome {
         ok: right && same_alone,
-        judged: ReplaySubject::of(model_bar, kernels.as_ref()),
+        judged: ReplaySubject::from_bar(model_bar, kernels.as_ref()),
         format: bar.format.into(),
         tolerance,
         format_error,
@@ -157,7 +157,7 @@ fn check_kernels(
     let spread_by = |moved: fn(u64) -> PerturbedWeights, expected: &[f32], scale: f64| {
         let (mut most, mut rms) = (0f64, 0f64);
         for seed in SEEDS {
-            let found = graph.vectors(&all[..count], moved(seed))?;
+            let found = graph.embeddings(&all[..count], moved(seed))?;
             most = most.max(relative_error(&found, expected, scale));
             rms = rms.max(rms_error(&found, expected, scale));
         }
@@ -165,9 +165,9 @@ fn check_kernels(
     };
     let expected = match count {
         0 => Vec::new(),
-        _ => graph.vectors(&all[..count], PerturbedWeights::Unmoved)?,
+        _ => graph.embeddings(&all[..count], PerturbedWeights::Unmoved)?,
     };
-    let scale = largest(&expected);
+    let scale = max_abs(&expected);
     let worst = relative_error(made, &expected, scale);
     let worst_rms = rms_error(made, &expected, scale);
     let mut permitted = tolerance.unwrap_or(SHARP);
@@ -245,7 +245,7 @@ impl EmbeddingOutcome {
         let alone = if self.same_alone { "the same bits alone" } else { "NOT the same bits alone" };
         out.push_str(&format!(
             "{}\nworst relative error {:.3e}, {verdict}; {alone}\nreference: {source}\n{}\n",
-            format::table(&rows),
+            format::format_table(&rows),
             self.worst_relative_error,
             self.judged.text(self.format_error.as_ref())
         ));

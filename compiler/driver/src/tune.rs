@@ -1,12 +1,12 @@
 //! The search of `mlcc tune`: from a level's tuning, one key after the other, each value held against the best so far.
 //!
-//! How two artifacts are held against each other is the machine's: [`in_turns`] times them, a prediction needs no turns. A value is taken
+//! How two artifacts are held against each other is the machine's: [`compare_interleaved`] times them, a prediction needs no turns. A value is taken
 //! if it is faster in sum and nothing gets slower; what is found as a whole is held against the start once more, because the best of many
 //! draws looks better than it is.
 
 use std::collections::BTreeSet;
 
-use mlcc_target::{FeatureLevel, TuneField, WorkloadKind, show};
+use mlcc_target::{FeatureLevel, TuneField, WorkloadKind, format_value};
 
 /// What builds and judges: the machine, predictions for one, or one that a test makes up.
 pub trait CandidateEvaluator {
@@ -14,8 +14,8 @@ pub trait CandidateEvaluator {
     type Artifact;
     type Error;
     /// The code for this level, as a number that is equal where the code is.
-    fn code(&mut self, level: &FeatureLevel) -> Result<u128, Self::Error>;
-    /// Builds and loads the code of the last call of [`CandidateEvaluator::code`].
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, Self::Error>;
+    /// Builds and loads the code of the last call of [`CandidateEvaluator::compile_code`].
     fn load(&mut self) -> Result<Self::Artifact, Self::Error>;
     /// Holds both against each other. `None` if the search is over before there is a result.
     fn compare(
@@ -32,9 +32,9 @@ pub trait CandidateEvaluator {
     /// Whether the search has to end: its time is over, or its user ends it.
     fn is_over(&self) -> bool;
     /// Is told of every value that was judged.
-    fn tried(&mut self, trial: &TuneTrial);
+    fn report_trial(&mut self, trial: &TuneTrial);
     /// Is told of every value that was left out.
-    fn left_out(&mut self, _: &RefusedValue) {}
+    fn report_refusal(&mut self, _: &RefusedValue) {}
 }
 
 /// What times runs, whose speed drifts and has noise larger than most gains.
@@ -42,9 +42,13 @@ pub trait SpeedTimer {
     type Artifact;
     type Error;
     /// Tokens per second of one run.
-    fn speed(&mut self, artifact: &mut Self::Artifact, kind: WorkloadKind) -> Result<f64, Self::Error>;
+    fn measure_speed(
+        &mut self,
+        artifact: &mut Self::Artifact,
+        kind: WorkloadKind,
+    ) -> Result<f64, Self::Error>;
     /// Whether there is no time left for more turns.
-    fn ends(&self) -> bool;
+    fn is_out_of_time(&self) -> bool;
 }
 
 /// How much a comparison may take.
@@ -125,11 +129,11 @@ const WORTH: f64 = 0.01;
 const AGREEMENT: f64 = 2.0 / 3.0;
 
 /// Varies the keys of `base` in turns, until no key is left whose change is faster, or the time is over.
-pub fn search<M: CandidateEvaluator>(
+pub fn search_tuning<M: CandidateEvaluator>(
     machine: &mut M,
     base: &FeatureLevel,
 ) -> Result<TuneResult<M::Artifact>, M::Error> {
-    let code = machine.code(base)?;
+    let code = machine.compile_code(base)?;
     let mut seen = BTreeSet::from([code]);
     let artifact = machine.load()?;
     let level = base.clone();
@@ -146,7 +150,7 @@ pub fn search<M: CandidateEvaluator>(
         let taken = |found: &TuneResult<M::Artifact>| found.trials.iter().filter(|trial| trial.taken).count();
         let before = taken(&found);
         for field in base.fields() {
-            vary(machine, field, &mut found, &mut seen)?;
+            vary_field(machine, field, &mut found, &mut seen)?;
         }
         found.complete = !machine.is_over();
         if taken(&found) == before || !found.complete {
@@ -156,7 +160,7 @@ pub fn search<M: CandidateEvaluator>(
 }
 
 /// Tries the values of one key; one that is better takes the place of the best at once.
-fn vary<M: CandidateEvaluator>(
+fn vary_field<M: CandidateEvaluator>(
     machine: &mut M,
     field: &TuneField,
     found: &mut TuneResult<M::Artifact>,
@@ -167,12 +171,12 @@ fn vary<M: CandidateEvaluator>(
             return Ok(());
         }
         // Another key may have been changed since the values were listed.
-        let Ok(level) = found.level.tuned(&change) else { continue };
+        let Ok(level) = found.level.with_changes(&change) else { continue };
         if level == found.level {
             continue;
         }
-        let to = show(&value);
-        let trial = match judge(machine, field, found, seen, &level) {
+        let to = format_value(&value);
+        let trial = match judge_candidate(machine, field, found, seen, &level) {
             Ok(CandidateOutcome::Equal) => {
                 found.equal += 1;
                 continue;
@@ -187,7 +191,7 @@ fn vary<M: CandidateEvaluator>(
             Err(error) => {
                 let refusal = RefusedValue { key: field.key, to, why: machine.refused(error)? };
                 if !found.refused.contains(&refusal) {
-                    machine.left_out(&refusal);
+                    machine.report_refusal(&refusal);
                     found.refused.push(refusal);
                 }
                 continue;
@@ -195,10 +199,10 @@ fn vary<M: CandidateEvaluator>(
         };
         let (made, comparisons) = trial;
         let taken = comparisons.len() == field.kinds.len() && is_better(&comparisons);
-        let tables = found.level.tables().unwrap_or_default();
-        let from = field.get(&tables).map(show).unwrap_or_default();
+        let tables = found.level.tune_tables().unwrap_or_default();
+        let from = field.value_in(&tables).map(format_value).unwrap_or_default();
         let trial = TuneTrial { key: field.key, from, to, comparisons, taken };
-        machine.tried(&trial);
+        machine.report_trial(&trial);
         found.trials.push(trial);
         if taken {
             (found.level, found.artifact, found.code) = (level, made.0, made.1);
@@ -217,14 +221,14 @@ enum CandidateOutcome<A> {
     Trial(Box<((A, u128), Vec<SpeedComparison>)>),
 }
 
-fn judge<M: CandidateEvaluator>(
+fn judge_candidate<M: CandidateEvaluator>(
     machine: &mut M,
     field: &TuneField,
     found: &mut TuneResult<M::Artifact>,
     seen: &mut BTreeSet<u128>,
     level: &FeatureLevel,
 ) -> Result<CandidateOutcome<M::Artifact>, M::Error> {
-    let code = machine.code(level)?;
+    let code = machine.compile_code(level)?;
     if !seen.insert(code) {
         return Ok(if field.all_differ() && code == found.code {
             CandidateOutcome::NoCode
@@ -246,12 +250,12 @@ fn judge<M: CandidateEvaluator>(
 }
 
 /// What was found against the start, on every kind of work. Empty if the user ends it.
-pub fn confirm<M: CandidateEvaluator>(
+pub fn confirm_tuning<M: CandidateEvaluator>(
     machine: &mut M,
     base: &FeatureLevel,
     found: &mut M::Artifact,
 ) -> Result<Vec<SpeedComparison>, M::Error> {
-    machine.code(base)?;
+    machine.compile_code(base)?;
     let mut start = machine.load()?;
     let mut comparisons = Vec::new();
     for &kind in base.kinds() {
@@ -278,7 +282,7 @@ fn is_clear(quotients: &[f64]) -> bool {
 }
 
 /// Times both in turns; what counts is the median of the quotients. `None` if the search is over before there are enough of them.
-pub fn in_turns<T: SpeedTimer>(
+pub fn compare_interleaved<T: SpeedTimer>(
     machine: &mut T,
     old: &mut T::Artifact,
     new: &mut T::Artifact,
@@ -291,16 +295,16 @@ pub fn in_turns<T: SpeedTimer>(
     while quotients.len() < most && !enough(&quotients) {
         // Who comes first changes: the second of a turn may find a warmer or a slower machine.
         let (before, after) = if quotients.len() % 2 == 0 {
-            let before = machine.speed(old, kind)?;
-            (before, machine.speed(new, kind)?)
+            let before = machine.measure_speed(old, kind)?;
+            (before, machine.measure_speed(new, kind)?)
         } else {
-            let after = machine.speed(new, kind)?;
-            (machine.speed(old, kind)?, after)
+            let after = machine.measure_speed(new, kind)?;
+            (machine.measure_speed(old, kind)?, after)
         };
         without.push(before);
         with.push(after);
         quotients.push(after / before);
-        if machine.ends() && quotients.len() < most {
+        if machine.is_out_of_time() && quotients.len() < most {
             break;
         }
     }

@@ -99,7 +99,8 @@ fn packed_tensors(
         return;
     }
     let exact = exact.iter().all(|&exact| exact);
-    tensors.extend(source.tensors().first().map(|name| PackedTensor { name: (*name).to_string(), exact }));
+    tensors
+        .extend(source.tensor_names().first().map(|name| PackedTensor { name: (*name).to_string(), exact }));
 }
 
 /// All values of a parameter, transformed but not quantized.
@@ -277,7 +278,7 @@ impl<'a> SourceReader<'a> {
             SourceReader::Concat(parts) => parts.iter().map(|(_, reader)| reader.elements()).sum(),
             SourceReader::Rows { blocks, inner, .. } => {
                 let width = inner.elements().checked_div(blocks.of).unwrap_or(0);
-                blocks.rows().unwrap_or(0) * width
+                blocks.row_count().unwrap_or(0) * width
             }
             SourceReader::ColumnRange { range, inner } => inner.rows(range.of) * range.len,
             SourceReader::Whole { values, .. } => values.len(),
@@ -291,7 +292,7 @@ impl<'a> SourceReader<'a> {
             SourceReader::Tensor { data, .. } => data.elements().checked_div(k).unwrap_or(0),
             SourceReader::Map { inner, .. } => inner.rows(k),
             SourceReader::Concat(parts) => parts.iter().map(|(rows, _)| rows).sum(),
-            SourceReader::Rows { blocks, .. } => blocks.rows().unwrap_or(0),
+            SourceReader::Rows { blocks, .. } => blocks.row_count().unwrap_or(0),
             SourceReader::UnitRows { inner, .. } | SourceReader::Columns { inner, .. } => inner.rows(k),
             SourceReader::ColumnRange { range, inner } => inner.rows(range.of),
             SourceReader::Whole { values, .. } => values.len().checked_div(k).unwrap_or(0),

@@ -8,7 +8,7 @@ use crate::graph::{
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{Module, ParamSource};
-use mlcc_ir::sequences::{RowBatching, batching};
+use mlcc_ir::sequences::{RowBatching, row_batching};
 use mlcc_ir::types::{DType, TensorType};
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ pub fn random_inputs(f: &Function, syms: &SymValues, seed: u64) -> Vec<Tensor> {
     let inputs = f.inputs.iter().enumerate();
     let mut inputs: Vec<Tensor> =
         inputs.map(|(i, &v)| random_tensor(f.ty(v).dtype, &dims(f.ty(v)), seed + i as u64)).collect();
-    if let (RowBatching::Ragged, [_, wanted, ..]) = (batching(f), &mut inputs[..]) {
+    if let (RowBatching::Ragged, [_, wanted, ..]) = (row_batching(f), &mut inputs[..]) {
         wanted.data.iter_mut().for_each(|row| *row %= syms.n as f64);
     }
     inputs
@@ -163,13 +163,15 @@ pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Eq
     let fails = |error| EquivalenceError::Fails { module: "the original", error };
     let interpreter = Interpreter::new(whole, |id| values[id.0 as usize].clone());
     let of_rank = |rank| Ok((split, weights.values_of_rank(split, rank)?));
-    let ranks = RankedModel::new((0..split.ranks()).map(of_rank).collect::<Result<_, EquivalenceError>>()?);
+    let ranks =
+        RankedModel::new((0..split.rank_count()).map(of_rank).collect::<Result<_, EquivalenceError>>()?);
     for f in whole.functions.values().filter(|f| f.kind == FunctionKind::Entry) {
         for n in [1, 3] {
-            let syms = SymValues::tokens(n);
-            let new =
-                |module| StateValues::new(module).map(|state| vec![state; sequences(f, n)]).map_err(fails);
-            let (mut states, mut parts) = (new(whole)?, vec![new(split)?; split.ranks()]);
+            let syms = SymValues::for_tokens(n);
+            let new = |module| {
+                StateValues::new(module).map(|state| vec![state; sequence_count(f, n)]).map_err(fails)
+            };
+            let (mut states, mut parts) = (new(whole)?, vec![new(split)?; split.rank_count()]);
             for step in 0..2 {
                 let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
                 let want = run(&interpreter, &f.name, &inputs, &mut states, syms).map_err(fails)?;
@@ -196,8 +198,8 @@ pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), Eq
 }
 
 /// Sequences of a call with `n` rows.
-fn sequences(f: &Function, n: i64) -> usize {
-    match batching(f) {
+fn sequence_count(f: &Function, n: i64) -> usize {
+    match row_batching(f) {
         RowBatching::Single => 1,
         RowBatching::OneEach => n as usize,
         RowBatching::Ragged => 2.min(n as usize),
@@ -223,10 +225,10 @@ fn same_function(
     let (first, second) = ("the original", "the changed");
     let reference = Interpreter::new(before, |id| old[id.0 as usize].clone());
     let changed = Interpreter::new(after, |id| new[id.0 as usize].clone());
-    let sequences = sequences(f, n);
+    let sequences = sequence_count(f, n);
     let mut states = vec![StateValues::new(before).map_err(fails(first))?; sequences];
     let mut new_states = vec![StateValues::new(after).map_err(fails(second))?; sequences];
-    let syms = SymValues::tokens(n);
+    let syms = SymValues::for_tokens(n);
     for step in 0..2 {
         let inputs = random_inputs(f, &syms, seed.wrapping_add(100 * (step as u64 + 1)));
         let want = run(&reference, &f.name, &inputs, &mut states, syms).map_err(fails(first))?;
@@ -264,7 +266,7 @@ fn run(
         return interpreter.run_named(function, inputs, &mut states[0], syms);
     };
     let past = syms.past;
-    match batching(f) {
+    match row_batching(f) {
         RowBatching::Single => interpreter.run(id, inputs, &mut states[0], syms),
         RowBatching::OneEach => interpreter.run_batch(id, inputs, states, &vec![past; states.len()]),
         RowBatching::Ragged => {
@@ -272,7 +274,7 @@ fn run(
             let others = states.len() as i64 - 1;
             let mut pieces = vec![SequenceRows { past, rows: 1 }; states.len()];
             pieces[0].rows = syms.n - others;
-            interpreter.run_pieces(id, inputs, states, &pieces, ((syms.n + 1) / 2) as usize)
+            interpreter.run_sequences(id, inputs, states, &pieces, ((syms.n + 1) / 2) as usize)
         }
     }
 }

@@ -58,7 +58,7 @@ impl Default for ExecutionOptions {
 }
 
 impl ExecutionOptions {
-    pub fn workers(workers: usize) -> ExecutionOptions {
+    pub fn with_workers(workers: usize) -> ExecutionOptions {
         ExecutionOptions { workers, order: ExecutionOrder::Forward }
     }
 }
@@ -86,7 +86,9 @@ impl KernelProgram {
         dims: &SymValues,
         options: &ExecutionOptions,
     ) -> Result<(), InterpError> {
-        self.explained(self.launch(buffers, dims, options.workers, |machine| self.tasks(machine, options)))
+        self.explain_fault(
+            self.launch(buffers, dims, options.workers, |machine| self.list_tasks(machine, options)),
+        )
     }
 
     /// Runs a share of a CPU kernel, and nothing else. Outputs keep what they held elsewhere.
@@ -98,13 +100,13 @@ impl KernelProgram {
     ) -> Result<(), InterpError> {
         if self.gpu {
             let what = "a GPU kernel has blocks, not workers".into();
-            return self.explained(Err(KernelFault::Malformed(what).into()));
+            return self.explain_fault(Err(KernelFault::Malformed(what).into()));
         }
         let tasks = |_: &KernelMachine| vec![ExecutionTask::Worker { share, number: 0 }];
-        self.explained(self.launch(buffers, dims, 1, tasks))
+        self.explain_fault(self.launch(buffers, dims, 1, tasks))
     }
 
-    fn explained(&self, run: RunResult) -> Result<(), InterpError> {
+    fn explain_fault(&self, run: RunResult) -> Result<(), InterpError> {
         run.map_err(|failure| {
             let LocatedFault { fault, at } = *failure;
             InterpError { kernel: self.kernel.name.clone(), fault, at }
@@ -120,7 +122,7 @@ impl KernelProgram {
     ) -> RunResult {
         self.check_arguments(buffers, dims)?;
         self.check_size(dims)?;
-        let memory = self.memory(buffers, dims, workers);
+        let memory = self.bind_memory(buffers, dims, workers);
         let values: Vec<i64> = self.kernel.dims.iter().map(|(sym, _)| dims.get(*sym)).collect();
         let mut machine = KernelMachine::new(self, memory, &values)?;
         let result = tasks(&machine).into_iter().try_for_each(|task| machine.run(task));
@@ -168,7 +170,12 @@ impl KernelProgram {
         Ok(())
     }
 
-    fn memory(&self, buffers: &mut [KernelBuffer], dims: &SymValues, workers: usize) -> Vec<BufferStorage> {
+    fn bind_memory(
+        &self,
+        buffers: &mut [KernelBuffer],
+        dims: &SymValues,
+        workers: usize,
+    ) -> Vec<BufferStorage> {
         let threads = self.threads.iter().product();
         let concurrent = self.gpu || workers > 1;
         let mut params: Vec<Option<usize>> = vec![None; self.kernel.bufs.len()];
@@ -182,14 +189,14 @@ impl KernelProgram {
                     let (writes, reads) = (decl.access.writes(), decl.access.reads());
                     BufferStorage::param(&decl.name, &mut buffers[i], len, !reads, writes && concurrent)
                 }
-                None => BufferStorage::allocation(&decl.name, decl.dtype, decl.space, len, threads),
+                None => BufferStorage::for_allocation(&decl.name, decl.dtype, decl.space, len, threads),
             }
         };
         self.kernel.bufs.values().zip(params).map(storage).collect()
     }
 
     /// All workers or all blocks, in the wanted order.
-    fn tasks(&self, machine: &KernelMachine, options: &ExecutionOptions) -> Vec<ExecutionTask> {
+    fn list_tasks(&self, machine: &KernelMachine, options: &ExecutionOptions) -> Vec<ExecutionTask> {
         let mut tasks: Vec<ExecutionTask> = if self.gpu {
             let extent = |axis: usize| {
                 self.blocks[axis].iter().map(|r| machine.cells(*r)[0] as i64).max().unwrap_or(1)
@@ -200,7 +207,7 @@ impl KernelProgram {
         } else {
             let workers = options.workers.max(1);
             (0..workers)
-                .map(|number| ExecutionTask::Worker { share: WorkShare::part(number, workers), number })
+                .map(|number| ExecutionTask::Worker { share: WorkShare::equal_part(number, workers), number })
                 .collect()
         };
         options.order.apply(&mut tasks);

@@ -15,7 +15,7 @@ pub const WARP: usize = 32;
 
 impl<'p> KernelMachine<'p> {
     /// A loop whose extent may differ between threads: those that have finished wait, inactive, for the others.
-    pub(crate) fn serial(
+    pub(crate) fn run_serial(
         &mut self,
         extent: RegisterRange,
         var: Option<RegisterRange>,
@@ -31,7 +31,7 @@ impl<'p> KernelMachine<'p> {
         if shortest == longest {
             for i in 0..longest {
                 self.broadcast(var, i as u64);
-                self.stages(body).map_err(|e| e.inside(name, i))?;
+                self.run_stmts(body).map_err(|e| e.inside(name, i))?;
             }
             return Ok(());
         }
@@ -42,13 +42,13 @@ impl<'p> KernelMachine<'p> {
                 *on = *was && i < *extent;
             }
             self.broadcast(var, i as u64);
-            self.stages(body).map_err(|e| e.inside(name, i))?;
+            self.run_stmts(body).map_err(|e| e.inside(name, i))?;
         }
         self.mask = before;
         Ok(())
     }
 
-    pub(crate) fn branch(
+    pub(crate) fn run_branch(
         &mut self,
         cond: RegisterRange,
         then: &'p [CompiledStmt],
@@ -57,18 +57,18 @@ impl<'p> KernelMachine<'p> {
         let before = self.mask.clone();
         let taken: Vec<bool> = self.cells(cond).iter().zip(&before).map(|(c, on)| *on && *c != 0).collect();
         let rest: Vec<bool> = taken.iter().zip(&before).map(|(t, on)| *on && !*t).collect();
-        self.masked(taken, then)?;
-        self.masked(rest, otherwise)?;
+        self.run_masked(taken, then)?;
+        self.run_masked(rest, otherwise)?;
         self.mask = before;
         Ok(())
     }
 
-    fn masked(&mut self, mask: Vec<bool>, body: &'p [CompiledStmt]) -> RunResult {
+    fn run_masked(&mut self, mask: Vec<bool>, body: &'p [CompiledStmt]) -> RunResult {
         if body.is_empty() || !mask.contains(&true) {
             return Ok(());
         }
         self.mask = mask;
-        self.stages(body)
+        self.run_stmts(body)
     }
 
     pub(crate) fn block_axis(
@@ -86,7 +86,7 @@ impl<'p> KernelMachine<'p> {
             return Ok(());
         }
         self.broadcast(var, index as u64);
-        self.stages(body).map_err(|e| e.inside(["block.x", "block.y", "block.z"][axis as usize], index))
+        self.run_stmts(body).map_err(|e| e.inside(["block.x", "block.y", "block.z"][axis as usize], index))
     }
 
     pub(crate) fn thread_axis(
@@ -114,7 +114,7 @@ impl<'p> KernelMachine<'p> {
             }
         }
         let mask = self.mask.clone();
-        self.masked(mask, body)?;
+        self.run_masked(mask, body)?;
         self.mask = before;
         Ok(())
     }

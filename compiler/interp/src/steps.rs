@@ -27,13 +27,13 @@ pub struct StepMemory {
 
 impl StepMemory {
     /// The bytes of a base; grow it to the planned size before running.
-    pub fn block(&mut self, base: MemoryBase) -> &mut Vec<u8> {
-        &mut self.blocks[slot(base)]
+    pub fn base_memory(&mut self, base: MemoryBase) -> &mut Vec<u8> {
+        &mut self.blocks[base_index(base)]
     }
 
     fn read(&self, place: &BufferRef, at: LaunchPosition) -> Result<Vec<u8>, StepRunError> {
-        let block = &self.blocks[slot(place.base)];
-        let start = self.start(place, at)?;
+        let block = &self.blocks[base_index(place.base)];
+        let start = self.buffer_start(place, at)?;
         // All pages, or the rows of one.
         let all = place.per_page > 0 && place.per_past == 0;
         let end = if all { block.len().max(start) } else { start + place.bytes as usize };
@@ -47,7 +47,7 @@ impl StepMemory {
     /// Writes the bytes that are others than `before`. Parts of pages lie between each other, so that the rest may be of
     /// another buffer of the launch.
     fn write(&mut self, place: &BufferRef, start: usize, before: &[u8], bytes: &[u8]) {
-        let block = &mut self.blocks[slot(place.base)][start..start + bytes.len()];
+        let block = &mut self.blocks[base_index(place.base)][start..start + bytes.len()];
         if place.per_page == 0 {
             return block.copy_from_slice(bytes);
         }
@@ -61,19 +61,19 @@ impl StepMemory {
     /// The sizes of a launch on pages, which may be those of more sequences than there are in the step.
     fn with_all_pages(&self, launch: &LaunchItem, sizes: &SymValues) -> SymValues {
         let page = launch.buffers.iter().map(|b| b.per_page).max().unwrap_or(0) as usize;
-        let of_sequence = self.blocks[slot(MemoryBase::PageTable)].len() / 4;
-        let pages = self.blocks[slot(MemoryBase::Pages)].len().checked_div(page).unwrap_or(0);
+        let of_sequence = self.blocks[base_index(MemoryBase::PageTable)].len() / 4;
+        let pages = self.blocks[base_index(MemoryBase::Pages)].len().checked_div(page).unwrap_or(0);
         let all = pages.checked_div(of_sequence).unwrap_or(0) as i64;
         SymValues { b: sizes.b.max(all), ..*sizes }
     }
 
     /// Where a buffer begins.
-    fn start(&self, place: &BufferRef, at: LaunchPosition) -> Result<usize, StepRunError> {
+    fn buffer_start(&self, place: &BufferRef, at: LaunchPosition) -> Result<usize, StepRunError> {
         if place.per_page == 0 || place.per_past == 0 {
-            return Ok(at.start(place));
+            return Ok(at.buffer_start(place));
         }
         let (index, row) = (at.past / PAGE_ROWS as usize, at.past % PAGE_ROWS as usize);
-        let table = self.blocks[slot(MemoryBase::PageTable)].as_chunks::<4>().0;
+        let table = self.blocks[base_index(MemoryBase::PageTable)].as_chunks::<4>().0;
         let page =
             table.get(index).map(|entry| i32::from_le_bytes(*entry)).and_then(|p| usize::try_from(p).ok());
         let page = page.ok_or(StepRunError::NoPage { index, pages: table.len() })?;
@@ -93,7 +93,7 @@ struct LaunchPosition {
 }
 
 impl LaunchPosition {
-    fn start(self, place: &BufferRef) -> usize {
+    fn buffer_start(self, place: &BufferRef) -> usize {
         let strides = [
             (place.per_past, self.past),
             (place.per_row, self.row),
@@ -128,11 +128,11 @@ struct LaunchRun {
 
 impl LaunchRun {
     /// Of a launch that is for no sequence.
-    fn once(sizes: SymValues) -> LaunchRun {
+    fn for_all(sizes: SymValues) -> LaunchRun {
         LaunchRun { sizes, sequence: None, row: 0, line: [0, 1, 1] }
     }
 
-    fn at(&self, worker: usize) -> LaunchPosition {
+    fn position(&self, worker: usize) -> LaunchPosition {
         let past = self.sizes.past.max(0) as usize;
         LaunchPosition { past, row: self.row, sequence: self.sequence.unwrap_or(0), worker }
     }
@@ -144,14 +144,14 @@ fn sizes_of_all(sequences: &[BatchSequence]) -> SymValues {
 }
 
 /// The runs of a launch in a step of the sequences.
-fn turns(launch: &LaunchItem, sequences: &[BatchSequence], wanted: usize) -> Vec<LaunchRun> {
+fn launch_runs(launch: &LaunchItem, sequences: &[BatchSequence], wanted: usize) -> Vec<LaunchRun> {
     let sizes = sizes_of_all(sequences);
     let of_sequence = |s: &BatchSequence| SymValues { n: s.rows, past: s.past, ..sizes };
     let work = match &launch.repeat {
-        RepeatMode::Once | RepeatMode::EachWorker => return vec![LaunchRun::once(sizes)],
-        RepeatMode::Wanted => return vec![LaunchRun::once(SymValues { n: wanted as i64, ..sizes })],
+        RepeatMode::Once | RepeatMode::EachWorker => return vec![LaunchRun::for_all(sizes)],
+        RepeatMode::Outputs => return vec![LaunchRun::for_all(SymValues { n: wanted as i64, ..sizes })],
         RepeatMode::EachSequence { work, of } => {
-            |s: &BatchSequence| if of.has(s.rows) { work.eval(&of_sequence(s)) } else { 0 }
+            |s: &BatchSequence| if of.includes(s.rows) { work.eval(&of_sequence(s)) } else { 0 }
         }
     };
     let total = sequences.iter().map(work).sum();
@@ -175,8 +175,8 @@ fn with_state<R>(
     let Some(sequence) = turn.sequence else { return run(memory) };
     let sequence = &mut sequences[sequence];
     let mut swap = |memory: &mut StepMemory| {
-        std::mem::swap(memory.block(MemoryBase::State), &mut sequence.state);
-        std::mem::swap(memory.block(MemoryBase::PageTable), &mut sequence.page_table);
+        std::mem::swap(memory.base_memory(MemoryBase::State), &mut sequence.state);
+        std::mem::swap(memory.base_memory(MemoryBase::PageTable), &mut sequence.page_table);
     };
     swap(memory);
     let result = run(memory);
@@ -184,7 +184,7 @@ fn with_state<R>(
     result
 }
 
-fn slot(base: MemoryBase) -> usize {
+fn base_index(base: MemoryBase) -> usize {
     MemoryBase::ALL.iter().position(|b| *b == base).unwrap_or(0)
 }
 
@@ -226,12 +226,12 @@ pub fn run_step(
     for item in &step.items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Exchange(exchange) => return Err(StepRunError::Alone { ranks: exchange.parts.ranks }),
+            StepItem::AllGather(exchange) => return Err(StepRunError::Alone { ranks: exchange.shape.ranks }),
             StepItem::Launch(launch) if !is_for_one(launch) => {
                 return Err(StepRunError::NoBatch(launch.kernel.clone()));
             }
             StepItem::Launch(launch) => {
-                run_launch(launch, kernels, memory, &LaunchRun::once(*sizes), options)?
+                run_launch(launch, kernels, memory, &LaunchRun::for_all(*sizes), options)?
             }
         }
     }
@@ -242,7 +242,7 @@ pub fn run_step(
 fn is_for_one(launch: &LaunchItem) -> bool {
     match launch.repeat {
         RepeatMode::Once | RepeatMode::EachWorker => true,
-        RepeatMode::Wanted | RepeatMode::EachSequence { .. } => false,
+        RepeatMode::Outputs | RepeatMode::EachSequence { .. } => false,
     }
 }
 
@@ -257,11 +257,11 @@ pub fn run_batch(
     options: &ExecutionOptions,
 ) -> Result<(), StepRunError> {
     for item in &step.items {
-        if let StepItem::Exchange(exchange) = item {
-            return Err(StepRunError::Alone { ranks: exchange.parts.ranks });
+        if let StepItem::AllGather(exchange) = item {
+            return Err(StepRunError::Alone { ranks: exchange.shape.ranks });
         }
         let StepItem::Launch(launch) = item else { continue };
-        for turn in turns(launch, sequences, wanted) {
+        for turn in launch_runs(launch, sequences, wanted) {
             with_state(memory, sequences, &turn, |memory| {
                 run_launch(launch, kernels, memory, &turn, options)
             })?;
@@ -278,21 +278,21 @@ fn run_launch(
     turn: &LaunchRun,
     options: &ExecutionOptions,
 ) -> Result<(), StepRunError> {
-    let (kernel, sizes) = (find(kernels, launch)?, &turn.sizes);
+    let (kernel, sizes) = (find_kernel(kernels, launch)?, &turn.sizes);
     let workers = match launch.repeat {
         RepeatMode::EachWorker => 1,
         // A piece is what one of so many workers would compute.
-        RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachSequence { .. } => {
+        RepeatMode::Once | RepeatMode::Outputs | RepeatMode::EachSequence { .. } => {
             let parts = |pieces: GuidedChunks| options.workers * pieces.equal * GuidedChunks::SMALLEST;
-            launch.shares.pieces(options.workers, sizes).map_or(options.workers, parts)
+            launch.schedule.chunks(options.workers, sizes).map_or(options.workers, parts)
         }
     };
-    on_buffers(launch, kernel, memory, sizes, turn.at(0), |buffers, sizes| {
+    on_buffers(launch, kernel, memory, sizes, turn.position(0), |buffers, sizes| {
         run_with(kernel, buffers, sizes, &ExecutionOptions { workers, ..*options })
     })
 }
 
-fn find<'k>(kernels: &'k [Kernel], launch: &LaunchItem) -> Result<&'k Kernel, StepRunError> {
+fn find_kernel<'k>(kernels: &'k [Kernel], launch: &LaunchItem) -> Result<&'k Kernel, StepRunError> {
     kernels
         .iter()
         .find(|k| k.name == launch.kernel)
@@ -316,9 +316,9 @@ fn on_buffers(
         let bytes = decl.len.eval(sizes) as usize * decl.dtype.bytes().unwrap_or(1);
         let mut data = memory.read(place, at)?;
         data.truncate(bytes);
-        let start = memory.start(place, at)?;
+        let start = memory.buffer_start(place, at)?;
         before.push((start, if place.per_page > 0 { data.clone() } else { Vec::new() }));
-        buffers.push(KernelBuffer::new(decl.dtype, data).at(start as u64));
+        buffers.push(KernelBuffer::new(decl.dtype, data).at_address(start as u64));
     }
     run(&mut buffers, sizes)?;
     for (((place, &buf), buffer), (start, before)) in

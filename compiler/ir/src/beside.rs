@@ -26,11 +26,11 @@ pub struct FusedGrid {
 
 impl FusedGrid {
     /// `None` where there is no axis with a constant number of blocks of every part that agrees with the others on the other two.
-    pub fn of(parts: &[&[Dim; 3]]) -> Option<FusedGrid> {
-        (0..3).find_map(|axis| FusedGrid::along(parts, axis))
+    pub fn for_members(parts: &[&[Dim; 3]]) -> Option<FusedGrid> {
+        (0..3).find_map(|axis| FusedGrid::along_axis(parts, axis))
     }
 
-    fn along(parts: &[&[Dim; 3]], axis: usize) -> Option<FusedGrid> {
+    fn along_axis(parts: &[&[Dim; 3]], axis: usize) -> Option<FusedGrid> {
         let of = |blocks: &&[Dim; 3]| constant(blocks).or_else(|| blocks[axis].as_const());
         let along: Vec<i64> = parts.iter().map(of).collect::<Option<_>>()?;
         let varying = parts.iter().filter(|blocks| constant(blocks).is_none());
@@ -57,7 +57,7 @@ fn constant(blocks: &[Dim; 3]) -> Option<i64> {
 }
 
 /// Whether threads meet inside of a loop over them, which then has to be as wide as a block.
-pub fn meets_in_threads(kernel: &Kernel) -> bool {
+pub fn syncs_in_threads(kernel: &Kernel) -> bool {
     fn meets(body: &[Stmt], in_threads: bool) -> bool {
         body.iter().any(|stmt| match stmt {
             Stmt::Barrier => in_threads,
@@ -71,8 +71,9 @@ pub fn meets_in_threads(kernel: &Kernel) -> bool {
 
 /// The kernels as one: its parameters are those of the first, then those of the second, and so on; sizes of one
 /// symbol are one. `None` for a kernel that is no nest of block loops, which the verifier refuses.
-pub fn beside(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Kernel> {
-    let nests: Vec<BlockNest> = parts.iter().map(|part| BlockNest::of(part.kernel)).collect::<Option<_>>()?;
+pub fn fuse_kernels(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Kernel> {
+    let nests: Vec<BlockNest> =
+        parts.iter().map(|part| BlockNest::of_kernel(part.kernel)).collect::<Option<_>>()?;
     let mut kb = KernelBuilder::new(name);
     let mut copies: Vec<CopiedKernel> =
         parts.iter().map(|part| CopiedKernel::declare(part.kernel, &mut kb)).collect();
@@ -98,7 +99,7 @@ pub fn beside(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Ke
     for (((part, nest), copied), along) in parts.iter().zip(&nests).zip(&mut copies).zip(along) {
         let own = kb.add_int(indices[*axis], -first);
         let own = match constant(part.blocks) {
-            Some(_) => apart(&mut kb, own, part.blocks),
+            Some(_) => split_index(&mut kb, own, part.blocks),
             None => [0, 1, 2].map(|at| if at == *axis { own } else { indices[at] }),
         };
         for &(var, at, _) in &nest.loops {
@@ -114,13 +115,13 @@ pub fn beside(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Ke
         bodies.push((first + along, inside, kb.close_block()));
         first += along;
     }
-    choose(&mut kb, indices[*axis], bodies);
+    select_member(&mut kb, indices[*axis], bodies);
     loops.into_iter().rev().for_each(|open| kb.end_for(open));
     Some(kb.finish())
 }
 
 /// Where block `number` is, of so many in x, y and z, x first.
-fn apart(kb: &mut KernelBuilder, number: ExprId, blocks: &[Dim; 3]) -> [ExprId; 3] {
+fn split_index(kb: &mut KernelBuilder, number: ExprId, blocks: &[Dim; 3]) -> [ExprId; 3] {
     let (mut rest, mut place) = (number, [kb.int(0); 3]);
     let several: Vec<usize> = (0..3).filter(|&at| blocks[at].as_const() != Some(1)).collect();
     for (position, &at) in several.iter().enumerate() {
@@ -135,7 +136,7 @@ fn apart(kb: &mut KernelBuilder, number: ExprId, blocks: &[Dim; 3]) -> [ExprId; 
 }
 
 /// The body of the part in whose blocks the index is: the first one that ends behind it.
-fn choose(kb: &mut KernelBuilder, index: ExprId, bodies: Vec<(i64, Vec<ExprId>, Vec<Stmt>)>) {
+fn select_member(kb: &mut KernelBuilder, index: ExprId, bodies: Vec<(i64, Vec<ExprId>, Vec<Stmt>)>) {
     let mut otherwise = Vec::new();
     for (number, (end, inside, body)) in bodies.into_iter().enumerate().rev() {
         let all = inside.into_iter().reduce(|a, b| kb.binary(BinOp::And, a, b));
@@ -165,7 +166,7 @@ struct BlockNest<'a> {
 }
 
 impl<'a> BlockNest<'a> {
-    fn of(kernel: &'a Kernel) -> Option<BlockNest<'a>> {
+    fn of_kernel(kernel: &'a Kernel) -> Option<BlockNest<'a>> {
         let mut nest = BlockNest { loops: Vec::new(), between: Vec::new(), body: &kernel.body };
         while let Some((Stmt::For { var, extent, kind: ForKind::Block(axis), body }, before)) =
             nest.body.split_last()
@@ -310,7 +311,7 @@ fn share_memory(kb: &mut KernelBuilder, parts: &[GridMember], copies: &mut [Copi
             let place = free(decl.dtype).unwrap_or(shared.len());
             match shared.get_mut(place) {
                 Some(known) => {
-                    known.len = longer(&known.len, &decl.len);
+                    known.len = longer_dim(&known.len, &decl.len);
                     known.align = known.align.max(decl.align);
                     taken[place] = true;
                 }
@@ -331,6 +332,6 @@ fn share_memory(kb: &mut KernelBuilder, parts: &[GridMember], copies: &mut [Copi
     }
 }
 
-fn longer(a: &Dim, b: &Dim) -> Dim {
+fn longer_dim(a: &Dim, b: &Dim) -> Dim {
     if a.as_const() < b.as_const() { b.clone() } else { a.clone() }
 }

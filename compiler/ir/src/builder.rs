@@ -13,7 +13,7 @@ pub struct KernelBuilder {
     kernel: Kernel,
     blocks: Vec<Vec<Stmt>>,
     /// Iterations of the loops so far, where they are constant.
-    turns: BTreeMap<VarId, i64>,
+    loop_extents: BTreeMap<VarId, i64>,
 }
 
 /// A loop whose body is being written; none where one iteration needs no loop.
@@ -22,11 +22,11 @@ pub struct OpenFor(Option<(VarId, ExprId, ForKind)>);
 
 impl KernelBuilder {
     pub fn new(name: impl Into<String>) -> Self {
-        KernelBuilder { kernel: Kernel::new(name), blocks: vec![Vec::new()], turns: BTreeMap::new() }
+        KernelBuilder { kernel: Kernel::new(name), blocks: vec![Vec::new()], loop_extents: BTreeMap::new() }
     }
     /// Continues a kernel whose declarations exist and whose body is to be written anew.
-    pub fn resume(kernel: Kernel) -> Self {
-        KernelBuilder { kernel, blocks: vec![Vec::new()], turns: BTreeMap::new() }
+    pub fn reopen(kernel: Kernel) -> Self {
+        KernelBuilder { kernel, blocks: vec![Vec::new()], loop_extents: BTreeMap::new() }
     }
     pub fn open_block(&mut self) {
         self.blocks.push(Vec::new());
@@ -161,7 +161,7 @@ impl KernelBuilder {
             _ => {}
         }
         let var = self.new_var(name, ExprType::I64);
-        self.turns.extend(self.kernel.exprs.as_int(extent).map(|turns| (var, turns)));
+        self.loop_extents.extend(self.kernel.exprs.as_int(extent).map(|turns| (var, turns)));
         let value = self.var(var);
         self.open_block();
         Some((OpenFor(Some((var, extent, kind))), value))
@@ -173,8 +173,8 @@ impl KernelBuilder {
         }
     }
     /// Iterations of the loop that counts with `var`, where they are constant.
-    pub fn turns(&self, var: VarId) -> Option<i64> {
-        self.turns.get(&var).copied()
+    pub fn loop_extent(&self, var: VarId) -> Option<i64> {
+        self.loop_extents.get(&var).copied()
     }
     pub fn serial(&mut self, name: &str, extent: ExprId, body: impl FnOnce(&mut Self, ExprId)) {
         self.for_(name, extent, ForKind::Serial, body);
@@ -217,9 +217,9 @@ impl KernelBuilder {
     pub fn barrier(&mut self) {
         self.push(Stmt::Barrier);
     }
-    /// A statement that copies from `from` on in global memory to `to` on in shared memory; see [`crate::instr::Meaning::Copy`].
+    /// A statement that copies from `from` on in global memory to `to` on in shared memory; see [`crate::instr::InstrSemantics::Copy`].
     #[track_caller]
-    pub fn copy(&mut self, instr: InstrId, (to, at): (BufId, ExprId), (from, source): (BufId, ExprId)) {
+    pub fn async_copy(&mut self, instr: InstrId, (to, at): (BufId, ExprId), (from, source): (BufId, ExprId)) {
         let args = vec![self.load(to, at), self.load(from, source)];
         let types: Vec<ExprType> = args.iter().map(|&a| self.ty(a)).collect();
         assert_eq!(types, instr.def().args, "arguments of {}", instr.def().name);

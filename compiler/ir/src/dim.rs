@@ -55,7 +55,7 @@ pub struct SymValues {
 
 impl SymValues {
     /// One sequence, `n` tokens, empty cache.
-    pub fn tokens(n: i64) -> Self {
+    pub fn for_tokens(n: i64) -> Self {
         SymValues { n, b: 1, past: 0 }
     }
     pub fn get(&self, sym: SizeSymbol) -> i64 {
@@ -232,7 +232,7 @@ impl Dim {
     }
     /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if there is no
     /// limit or a number overflows.
-    pub fn range(&self, bounds: &SizeBounds) -> Option<(i64, i64)> {
+    pub fn value_range(&self, bounds: &SizeBounds) -> Option<(i64, i64)> {
         let linear = |values: SymValues| {
             self.terms.iter().try_fold(self.constant, |sum, (atom, c)| match atom {
                 DimAtom::Sym(s) => sum.checked_add(c.checked_mul(values.get(*s))?),
@@ -259,19 +259,19 @@ impl Dim {
             let (a, b) = match atom {
                 DimAtom::Sym(_) => continue,
                 DimAtom::FloorDiv(d, by) => {
-                    let (low, high) = d.range(bounds)?;
+                    let (low, high) = d.value_range(bounds)?;
                     (low.div_euclid(*by), high.div_euclid(*by))
                 }
                 DimAtom::Min(x, y) => {
-                    let (x, y) = (x.range(bounds)?, y.range(bounds)?);
+                    let (x, y) = (x.value_range(bounds)?, y.value_range(bounds)?);
                     (x.0.min(y.0), x.1.min(y.1))
                 }
                 DimAtom::Max(x, y) => {
-                    let (x, y) = (x.range(bounds)?, y.range(bounds)?);
+                    let (x, y) = (x.value_range(bounds)?, y.value_range(bounds)?);
                     (x.0.max(y.0), x.1.max(y.1))
                 }
                 DimAtom::Product(factors) => factors.iter().try_fold((1i64, 1i64), |(low, high), d| {
-                    let (a, b) = d.range(bounds)?;
+                    let (a, b) = d.value_range(bounds)?;
                     let all = [
                         low.checked_mul(a)?,
                         low.checked_mul(b)?,
@@ -400,7 +400,7 @@ mod tests {
             (n.scale(2).product(&total), true),
         ];
         for (dim, exact) in dims {
-            let (low, high) = dim.range(&bounds).unwrap();
+            let (low, high) = dim.value_range(&bounds).unwrap();
             let mut values = Vec::new();
             for n in 1..=3 {
                 values.extend((0..=7 - n).map(|past| dim.eval(&SymValues { n, b: 1, past })));
@@ -409,7 +409,7 @@ mod tests {
             assert!(low <= least && most <= high, "{dim}");
             assert!(!exact || (low, high) == (least, most), "{dim}: {low}..{high}, is {least}..{most}");
         }
-        assert_eq!(total.range(&SizeBounds { chunk: 3, batch: 1, context: None }), None);
-        assert_eq!(n.range(&SizeBounds { chunk: 3, batch: 1, context: None }), Some((1, 3)));
+        assert_eq!(total.value_range(&SizeBounds { chunk: 3, batch: 1, context: None }), None);
+        assert_eq!(n.value_range(&SizeBounds { chunk: 3, batch: 1, context: None }), Some((1, 3)));
     }
 }

@@ -51,7 +51,7 @@ impl GraphDrawing<'_> {
             let label = format!("{}\n{}", self.module.states[state].name, self.module.states[state].ty);
             self.vertex(&self.state_id(state), &label, ", shape=cylinder");
         }
-        for (id, node) in self.f.live() {
+        for (id, node) in self.f.live_nodes() {
             self.node(id, node);
         }
         for (i, v) in self.f.outputs.iter().enumerate() {
@@ -81,7 +81,7 @@ impl GraphDrawing<'_> {
             Op::StateRead(s) | Op::StateWrite(s) | Op::CacheAppend(s) => Some(s),
             _ => None,
         };
-        self.f.live().filter_map(|(_, node)| state(node)).collect()
+        self.f.live_nodes().filter_map(|(_, node)| state(node)).collect()
     }
 
     fn state_id(&self, state: StateId) -> String {
@@ -91,7 +91,7 @@ impl GraphDrawing<'_> {
     fn node(&mut self, id: NodeId, node: &GraphNode) {
         let from = match node.op {
             Op::Param(_) => None,
-            Op::Reshape { .. } | Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => {
+            Op::Reshape { .. } | Op::SequenceSplit { .. } | Op::SequenceJoin | Op::OutputRows => {
                 node.inputs.first().and_then(|v| self.from[v.index()].clone())
             }
             Op::StateRead(state) => Some(self.state_id(state)),
@@ -139,7 +139,7 @@ impl GraphDrawing<'_> {
 /// Names of the ops in execution order, equal neighbours counted.
 fn ops(f: &Function) -> Vec<String> {
     let mut runs: Vec<(&str, usize)> = Vec::new();
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         match runs.last_mut() {
             Some((name, count)) if *name == node.op.name() => *count += 1,
             _ => runs.push((node.op.name(), 1)),

@@ -123,8 +123,8 @@ impl QuantFormat {
             .with_values(CodeValues::E4M3),
     ];
 
-    pub const Q4G32: QuantFormat = QuantFormat::named("q4g32");
-    pub const Q8G32: QuantFormat = QuantFormat::named("q8g32");
+    pub const Q4G32: QuantFormat = QuantFormat::by_name("q4g32");
+    pub const Q8G32: QuantFormat = QuantFormat::by_name("q8g32");
 
     /// With f16 scales.
     const fn new(name: &'static str, bits: usize, group: GroupSize, zero: ZeroPoint) -> QuantFormat {
@@ -140,7 +140,7 @@ impl QuantFormat {
     }
 
     /// The format of a name that there is, for constants.
-    pub const fn named(name: &str) -> QuantFormat {
+    pub const fn by_name(name: &str) -> QuantFormat {
         let mut at = 0;
         while at < QuantFormat::ALL.len() {
             if same(QuantFormat::ALL[at].name, name) {
@@ -201,7 +201,7 @@ impl QuantFormat {
     }
 
     /// The number that a code stands for, zero point included.
-    pub fn number(self, code: u8) -> f32 {
+    pub fn decode(self, code: u8) -> f32 {
         match self.values {
             CodeValues::Whole => code.into(),
             CodeValues::E2M1 => E2M1[usize::from(code & 15)].into(),
@@ -234,7 +234,7 @@ impl QuantFormat {
     // ---- groups
 
     /// Weights per group in rows of `k` columns; where that is a whole row, whole blocks of it.
-    pub const fn group(self, k: usize) -> usize {
+    pub const fn group_size(self, k: usize) -> usize {
         match self.group {
             GroupSize::Columns(columns) => columns,
             GroupSize::Row if k == 0 => BLOCK,
@@ -243,7 +243,7 @@ impl QuantFormat {
     }
 
     /// Columns that kernels take together, a part of a group.
-    pub const fn block(self) -> usize {
+    pub const fn block_columns(self) -> usize {
         match self.group {
             GroupSize::Columns(columns) if !self.fills_bytes() => columns,
             GroupSize::Columns(_) | GroupSize::Row => BLOCK,
@@ -251,7 +251,7 @@ impl QuantFormat {
     }
 
     /// Numbers of the scale's type that are stored for each group.
-    pub const fn numbers(self) -> usize {
+    pub const fn numbers_per_group(self) -> usize {
         match self.zero {
             ZeroPoint::Constant(_) => 1,
             ZeroPoint::PerGroup | ZeroPoint::Minimum => 2,
@@ -263,7 +263,7 @@ impl QuantFormat {
         let codes = WORD as f64 / self.codes_per_word() as f64;
         match self.group {
             GroupSize::Columns(columns) => {
-                codes + (8 * self.numbers() * self.scale.bytes()) as f64 / columns as f64
+                codes + (8 * self.numbers_per_group() * self.scale.bytes()) as f64 / columns as f64
             }
             GroupSize::Row => codes,
         }
@@ -304,19 +304,19 @@ mod tests {
 
     #[test]
     fn numbers_of_small_floats() {
-        let format = QuantFormat::named("e2m1g32_bf16");
-        let values: Vec<f32> = (0..15).map(|code| (format.number(code) - 12.0) / 2.0).collect();
+        let format = QuantFormat::by_name("e2m1g32_bf16");
+        let values: Vec<f32> = (0..15).map(|code| (format.decode(code) - 12.0) / 2.0).collect();
         let positive = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
         assert_eq!(values[7..], positive);
         assert!(values.iter().rev().zip(&values).all(|(a, b)| *a == -b));
         for code in 0..16 {
             let a = code.clamp(1, 13);
-            assert_eq!(format.number(code), f32::from(4 * code + 5 - (2 * a + a.clamp(3, 11))));
+            assert_eq!(format.decode(code), f32::from(4 * code + 5 - (2 * a + a.clamp(3, 11))));
         }
-        let format = QuantFormat::named("e4m3g128_f32");
+        let format = QuantFormat::by_name("e4m3g128_f32");
         let codes = [0x00, 0x02, 0x10, 0x70, 0x71, 0xfc, 0xfd];
         let values = [0.0, 2f32.powi(-9), 2f32.powi(-6), 1.0, -1.0, 448.0, -448.0];
-        assert_eq!(codes.map(|code| format.number(code)), values);
+        assert_eq!(codes.map(|code| format.decode(code)), values);
     }
 
     /// What layouts and kernels rely on.
@@ -324,15 +324,15 @@ mod tests {
     fn groups_are_whole_blocks_of_whole_words() {
         for &format in QuantFormat::ALL {
             assert!((2..=8).contains(&format.bits), "{}", format.name());
-            assert!(format.block().is_multiple_of(format.codes_per_word()), "{}", format.name());
+            assert!(format.block_columns().is_multiple_of(format.codes_per_word()), "{}", format.name());
             if let ZeroPoint::Constant(zero) = format.zero {
                 let zeros =
-                    (0..format.code_count()).filter(|&code| format.number(code as u8) == f32::from(zero));
+                    (0..format.code_count()).filter(|&code| format.decode(code as u8) == f32::from(zero));
                 // A float has a second one.
                 assert!(matches!(zeros.count(), 1 | 2), "{}: the code of 0", format.name());
             }
             for k in [0, 1, 40, 300] {
-                assert!(format.group(k).is_multiple_of(format.block()), "{}", format.name());
+                assert!(format.group_size(k).is_multiple_of(format.block_columns()), "{}", format.name());
             }
         }
     }

@@ -21,12 +21,12 @@ pub struct Fragment {
 
 impl Fragment {
     /// Elements that a lane holds.
-    pub const fn elements(&self) -> u32 {
+    pub const fn elements_per_lane(&self) -> u32 {
         1 << self.element.len()
     }
 
     /// Row and column of element `element` of lane `lane`.
-    pub fn place(&self, lane: u32, element: u32) -> (u32, u32) {
+    pub fn coordinates(&self, lane: u32, element: u32) -> (u32, u32) {
         let bits = |number: u32, steps: &[BitStride]| {
             let set = steps.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
             set.fold((0, 0), |(row, column), (_, step)| (row + step.0, column + step.1))
@@ -41,7 +41,7 @@ impl Fragment {
 pub struct MmaLayout {
     pub a: Fragment,
     pub b: Fragment,
-    pub sums: Fragment,
+    pub accumulator: Fragment,
 }
 
 /// Sums of all products: a lane has neighbours of two rows.
@@ -66,7 +66,7 @@ pub const M16N8K16: MmaLayout = MmaLayout {
         lane: [(2, 0), (4, 0), (0, 1), (0, 2), (0, 4)],
         element: &[(1, 0), (8, 0)],
     },
-    sums: SUMS,
+    accumulator: SUMS,
 };
 
 /// m16n8k32, bytes.
@@ -83,7 +83,7 @@ pub const M16N8K32: MmaLayout = MmaLayout {
         lane: [(4, 0), (8, 0), (0, 1), (0, 2), (0, 4)],
         element: &[(1, 0), (2, 0), (16, 0)],
     },
-    sums: SUMS,
+    accumulator: SUMS,
 };
 
 /// One of the matrices that `ldmatrix` reads: 8 rows of 16 bytes, seen as 8 x 8 units of 16 bits. Lane `8 i + r` gives the place
@@ -99,10 +99,10 @@ mod tests {
     /// Every element of the matrix is in one place.
     #[test]
     fn maps_are_complete() {
-        let all = [M16N8K16, M16N8K32].into_iter().flat_map(|mma| [mma.a, mma.b, mma.sums]);
+        let all = [M16N8K16, M16N8K32].into_iter().flat_map(|mma| [mma.a, mma.b, mma.accumulator]);
         for f in all.chain([UNITS]) {
-            let places = (0..32).flat_map(|lane| (0..f.elements()).map(move |e| (lane, e)));
-            let places: BTreeSet<_> = places.map(|(lane, e)| f.place(lane, e)).collect();
+            let places = (0..32).flat_map(|lane| (0..f.elements_per_lane()).map(move |e| (lane, e)));
+            let places: BTreeSet<_> = places.map(|(lane, e)| f.coordinates(lane, e)).collect();
             assert_eq!(places.len() as u32, f.rows * f.columns);
             assert_eq!(places.last(), Some(&(f.rows - 1, f.columns - 1)));
         }
@@ -114,19 +114,19 @@ mod tests {
         // groupID = lane / 4, threadID_in_group = lane % 4.
         let (group, thread) = (5, 3);
         let lane = 4 * group + thread;
-        let (a, b, sums) = (M16N8K16.a, M16N8K16.b, M16N8K16.sums);
+        let (a, b, sums) = (M16N8K16.a, M16N8K16.b, M16N8K16.accumulator);
         for (i, (row, column)) in
             [(0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9)].into_iter().enumerate()
         {
-            assert_eq!(a.place(lane, i as u32), (group + row, thread * 2 + column));
+            assert_eq!(a.coordinates(lane, i as u32), (group + row, thread * 2 + column));
         }
         for (i, row) in [0, 1, 8, 9].into_iter().enumerate() {
-            assert_eq!(b.place(lane, i as u32), (thread * 2 + row, group));
+            assert_eq!(b.coordinates(lane, i as u32), (thread * 2 + row, group));
         }
         for (i, (row, column)) in [(0, 0), (0, 1), (8, 0), (8, 1)].into_iter().enumerate() {
-            assert_eq!(sums.place(lane, i as u32), (group + row, thread * 2 + column));
+            assert_eq!(sums.coordinates(lane, i as u32), (group + row, thread * 2 + column));
         }
-        assert_eq!(M16N8K32.a.place(lane, 13), (group + 8, thread * 4 + 17));
-        assert_eq!(M16N8K32.b.place(lane, 6), (thread * 4 + 18, group));
+        assert_eq!(M16N8K32.a.coordinates(lane, 13), (group + 8, thread * 4 + 17));
+        assert_eq!(M16N8K32.b.coordinates(lane, 6), (thread * 4 + 18, group));
     }
 }

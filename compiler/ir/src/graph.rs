@@ -89,7 +89,7 @@ impl Function {
         &self.values[v].ty
     }
     /// The node that defines a value; `None` for inputs.
-    pub fn def(&self, v: ValueId) -> Option<&GraphNode> {
+    pub fn defining_node(&self, v: ValueId) -> Option<&GraphNode> {
         match self.values[v].def {
             ValueDef::Input(_) => None,
             ValueDef::Node(n, _) => Some(&self.nodes[n]),
@@ -102,13 +102,13 @@ impl Function {
         }
     }
     /// Live nodes in order.
-    pub fn live(&self) -> impl DoubleEndedIterator<Item = (NodeId, &GraphNode)> {
+    pub fn live_nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &GraphNode)> {
         self.body.iter().map(|&id| (id, &self.nodes[id]))
     }
     /// How often each value is used by live nodes and outputs, indexed by value.
     pub fn use_counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.values.len()];
-        let uses = self.live().flat_map(|(_, n)| &n.inputs).chain(&self.outputs);
+        let uses = self.live_nodes().flat_map(|(_, n)| &n.inputs).chain(&self.outputs);
         for v in uses {
             counts[v.0 as usize] += 1;
         }
@@ -141,7 +141,7 @@ impl Function {
             map[v.0 as usize] = Some(out.add_input(self.ty(v).clone()));
         }
         let mapped = |map: &[Option<ValueId>], v: ValueId| map[v.0 as usize].expect("defined before use");
-        for (id, node) in self.live() {
+        for (id, node) in self.live_nodes() {
             let inputs: Vec<ValueId> = node.inputs.iter().map(|&v| mapped(&map, v)).collect();
             let outputs = match f(&mut out, id, &node.op, &inputs)? {
                 Some(outputs) => outputs,

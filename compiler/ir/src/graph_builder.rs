@@ -124,9 +124,9 @@ impl GraphBuilder {
         }
     }
     /// Of `x: [n, ..]` the rows with the numbers `wanted: i32[n]`, as far as logits are wanted of them.
-    pub fn wanted_rows(&mut self, x: ValueId, wanted: ValueId) -> ValueId {
+    pub fn output_rows(&mut self, x: ValueId, wanted: ValueId) -> ValueId {
         let first = self.gather(x, wanted);
-        self.op(Op::WantedRows, &[first])
+        self.op(Op::OutputRows, &[first])
     }
     /// [`GraphBuilder::split_sequences`] around `body`.
     pub fn per_sequence(

@@ -66,7 +66,7 @@ impl RowBlocks {
         RowBlocks { start, len, stride: len, count: 1, of }
     }
     /// Rows that it picks; `None` where a block is empty or ends after the last row.
-    pub fn rows(&self) -> Option<usize> {
+    pub fn row_count(&self) -> Option<usize> {
         let last = self.count.checked_sub(1)?.checked_mul(self.stride)?.checked_add(self.start)?;
         let fits = last.checked_add(self.len)? <= self.of && self.len > 0 && self.stride >= self.len;
         self.len.checked_mul(self.count).filter(|_| fits)
@@ -95,7 +95,7 @@ impl ColumnRange {
 
 impl ParamSource {
     /// Checkpoint tensors that it reads, in order.
-    pub fn tensors(&self) -> Vec<&str> {
+    pub fn tensor_names(&self) -> Vec<&str> {
         match self {
             ParamSource::Tensor(name) => vec![name],
             ParamSource::Scale(_, s)
@@ -106,9 +106,9 @@ impl ParamSource {
             | ParamSource::Rows(_, s)
             | ParamSource::Columns(_, s)
             | ParamSource::ColumnRange(_, s)
-            | ParamSource::UnitRows(s) => s.tensors(),
+            | ParamSource::UnitRows(s) => s.tensor_names(),
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
-                parts.iter().flat_map(|p| p.tensors()).collect()
+                parts.iter().flat_map(|p| p.tensor_names()).collect()
             }
             ParamSource::Values(_) | ParamSource::Adapter => vec![],
         }
@@ -212,19 +212,19 @@ impl Module {
     }
 
     /// Rows of the shortest cache: most tokens of a sequence. `None` without caches.
-    pub fn context(&self) -> Option<i64> {
+    pub fn context_length(&self) -> Option<i64> {
         let rows = |s: StateId| self.states[s].ty.dims.first().and_then(Dim::as_const).unwrap_or(0);
         self.states.ids().filter(|&s| self.is_cache(s)).map(rows).min()
     }
 
     /// How many ranks the module is made for; 1 if it is whole.
-    pub fn ranks(&self) -> usize {
+    pub fn rank_count(&self) -> usize {
         let of_param = |param: &ModelParam| match &param.source {
             ParamSource::Ranks(parts) => parts.len(),
             _ => 1,
         };
-        let of_node = |op: &Op| if let Op::Exchange { ranks } = op { *ranks } else { 1 };
-        let nodes = self.functions.values().flat_map(|f| f.live()).map(|(_, node)| of_node(&node.op));
+        let of_node = |op: &Op| if let Op::AllGather { ranks } = op { *ranks } else { 1 };
+        let nodes = self.functions.values().flat_map(|f| f.live_nodes()).map(|(_, node)| of_node(&node.op));
         self.params.values().map(of_param).chain(nodes).max().unwrap_or(1)
     }
 

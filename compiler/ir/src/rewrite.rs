@@ -19,7 +19,7 @@ pub fn rewrite_exprs(
     shell.vars = kernel.vars.clone();
     let mut rw = ExprRewriter {
         old: kernel,
-        kb: KernelBuilder::resume(shell),
+        kb: KernelBuilder::reopen(shell),
         map: vec![None; kernel.exprs.len()],
         f: &mut f,
     };

@@ -48,16 +48,16 @@ pub enum RowScope {
     /// Those of one sequence: the value exists once per sequence.
     Sequence,
     /// Those whose logits are wanted.
-    Wanted,
+    Outputs,
 }
 
 /// The scopes of the values of a batched function, by value id; `None` if the function is not batched.
-pub fn scopes(module: &Module, f: &Function) -> Option<Vec<RowScope>> {
-    if !batching(f).is_batched() {
+pub fn row_scopes(module: &Module, f: &Function) -> Option<Vec<RowScope>> {
+    if !row_batching(f).is_batched() {
         return None;
     }
     let mut scopes = vec![RowScope::All; f.values.len()];
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         let scope = match node.op {
             Op::SequenceJoin => RowScope::All,
             _ => scope_of(module, node, &scopes),
@@ -68,15 +68,15 @@ pub fn scopes(module: &Module, f: &Function) -> Option<Vec<RowScope>> {
 }
 
 /// What rows a function takes: it splits rows of sequences or joins them.
-pub fn batching(f: &Function) -> RowBatching {
+pub fn row_batching(f: &Function) -> RowBatching {
     let kind = |node: &GraphNode| match node.op {
-        Op::SequenceSplit { ragged: true } | Op::WantedRows => RowBatching::Ragged,
+        Op::SequenceSplit { ragged: true } | Op::OutputRows => RowBatching::Ragged,
         Op::SequenceSplit { ragged: false } => RowBatching::OneEach,
         Op::SequenceJoin if joins_one(f, node) => RowBatching::OneEach,
         Op::SequenceJoin => RowBatching::Ragged,
         _ => RowBatching::Single,
     };
-    f.live().map(|(_, node)| kind(node)).max().unwrap_or_default()
+    f.live_nodes().map(|(_, node)| kind(node)).max().unwrap_or_default()
 }
 
 /// Whether a join takes one row of each sequence.
@@ -94,9 +94,9 @@ pub fn scope_of(module: &Module, node: &GraphNode, scopes: &[RowScope]) -> RowSc
         | Op::StateRead(_)
         | Op::StateWrite(_)
         | Op::CacheAppend(_) => RowScope::Sequence,
-        Op::WantedRows => RowScope::Wanted,
+        Op::OutputRows => RowScope::Outputs,
         _ if reads(RowScope::Sequence) || counts_rows(module, node) => RowScope::Sequence,
-        _ if reads(RowScope::Wanted) => RowScope::Wanted,
+        _ if reads(RowScope::Outputs) => RowScope::Outputs,
         _ => RowScope::All,
     }
 }
@@ -105,30 +105,30 @@ pub fn scope_of(module: &Module, node: &GraphNode, scopes: &[RowScope]) -> RowSc
 fn counts_rows(module: &Module, node: &GraphNode) -> bool {
     match &node.op {
         Op::Iota { start, len } => {
-            let counts = |dim| mentions(dim, SizeSymbol::Past) || mentions(dim, SizeSymbol::N);
+            let counts = |dim| depends_on(dim, SizeSymbol::Past) || depends_on(dim, SizeSymbol::N);
             counts(start) || counts(len)
         }
         Op::Call(callee) => {
-            module.functions.get(*callee).is_some_and(|f| f.live().any(|(_, n)| counts_rows(module, n)))
+            module.functions.get(*callee).is_some_and(|f| f.live_nodes().any(|(_, n)| counts_rows(module, n)))
         }
         _ => false,
     }
 }
 
 /// Whether a size depends on a symbol.
-pub fn mentions(dim: &Dim, sym: SizeSymbol) -> bool {
+pub fn depends_on(dim: &Dim, sym: SizeSymbol) -> bool {
     dim.terms().iter().any(|(atom, _)| match atom {
         DimAtom::Sym(s) => *s == sym,
-        DimAtom::FloorDiv(d, _) => mentions(d, sym),
-        DimAtom::Min(a, b) | DimAtom::Max(a, b) => mentions(a, sym) || mentions(b, sym),
-        DimAtom::Product(factors) => factors.iter().any(|d| mentions(d, sym)),
+        DimAtom::FloorDiv(d, _) => depends_on(d, sym),
+        DimAtom::Min(a, b) | DimAtom::Max(a, b) => depends_on(a, sym) || depends_on(b, sym),
+        DimAtom::Product(factors) => factors.iter().any(|d| depends_on(d, sym)),
     })
 }
 
 /// The first node of a batched function that mixes rows of different scopes, and what is wrong with it.
-pub(crate) fn fault(module: &Module, f: &Function) -> Option<(NodeId, String)> {
-    let (scopes, batching) = (scopes(module, f)?, batching(f));
-    f.live().find_map(|(id, node)| {
+pub(crate) fn find_mixed_rows(module: &Module, f: &Function) -> Option<(NodeId, String)> {
+    let (scopes, batching) = (row_scopes(module, f)?, row_batching(f));
+    f.live_nodes().find_map(|(id, node)| {
         let message = mixed(f, node, scope_of(module, node, &scopes), &scopes, batching)?;
         Some((id, message.into()))
     })
@@ -141,7 +141,7 @@ fn mixed(
     scopes: &[RowScope],
     batching: RowBatching,
 ) -> Option<&'static str> {
-    let rows = |v: ValueId| f.ty(v).dims.iter().any(|d| mentions(d, SizeSymbol::N));
+    let rows = |v: ValueId| f.ty(v).dims.iter().any(|d| depends_on(d, SizeSymbol::N));
     let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
     let reads_all = || node.inputs.iter().any(|&v| scopes[v.index()] == RowScope::All && rows(v));
     let ragged = batching == RowBatching::Ragged;
@@ -157,21 +157,21 @@ fn mixed(
         Op::SequenceSplit { .. } if reads(RowScope::Sequence) => {
             Some("splits what is of one sequence already")
         }
-        Op::SequenceSplit { .. } if reads(RowScope::Wanted) => {
+        Op::SequenceSplit { .. } if reads(RowScope::Outputs) => {
             Some("splits rows that are wanted, not those of all")
         }
         Op::SequenceSplit { .. } => None,
-        Op::SequenceJoin if reads(RowScope::All) || reads(RowScope::Wanted) => {
+        Op::SequenceJoin if reads(RowScope::All) || reads(RowScope::Outputs) => {
             Some("joins what is not of one sequence")
         }
         Op::SequenceJoin => None,
-        Op::WantedRows if reads(RowScope::Sequence) || reads(RowScope::Wanted) => {
+        Op::OutputRows if reads(RowScope::Sequence) || reads(RowScope::Outputs) => {
             Some("takes the wanted rows of what are not the rows of all")
         }
-        Op::WantedRows => None,
+        Op::OutputRows => None,
         _ => match scope {
             RowScope::All => None,
-            RowScope::Sequence if reads(RowScope::Wanted) => {
+            RowScope::Sequence if reads(RowScope::Outputs) => {
                 Some("reads rows that are wanted for one sequence")
             }
             RowScope::Sequence if reads_all() => {
@@ -181,14 +181,14 @@ fn mixed(
                 Some("makes more than the row of one sequence")
             }
             RowScope::Sequence => None,
-            RowScope::Wanted if reads_all() => Some("reads rows of all beside those that are wanted"),
-            RowScope::Wanted => None,
+            RowScope::Outputs if reads_all() => Some("reads rows of all beside those that are wanted"),
+            RowScope::Outputs => None,
         },
     }
 }
 
 /// Whether an output of a batched function is of one sequence.
 pub(crate) fn unjoined_output(module: &Module, f: &Function) -> Option<usize> {
-    let scopes = scopes(module, f)?;
+    let scopes = row_scopes(module, f)?;
     f.outputs.iter().position(|v| scopes[v.index()] == RowScope::Sequence)
 }

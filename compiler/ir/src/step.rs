@@ -25,7 +25,7 @@ pub enum MemoryBase {
     /// Input: `i32[n]` token ids.
     Tokens,
     /// Input: `i32[n]` row numbers, those of the rows whose logits are wanted first.
-    Wanted,
+    LogitIndices,
     /// Output: `f32[rows, vocab]`.
     Logits,
     /// Output of `softmax_with_temperature`, `f32[vocab]`, and outputs of `likeliest`.
@@ -43,7 +43,7 @@ impl MemoryBase {
         MemoryBase::PageTable,
         MemoryBase::Arena,
         MemoryBase::Tokens,
-        MemoryBase::Wanted,
+        MemoryBase::LogitIndices,
         MemoryBase::Logits,
         MemoryBase::Probs,
         MemoryBase::Temperature,
@@ -57,7 +57,7 @@ impl MemoryBase {
             MemoryBase::PageTable => "page_table",
             MemoryBase::Arena => "arena",
             MemoryBase::Tokens => "tokens",
-            MemoryBase::Wanted => "wanted",
+            MemoryBase::LogitIndices => "wanted",
             MemoryBase::Logits => "logits",
             MemoryBase::Probs => "probs",
             MemoryBase::Temperature => "temperature",
@@ -114,7 +114,7 @@ pub enum SequenceFilter {
 }
 
 impl SequenceFilter {
-    pub fn has(self, rows: i64) -> bool {
+    pub fn includes(self, rows: i64) -> bool {
         match self {
             SequenceFilter::All => true,
             SequenceFilter::OneRow => rows == 1,
@@ -123,7 +123,7 @@ impl SequenceFilter {
     }
 
     /// No sequence is of both kinds.
-    pub fn is_apart_from(self, other: SequenceFilter) -> bool {
+    pub fn is_disjoint(self, other: SequenceFilter) -> bool {
         self != other && self != SequenceFilter::All && other != SequenceFilter::All
     }
 }
@@ -134,7 +134,7 @@ pub enum RepeatMode {
     #[default]
     Once,
     /// Once, for the rows whose logits are wanted: `n` is their number.
-    Wanted,
+    Outputs,
     /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
     ///
     /// Sequences lie one behind the other on a line, each as long as its work, and shares are shares of the line: a worker has
@@ -160,7 +160,7 @@ impl RepeatMode {
     pub fn work_of_sequence(&self) -> Option<&Dim> {
         match self {
             RepeatMode::EachSequence { work, .. } => Some(work),
-            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => None,
+            RepeatMode::Once | RepeatMode::Outputs | RepeatMode::EachWorker => None,
         }
     }
 
@@ -168,7 +168,7 @@ impl RepeatMode {
     pub fn sequences(&self) -> Option<SequenceFilter> {
         match self {
             RepeatMode::EachSequence { of, .. } => Some(*of),
-            RepeatMode::Once | RepeatMode::Wanted | RepeatMode::EachWorker => None,
+            RepeatMode::Once | RepeatMode::Outputs | RepeatMode::EachWorker => None,
         }
     }
 
@@ -191,20 +191,20 @@ impl WorkShare {
     pub const WHOLE: WorkShare = WorkShare { first: 0, end: 1, of: 1 };
 
     /// One of equal parts.
-    pub fn part(part: usize, of: usize) -> WorkShare {
+    pub fn equal_part(part: usize, of: usize) -> WorkShare {
         let [part, of] = [part, of].map(|number| number as i64);
         WorkShare { first: part, end: part + 1, of }
     }
 
     /// Of so many iterations.
-    pub fn range(self, extent: i64) -> Range<i64> {
+    pub fn iterations(self, extent: i64) -> Range<i64> {
         self.first * extent / self.of..self.end * extent / self.of
     }
 
     /// Of launches for each sequence ([`RepeatMode::EachSequence`]): what this share of the line, `total` long, has of the sequence
     /// whose work begins at `at`.
     pub fn of_sequence(self, at: i64, work: i64, total: i64) -> Option<WorkShare> {
-        let line = self.range(total);
+        let line = self.iterations(total);
         let share = WorkShare { first: (line.start - at).max(0), end: (line.end - at).min(work), of: work };
         (share.first < share.end).then_some(share)
     }
@@ -221,15 +221,15 @@ pub enum WorkSchedule {
     /// [`GuidedChunks`].
     Dynamic {
         /// How many of the smallest pieces all shares together have, or a few more or less: a size at which the step runs.
-        pieces: Dim,
+        chunks: Dim,
     },
 }
 
 impl WorkSchedule {
     /// The pieces of each share with so many workers; `None` where each takes its share as a whole.
-    pub fn pieces(&self, workers: usize, sizes: &SymValues) -> Option<GuidedChunks> {
+    pub fn chunks(&self, workers: usize, sizes: &SymValues) -> Option<GuidedChunks> {
         match self {
-            WorkSchedule::Dynamic { pieces } if workers > 1 => {
+            WorkSchedule::Dynamic { chunks: pieces } if workers > 1 => {
                 GuidedChunks::new(usize::try_from(pieces.eval(sizes)).unwrap_or(0) / workers)
             }
             WorkSchedule::Dynamic { .. } | WorkSchedule::Static => None,
@@ -262,13 +262,13 @@ impl GuidedChunks {
     }
 
     /// How many there are.
-    pub fn count(self) -> usize {
+    pub fn chunk_count(self) -> usize {
         self.equal + GuidedChunks::FURTHER
     }
 
     /// What piece `number` is, all shares being numbered one after the other: part `.0` of `.1` equal parts of the whole.
-    pub fn part(self, number: usize, workers: usize) -> (usize, usize) {
-        let (owner, piece) = (number / self.count(), number % self.count());
+    pub fn chunk_part(self, number: usize, workers: usize) -> (usize, usize) {
+        let (owner, piece) = (number / self.chunk_count(), number % self.chunk_count());
         let (each, within) = match (piece + 1).checked_sub(self.equal) {
             None => (self.equal, piece),
             Some(further) => {
@@ -310,7 +310,7 @@ pub struct LaunchItem {
     pub dims: Vec<Dim>,
     pub grid: Option<LaunchGrid>,
     pub repeat: RepeatMode,
-    pub shares: WorkSchedule,
+    pub schedule: WorkSchedule,
 }
 
 /// What each rank gives to an exchange: `rows` rows of `row_bytes` bytes. All get rows of `ranks * row_bytes` bytes, each with the
@@ -329,16 +329,16 @@ pub struct AllGather {
     pub part: BufferRef,
     /// Written: those of all.
     pub all: BufferRef,
-    pub parts: GatherShape,
-    /// Of the rows whose logits are wanted: `n` is their number, as of [`RepeatMode::Wanted`].
-    pub wanted: bool,
+    pub shape: GatherShape,
+    /// Of the rows whose logits are wanted: `n` is their number, as of [`RepeatMode::Outputs`].
+    pub output_rows: bool,
 }
 
 #[allow(clippy::large_enum_variant, reason = "most items are launches")]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepItem {
     Launch(LaunchItem),
-    Exchange(AllGather),
+    AllGather(AllGather),
     /// All workers have finished what stands before (CPU; on a GPU launches are ordered anyway).
     Barrier,
 }
@@ -347,7 +347,7 @@ impl StepItem {
     pub fn launch(&self) -> Option<&LaunchItem> {
         match self {
             StepItem::Launch(launch) => Some(launch),
-            StepItem::Exchange(_) | StepItem::Barrier => None,
+            StepItem::AllGather(_) | StepItem::Barrier => None,
         }
     }
 }
@@ -375,12 +375,12 @@ mod tests {
             let (mut at, mut calls) = (0, 0);
             for &work in works {
                 // Each begins where the one before has ended, also in iterations.
-                let shares =
-                    (0..workers).filter_map(|w| WorkShare::part(w, workers).of_sequence(at, work, total));
+                let shares = (0..workers)
+                    .filter_map(|w| WorkShare::equal_part(w, workers).of_sequence(at, work, total));
                 let (mut end, mut next) = (0, 0);
                 for share in shares {
                     assert_eq!((share.first, share.of), (end, work));
-                    let iterations = share.range(5);
+                    let iterations = share.iterations(5);
                     assert_eq!(iterations.start, next);
                     (end, next) = (share.end, iterations.end);
                     calls += 1;
@@ -395,19 +395,19 @@ mod tests {
     #[test]
     fn pieces_are_all_of_every_share() {
         let sizes = SymValues { n: 1, b: 1, past: 90 };
-        assert_eq!(WorkSchedule::Static.pieces(2, &sizes), None);
-        assert_eq!(WorkSchedule::Dynamic { pieces: Dim::from(64) }.pieces(1, &sizes), None);
-        let growing = WorkSchedule::Dynamic { pieces: Dim::from(SizeSymbol::Past).floor_div(10) };
-        assert_eq!(growing.pieces(2, &sizes), Some(GuidedChunks { equal: 1 }));
-        assert_eq!(growing.pieces(2, &SymValues { past: 79, ..sizes }), None);
+        assert_eq!(WorkSchedule::Static.chunks(2, &sizes), None);
+        assert_eq!(WorkSchedule::Dynamic { chunks: Dim::from(64) }.chunks(1, &sizes), None);
+        let growing = WorkSchedule::Dynamic { chunks: Dim::from(SizeSymbol::Past).floor_div(10) };
+        assert_eq!(growing.chunks(2, &sizes), Some(GuidedChunks { equal: 1 }));
+        assert_eq!(growing.chunks(2, &SymValues { past: 79, ..sizes }), None);
         for (workers, smallest) in [(2, 4), (2, 8), (3, 16), (2, 39), (5, 1024)] {
-            let shares = WorkSchedule::Dynamic { pieces: Dim::from(workers * smallest) };
-            let pieces = shares.pieces(workers, &sizes).unwrap();
+            let shares = WorkSchedule::Dynamic { chunks: Dim::from(workers * smallest) };
+            let pieces = shares.chunks(workers, &sizes).unwrap();
             // In the smallest pieces of all shares.
             let whole = workers * pieces.equal * GuidedChunks::SMALLEST;
             let mut end = 0;
-            for number in 0..workers * pieces.count() {
-                let (part, parts) = pieces.part(number, workers);
+            for number in 0..workers * pieces.chunk_count() {
+                let (part, parts) = pieces.chunk_part(number, workers);
                 assert_eq!((part * whole / parts, whole % parts), (end, 0), "piece {number} of {shares:?}");
                 end += whole / parts;
             }

@@ -95,7 +95,7 @@ impl IntoNeighborsDirected for &Function {
 
 /// Functions, with an edge to each that a function calls or scans over, once for each place. Those that do not exist are left
 /// out.
-pub fn calls(module: &Module) -> DiGraph<FuncId, ()> {
+pub fn call_graph(module: &Module) -> DiGraph<FuncId, ()> {
     let mut graph = DiGraph::with_capacity(module.functions.len(), module.functions.len());
     for id in module.functions.ids() {
         graph.add_node(id);

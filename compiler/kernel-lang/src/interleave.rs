@@ -19,13 +19,13 @@ impl Recorder {
     /// equal `let`s are neighbours: the first of each of a few items, then the second of each. No item may read what another
     /// one writes.
     pub fn interleaved<T>(&self, items: impl IntoIterator<Item = T>, mut body: impl FnMut(T)) {
-        let lists = items.into_iter().map(|item| self.apart(|| body(item))).collect();
-        self.builder(|kb| alternate(kb, lists).into_iter().for_each(|stmt| kb.push(stmt)));
+        let lists = items.into_iter().map(|item| self.record_block(|| body(item))).collect();
+        self.builder(|kb| interleave_lists(kb, lists).into_iter().for_each(|stmt| kb.push(stmt)));
     }
 }
 
 /// The statements of all lists, see [`Recorder::interleaved`].
-pub fn alternate(kb: &KernelBuilder, lists: Vec<Vec<Stmt>>) -> Vec<Stmt> {
+pub fn interleave_lists(kb: &KernelBuilder, lists: Vec<Vec<Stmt>>) -> Vec<Stmt> {
     let plain = |stmt: &Stmt| matches!(stmt, Stmt::Let { .. } | Stmt::Store { .. });
     let len = lists.first().map_or(0, Vec::len);
     let equal = lists.iter().all(|list| list.len() == len && list.iter().all(plain));
@@ -51,7 +51,7 @@ fn is_long_let(kb: &KernelBuilder, stmt: &Stmt) -> bool {
 /// Interleaves the steps of neighbouring `let`s of long values of the same form.
 pub fn interleave_steps(mut kernel: Kernel) -> Kernel {
     let body = std::mem::take(&mut kernel.body);
-    let mut kb = KernelBuilder::resume(kernel);
+    let mut kb = KernelBuilder::reopen(kernel);
     block(&mut kb, body);
     kb.finish()
 }

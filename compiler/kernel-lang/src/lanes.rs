@@ -22,12 +22,12 @@ pub fn transpose(mut rows: Vec<Val<'_>>) -> Vec<Val<'_>> {
 }
 
 /// Equally long vectors one after the other, as many as a power of two.
-pub fn joined<'k>(parts: &[Val<'k>]) -> Val<'k> {
+pub fn join_vectors<'k>(parts: &[Val<'k>]) -> Val<'k> {
     if let [only] = parts {
         return *only;
     }
     let (first, second) = parts.split_at(parts.len() / 2);
-    let (first, second) = (joined(first), joined(second));
+    let (first, second) = (join_vectors(first), join_vectors(second));
     first.shuffle_with(second, 0..2 * first.lanes())
 }
 

@@ -35,8 +35,8 @@ mod team;
 mod val;
 mod view;
 
-pub use interleave::{alternate, interleave_steps};
-pub use lanes::{joined, reduce_each, transpose};
+pub use interleave::{interleave_lists, interleave_steps};
+pub use lanes::{join_vectors, reduce_each, transpose};
 pub use loops::{FoldInit, IntoIndex};
 pub use recorder::Recorder;
 pub use stream::{CACHE_LINE, PrefetchMethod};

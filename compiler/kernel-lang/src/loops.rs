@@ -91,7 +91,7 @@ impl Recorder {
     }
 
     /// What `body` records, instead of recording it here.
-    pub(crate) fn apart(&self, body: impl FnOnce()) -> Vec<Stmt> {
+    pub(crate) fn record_block(&self, body: impl FnOnce()) -> Vec<Stmt> {
         self.builder(|kb| kb.open_block());
         body();
         self.builder(|kb| kb.close_block())
@@ -104,13 +104,13 @@ impl Recorder {
 
     /// `then` where the condition holds, `otherwise` where not.
     pub fn when_else(&self, cond: Val, then: impl FnOnce(), otherwise: impl FnOnce()) {
-        let (then, otherwise) = (self.apart(then), self.apart(otherwise));
+        let (then, otherwise) = (self.record_block(then), self.record_block(otherwise));
         self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
     }
 
     /// `body(true)` where the condition holds, `body(false)` where not: for branches that share what they change.
     pub fn branch(&self, cond: Val, mut body: impl FnMut(bool)) {
-        let (then, otherwise) = (self.apart(|| body(true)), self.apart(|| body(false)));
+        let (then, otherwise) = (self.record_block(|| body(true)), self.record_block(|| body(false)));
         self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
     }
 

@@ -6,8 +6,8 @@ use mlcc_ir::instr::{InstrId, InstrSemantics};
 use mlcc_ir::kernel::{Expr, Stmt};
 
 /// Row and column of element `element` of the fragment, in the lane `lane`.
-pub fn place<'k>(of: &Fragment, lane: Val<'k>, element: u32) -> [Val<'k>; 2] {
-    let (row, column) = of.place(0, element);
+pub fn fragment_position<'k>(of: &Fragment, lane: Val<'k>, element: u32) -> [Val<'k>; 2] {
+    let (row, column) = of.coordinates(0, element);
     [along(of, lane, |step| step.0) + i64::from(row), along(of, lane, |step| step.1) + i64::from(column)]
 }
 
@@ -60,9 +60,9 @@ impl<'k, const N: usize> BufferView<'k, N> {
         self.at(at).instr(instr, &[])
     }
 
-    /// Begins to copy `bytes` bytes to this place, in shared memory, from `source`, in global memory; [`Recorder::wait`] ends it.
+    /// Begins to copy `bytes` bytes to this place, in shared memory, from `source`, in global memory; [`Recorder::wait_copies`] ends it.
     #[track_caller]
-    pub fn copy<const M: usize>(
+    pub fn start_copy<const M: usize>(
         self,
         at: impl IndexTuple<'k, N>,
         bytes: u32,
@@ -83,19 +83,19 @@ impl<'k, const N: usize> BufferView<'k, N> {
                 _ => unreachable!("an element of a view is a load"),
             };
             let (to, from) = (place(kb, to.id()), place(kb, from.id()));
-            kb.copy(instr, to, from);
+            kb.async_copy(instr, to, from);
         });
     }
 }
 
 impl Recorder {
     /// The copies that a thread has begun since the last time become a group.
-    pub fn commit(&self) {
+    pub fn commit_copies(&self) {
         self.builder(|kb| kb.push(Stmt::Commit));
     }
 
     /// Until at most the newest `pending` groups of copies of this thread are under way.
-    pub fn wait(&self, pending: u32) {
+    pub fn wait_copies(&self, pending: u32) {
         self.builder(|kb| kb.push(Stmt::Wait { pending }));
     }
 }

@@ -35,7 +35,7 @@ impl PrefetchMethod {
     /// For an iteration that reads `count` elements from `at` on: prefetches those that lie the distance ahead, or the last
     /// `count` ones of the memory, which begin at `last`.
     #[track_caller]
-    pub fn ahead<'k>(self, view: BufferView<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
+    pub fn prefetch_ahead<'k>(self, view: BufferView<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
         let size = view.dtype().bytes().unwrap_or(1) as i64;
         // Elements of a line, and lines of what an iteration reads.
         let line = CACHE_LINE as i64 / size;

@@ -20,7 +20,7 @@ impl<'k> ThreadTeam<'k> {
     }
 
     /// Items that a thread has at most, of `count` shared out.
-    pub fn share(self, count: i64) -> i64 {
+    pub fn items_per_thread(self, count: i64) -> i64 {
         (count + self.threads - 1) / self.threads
     }
 
@@ -32,8 +32,8 @@ impl<'k> ThreadTeam<'k> {
     /// `body(i)` for `i` below `count`: neighbouring threads have neighbouring items.
     pub fn each(self, count: i64, body: impl FnOnce(Val<'k>)) {
         self.run(|t| {
-            self.k.serial("round", self.share(count), |round| {
-                self.guarded(round * self.threads + t, count, body);
+            self.k.serial("round", self.items_per_thread(count), |round| {
+                self.when_below(round * self.threads + t, count, body);
             });
         });
     }
@@ -41,14 +41,14 @@ impl<'k> ThreadTeam<'k> {
     /// `body(i, slot)` for the same items, unrolled: `slot` counts those of a thread and may index registers.
     pub fn each_slot(self, count: i64, body: impl FnOnce(Val<'k>, Val<'k>)) {
         self.run(|t| {
-            self.k.unrolled("slot", self.share(count), |slot| {
-                self.guarded(slot * self.threads + t, count, |i| body(i, slot));
+            self.k.unrolled("slot", self.items_per_thread(count), |slot| {
+                self.when_below(slot * self.threads + t, count, |i| body(i, slot));
             });
         });
     }
 
     /// `body(i)` where `i` is below `count`; nothing to ask where the threads come out even.
-    pub fn guarded(self, i: Val<'k>, count: i64, body: impl FnOnce(Val<'k>)) {
+    pub fn when_below(self, i: Val<'k>, count: i64, body: impl FnOnce(Val<'k>)) {
         if count % self.threads == 0 {
             return body(i);
         }
@@ -68,7 +68,7 @@ pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
     let mut distance = lanes / 2;
     while distance > 0 {
         let by = value.recorder().literal(distance as f64, ExprType::scalar(DType::I32));
-        sum = sum.with(op, sum.instr(shuffle, &[by])).named("sum");
+        sum = sum.binary(op, sum.instr(shuffle, &[by])).named("sum");
         distance /= 2;
     }
     sum
@@ -85,7 +85,7 @@ pub fn fold_each<'k>(mut values: Vec<Val<'k>>, op: BinOp, lane: Val<'k>, lanes: 
         let by = lane.recorder().literal(distance as f64, ExprType::scalar(DType::I32));
         let join = |(&lower, &upper): (&Val<'k>, &Val<'k>)| {
             let (kept, given) = (beyond.select(upper, lower), beyond.select(lower, upper).named("given"));
-            kept.with(op, given.instr(shuffle(given), &[by])).named("sum")
+            kept.binary(op, given.instr(shuffle(given), &[by])).named("sum")
         };
         values = lower.iter().zip(upper).map(join).collect();
         distance /= 2;

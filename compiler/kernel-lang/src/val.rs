@@ -19,7 +19,7 @@ pub struct Val<'k> {
 /// What may stand beside a value: another one, or a literal that takes its type.
 pub trait IntoOperand<'k>: Copy {
     #[doc(hidden)]
-    fn beside(self, other: Val<'k>) -> Val<'k>;
+    fn typed_like(self, other: Val<'k>) -> Val<'k>;
     #[doc(hidden)]
     fn as_val(self) -> Option<Val<'k>> {
         None
@@ -27,7 +27,7 @@ pub trait IntoOperand<'k>: Copy {
 }
 
 impl<'k> IntoOperand<'k> for Val<'k> {
-    fn beside(self, _: Val<'k>) -> Val<'k> {
+    fn typed_like(self, _: Val<'k>) -> Val<'k> {
         self
     }
     fn as_val(self) -> Option<Val<'k>> {
@@ -37,7 +37,7 @@ impl<'k> IntoOperand<'k> for Val<'k> {
 
 impl<'k> IntoOperand<'k> for i64 {
     #[track_caller]
-    fn beside(self, other: Val<'k>) -> Val<'k> {
+    fn typed_like(self, other: Val<'k>) -> Val<'k> {
         let dtype = other.ty().dtype;
         assert!(dtype.is_int(), "integer literal {self} beside {dtype}");
         Val::new(other.k, other.k.builder(|kb| kb.int_of(self, dtype)))
@@ -46,7 +46,7 @@ impl<'k> IntoOperand<'k> for i64 {
 
 impl<'k> IntoOperand<'k> for f64 {
     #[track_caller]
-    fn beside(self, other: Val<'k>) -> Val<'k> {
+    fn typed_like(self, other: Val<'k>) -> Val<'k> {
         let dtype = other.ty().dtype;
         assert!(dtype.is_float(), "literal {self} beside {dtype}");
         Val::new(other.k, other.k.builder(|kb| kb.float_of(self, dtype)))
@@ -73,7 +73,7 @@ impl<'k> Val<'k> {
     /// A literal of the type of this value.
     #[track_caller]
     pub fn like(self, literal: impl IntoOperand<'k>) -> Val<'k> {
-        literal.beside(self).to_lanes(self.lanes())
+        literal.typed_like(self).to_lanes(self.lanes())
     }
 
     /// Computes the value here and keeps it in a variable of this name.
@@ -83,8 +83,8 @@ impl<'k> Val<'k> {
 
     /// An operation that is data of the generator; those with a name have a method or an operator.
     #[track_caller]
-    pub fn with(self, op: BinOp, other: impl IntoOperand<'k>) -> Val<'k> {
-        let other = other.beside(self);
+    pub fn binary(self, op: BinOp, other: impl IntoOperand<'k>) -> Val<'k> {
+        let other = other.typed_like(self);
         // No closure here: the panic of a type error names the caller.
         let id = self.k.recording().binary(op, self.id, other.id);
         self.k.val(id)
@@ -98,33 +98,33 @@ impl<'k> Val<'k> {
 
     #[track_caller]
     pub fn lt(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Lt, other)
+        self.binary(BinOp::Lt, other)
     }
     #[track_caller]
     pub fn le(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Le, other)
+        self.binary(BinOp::Le, other)
     }
     #[track_caller]
     pub fn equals(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Eq, other)
+        self.binary(BinOp::Eq, other)
     }
     #[track_caller]
     pub fn differs(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Ne, other)
+        self.binary(BinOp::Ne, other)
     }
     #[track_caller]
     pub fn min(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Min, other)
+        self.binary(BinOp::Min, other)
     }
     #[track_caller]
     pub fn max(self, other: impl IntoOperand<'k>) -> Val<'k> {
-        self.with(BinOp::Max, other)
+        self.binary(BinOp::Max, other)
     }
     /// `self ? yes : no`, lane by lane; one of them may be a literal.
     #[track_caller]
     pub fn select(self, yes: impl IntoOperand<'k>, no: impl IntoOperand<'k>) -> Val<'k> {
         let Some(typed) = yes.as_val().or(no.as_val()) else { panic!("a choice between two literals") };
-        let (yes, no) = (yes.beside(typed), no.beside(typed));
+        let (yes, no) = (yes.typed_like(typed), no.typed_like(typed));
         self.k.val(self.k.recording().select(self.id, yes.id, no.id))
     }
 
@@ -133,13 +133,13 @@ impl<'k> Val<'k> {
     /// `self * factor + addend`, rounded once where the target can.
     #[track_caller]
     pub fn fma(self, factor: impl IntoOperand<'k>, addend: impl IntoOperand<'k>) -> Val<'k> {
-        let (factor, addend) = (factor.beside(self), addend.beside(self));
+        let (factor, addend) = (factor.typed_like(self), addend.typed_like(self));
         self.k.val(self.k.recording().fma(self.id, factor.id, addend.id))
     }
     /// `self / divisor`, rounded up; both positive.
     #[track_caller]
     pub fn div_ceil(self, divisor: impl IntoOperand<'k>) -> Val<'k> {
-        let divisor = divisor.beside(self);
+        let divisor = divisor.typed_like(self);
         (self + (divisor + -1)) / divisor
     }
     #[track_caller]
@@ -191,7 +191,7 @@ impl<'k> Val<'k> {
     /// `self, self + step, ...` in as many lanes.
     #[track_caller]
     pub fn ramp(self, step: i64, lanes: u32) -> Val<'k> {
-        let step = step.beside(self);
+        let step = step.typed_like(self);
         self.k.val(self.k.recording().ramp(self.id, step.id, lanes))
     }
     /// All lanes joined by `op`: the upper half onto the lower one until one is left.
@@ -221,7 +221,7 @@ impl<'k> Val<'k> {
         self.k.val(self.k.recording().instr(instr.number(), args))
     }
     /// An instruction without a result as a statement of its own: prefetches the element that this value loads.
-    pub fn request(self, instr: InstrId) {
+    pub fn prefetch_load(self, instr: InstrId) {
         self.k.recording().push(Stmt::Instr { instr, args: vec![self.id] });
     }
 }
@@ -258,21 +258,21 @@ macro_rules! operators {
             type Output = Val<'k>;
             #[track_caller]
             fn $method(self, other: T) -> Val<'k> {
-                self.with(BinOp::$op, other)
+                self.binary(BinOp::$op, other)
             }
         }
         impl<'k> $operator<Val<'k>> for i64 {
             type Output = Val<'k>;
             #[track_caller]
             fn $method(self, other: Val<'k>) -> Val<'k> {
-                self.beside(other).with(BinOp::$op, other)
+                self.typed_like(other).binary(BinOp::$op, other)
             }
         }
         impl<'k> $operator<Val<'k>> for f64 {
             type Output = Val<'k>;
             #[track_caller]
             fn $method(self, other: Val<'k>) -> Val<'k> {
-                self.beside(other).with(BinOp::$op, other)
+                self.typed_like(other).binary(BinOp::$op, other)
             }
         }
     )* };

@@ -92,13 +92,13 @@ impl<'k, const N: usize> BufferView<'k, N> {
 
     /// The same `elements` elements further.
     #[track_caller]
-    pub fn further(self, elements: Val<'k>) -> BufferView<'k, N> {
+    pub fn offset_by(self, elements: Val<'k>) -> BufferView<'k, N> {
         BufferView { origin: Some(self.origin.map_or(elements, |origin| origin + elements)), ..self }
     }
 
     /// The elements from this place on, by one index.
     #[track_caller]
-    pub fn tail(self, at: impl IndexTuple<'k, N>) -> BufferView<'k, 1> {
+    pub fn starting_at(self, at: impl IndexTuple<'k, N>) -> BufferView<'k, 1> {
         BufferView { k: self.k, buf: self.buf, origin: Some(self.offset(at)), strides: [1] }
     }
 
@@ -170,7 +170,7 @@ impl<'k, const N: usize> BufferView<'k, N> {
     #[track_caller]
     pub fn prefetch(self, instr: InstrId, at: impl IndexTuple<'k, N>) {
         let element = self.at(at);
-        element.request(instr);
+        element.prefetch_load(instr);
     }
 
     /// Stores all lanes of a value from this place on.

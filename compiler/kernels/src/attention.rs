@@ -29,4 +29,4 @@ pub mod gpu;
 pub mod prefill;
 
 pub use plan::AttentionPlan;
-pub use problem::{AttentionProblem, find};
+pub use problem::{AttentionProblem, find_attention};

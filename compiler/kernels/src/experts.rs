@@ -1,5 +1,5 @@
 //! Kernels for mixtures of experts: the choice of the largest scores of a row, and on GPUs products of rows with the
-//! matrices that were chosen for them (on CPUs see `product::emit_experts`).
+//! matrices that were chosen for them (on CPUs see `weight_matmul::emit_experts`).
 
 use crate::inline::{Inliner, LaneIndex, reduce_loop};
 use crate::machine::MachineKind;
@@ -117,7 +117,7 @@ impl<'k> GpuExpertMatmul<'_, 'k> {
             k.blocks("rows", 1, (self.n + PER_BLOCK - 1) / PER_BLOCK, |block| {
                 let partial = k.shared("partial", [PER_BLOCK * ROWS]);
                 let first = block * PER_BLOCK;
-                self.partial_sums(pair, first, partial);
+                self.partial_dots(pair, first, partial);
                 k.barrier();
                 k.threads("t", PER_BLOCK, |t| {
                     let column = first + t;
@@ -139,7 +139,7 @@ impl<'k> GpuExpertMatmul<'_, 'k> {
     }
 
     /// The sum of each thread.
-    fn partial_sums(&self, pair: Val<'k>, first: Val<'k>, partial: BufferView<'k, 1>) {
+    fn partial_dots(&self, pair: Val<'k>, first: Val<'k>, partial: BufferView<'k, 1>) {
         let k = self.k;
         let x = k.view(self.x, [1, self.columns]);
         k.threads("t", PER_BLOCK * ROWS, |t| {

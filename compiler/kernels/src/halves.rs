@@ -19,7 +19,7 @@ pub struct HalfSplit {
 
 impl HalfSplit {
     /// How what they are multiplied with is made.
-    pub fn other(self) -> HalfSplit {
+    pub fn other_operand(self) -> HalfSplit {
         HalfSplit { parts: self.others, ..self }
     }
 
@@ -36,7 +36,7 @@ impl fmt::Display for HalfSplit {
 }
 
 /// f32 as `parts` 16-bit floats: each is what those before it leave.
-pub(crate) fn split<'k>(floats: Val<'k>, dtype: DType, parts: u32) -> SplitParts<'k> {
+pub(crate) fn split_floats<'k>(floats: Val<'k>, dtype: DType, parts: u32) -> SplitParts<'k> {
     let mut rest = floats.named("floats");
     [0, 1, 2].map(|part| {
         if part >= parts {
@@ -80,13 +80,13 @@ pub(crate) struct SplitFragment<'k> {
 
 impl<'k> SplitFragment<'k> {
     /// Of 8 f32 of a lane.
-    pub fn of(floats: Val<'k>, halves: HalfSplit) -> SplitFragment<'k> {
-        SplitFragment { parts: split(floats, halves.dtype, halves.parts) }
+    pub fn from_floats(floats: Val<'k>, halves: HalfSplit) -> SplitFragment<'k> {
+        SplitFragment { parts: split_floats(floats, halves.dtype, halves.parts) }
     }
 
     /// The first or second of two fragments.
     pub fn half(self, second: bool) -> SplitFragment<'k> {
-        let elements = M16N8K16.b.elements();
+        let elements = M16N8K16.b.elements_per_lane();
         let first = if second { elements } else { 0 };
         SplitFragment { parts: self.parts.map(|all| all.map(|all| all.shuffle(first..first + elements))) }
     }
@@ -109,17 +109,17 @@ impl<'k> SplitFragment<'k> {
 
 /// Elements of two fragments of sums, as those of a first factor of 16 x 16.
 pub(crate) fn side_by_side<'k>([left, right]: [Val<'k>; 2]) -> Val<'k> {
-    left.shuffle_with(right, order(&M16N8K16.a, &M16N8K16.sums))
+    left.shuffle_with(right, order(&M16N8K16.a, &M16N8K16.accumulator))
 }
 
 /// Where each element of a first factor is among those of two fragments of sums: every lane has its own.
 fn order(to: &Fragment, from: &Fragment) -> Vec<u32> {
     let place = |e: u32| {
-        let (row, column) = from.place(0, e % from.elements());
-        (row, column + e / from.elements() * from.columns)
+        let (row, column) = from.coordinates(0, e % from.elements_per_lane());
+        (row, column + e / from.elements_per_lane() * from.columns)
     };
-    let find = |e: u32| (0..2 * from.elements()).find(|&of| place(of) == to.place(0, e));
-    (0..to.elements()).filter_map(find).collect()
+    let find = |e: u32| (0..2 * from.elements_per_lane()).find(|&of| place(of) == to.coordinates(0, e));
+    (0..to.elements_per_lane()).filter_map(find).collect()
 }
 
 #[cfg(test)]
@@ -129,13 +129,13 @@ mod tests {
     /// A lane has the same elements of a first factor and of the sums beside each other, so none goes to another lane.
     #[test]
     fn sums_are_factors() {
-        let (a, sums) = (&M16N8K16.a, &M16N8K16.sums);
+        let (a, sums) = (&M16N8K16.a, &M16N8K16.accumulator);
         let order = order(a, sums);
         assert_eq!(order.len(), 8);
         for lane in 0..32 {
             for (e, &of) in order.iter().enumerate() {
-                let (row, column) = sums.place(lane, of % 4);
-                assert_eq!(a.place(lane, e as u32), (row, column + of / 4 * 8));
+                let (row, column) = sums.coordinates(lane, of % 4);
+                assert_eq!(a.coordinates(lane, e as u32), (row, column + of / 4 * 8));
             }
         }
     }

@@ -12,7 +12,7 @@ mod reduce;
 mod store;
 
 use index::VectorAxis;
-use known::known;
+use known::known_condition;
 use mlcc_ir::compute::ScalarExpr;
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::{Function, GraphNode, ValueDef, ValueId};
@@ -95,7 +95,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
                 widened(self.load(k, *buf, (layout.as_ref(), *pages), self.f.ty(v), index))
             }
             None => {
-                let node = self.f.def(v).expect("inputs of a group are bound");
+                let node = self.f.defining_node(v).expect("inputs of a group are bound");
                 if let Some(code) = self.code(k, node, index) {
                     return code;
                 }
@@ -115,7 +115,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
     fn definition(&self, v: ValueId, node: &GraphNode) -> Option<ScalarExpr> {
         let ValueDef::Node(_, output) = self.f.values[v].def else { return None };
         let types: Vec<&TensorType> = node.inputs.iter().map(|&i| self.f.ty(i)).collect();
-        match node.op.meaning(&types) {
+        match node.op.semantics(&types) {
             OpSemantics::Compute(mut scalars) => Some(scalars.swap_remove(output as usize)),
             OpSemantics::Decompose | OpSemantics::Structural => None,
         }
@@ -136,7 +136,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
             ScalarExpr::Unary(op, a) => self.scalar(k, a, at).unary(*op),
             ScalarExpr::Binary(op, a, b) => {
                 let (a, b) = same_type(self.scalar(k, a, at), self.scalar(k, b, at));
-                a.with(*op, b)
+                a.binary(*op, b)
             }
             ScalarExpr::Select(c, a, b) => self.select(k, c, a, b, at),
             ScalarExpr::Cast(dtype, a) => match **a {
@@ -159,7 +159,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
         at: &ScalarIndices<'_, 'k>,
     ) -> Val<'k> {
         let cond = self.scalar(k, c, at);
-        if let Some(known) = known(cond) {
+        if let Some(known) = known_condition(cond) {
             return self.scalar(k, if known { a } else { b }, at);
         }
         let not = cond.unary(UnOp::Not);
@@ -287,7 +287,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
         match self.bindings.get(&v) {
             Some(Binding::Value(_)) => true,
             Some(Binding::Buffer { layout, .. }) => layout.is_none(),
-            None => match self.f.def(v) {
+            None => match self.f.defining_node(v) {
                 None => false,
                 Some(node) => match self.definition(v, node) {
                     Some(scalar) => {

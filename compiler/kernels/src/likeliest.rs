@@ -36,21 +36,21 @@ impl TopKPlan {
     /// `None` where other kernels are better, or rows too long.
     pub fn new(count: i64, columns: i64) -> Option<TopKPlan> {
         let choice = TopKPlan { count, columns };
-        (count > FEW && choice.list() * choice.tiles() <= TILE).then_some(choice)
+        (count > FEW && choice.list_length() * choice.tile_count() <= TILE).then_some(choice)
     }
 
     /// Keys that a tile leaves.
-    fn list(self) -> i64 {
+    fn list_length(self) -> i64 {
         self.count.unsigned_abs().next_power_of_two() as i64
     }
 
-    pub fn tiles(self) -> i64 {
+    pub fn tile_count(self) -> i64 {
         self.columns.unsigned_abs().div_ceil(TILE as u64) as i64
     }
 
     /// Keys of a row between the two kernels.
-    pub fn between(self) -> i64 {
-        self.tiles() * self.list()
+    pub fn partial_keys(self) -> i64 {
+        self.tile_count() * self.list_length()
     }
 
     /// Records the kernel that looks at rows of `x`, one lane each. The keys of a tile go to `between`, or where there is one tile what
@@ -59,21 +59,21 @@ impl TopKPlan {
         let rows = inliner.f.ty(x).dims[0].clone();
         let element = |row, column| {
             let at = [LaneIndex::scalar(row), LaneIndex::scalar(column)];
-            key(inliner.value(k, x, &at), column)
+            sort_key(inliner.value(k, x, &at), column)
         };
-        let size = if self.tiles() == 1 { self.columns } else { TILE };
-        k.blocks("tile", 0, self.tiles(), |tile| {
+        let size = if self.tile_count() == 1 { self.columns } else { TILE };
+        k.blocks("tile", 0, self.tile_count(), |tile| {
             k.blocks("row", 1, &rows, |row| {
                 let first = tile * size;
-                let sorted = self.sorted(k, size, |i, keep| {
+                let sorted = self.sort_keys(k, size, |i, keep| {
                     let column = (first + i).named("column");
                     k.when(column.lt(self.columns), || keep(element(row, column)));
                 });
                 match to {
                     TopKOutput::Results { values, ids } => self.store(k, sorted, row, [values, ids]),
-                    TopKOutput::Between(keys) => {
-                        let to = k.view(keys, [1, self.tiles(), self.list()]);
-                        sorted.team.each(self.list(), |i| {
+                    TopKOutput::Partial(keys) => {
+                        let to = k.view(keys, [1, self.tile_count(), self.list_length()]);
+                        sorted.team.each(self.list_length(), |i| {
                             to.set([row, tile, i], sorted.keys.at([i]));
                         });
                     }
@@ -84,10 +84,10 @@ impl TopKPlan {
 
     /// Records the kernel that joins what the tiles of each row have left.
     pub fn emit_merge(self, k: &Recorder, rows: &Dim, between: BufId, [values, ids]: [Option<BufId>; 2]) {
-        let from = k.view(between, [1, self.between()]);
+        let from = k.view(between, [1, self.partial_keys()]);
         k.blocks("row", 0, rows, |row| {
-            let sorted = self.sorted(k, self.between(), |i, keep| {
-                k.when(i.lt(self.between()), || keep(from.at([row, i])));
+            let sorted = self.sort_keys(k, self.partial_keys(), |i, keep| {
+                k.when(i.lt(self.partial_keys()), || keep(from.at([row, i])));
             });
             self.store(k, sorted, row, [values, ids]);
         });
@@ -106,13 +106,13 @@ impl TopKPlan {
 
     /// The largest of `size` keys in falling order, valid in all threads. `load` gives the key at a place to its second argument, or
     /// nothing.
-    fn sorted<'k>(
+    fn sort_keys<'k>(
         self,
         k: &'k Recorder,
         size: i64,
         load: impl FnOnce(Val<'k>, &dyn Fn(Val<'k>)),
     ) -> SortedKeys<'k> {
-        let list = self.list();
+        let list = self.list_length();
         let size = (size.unsigned_abs().next_power_of_two() as i64).max(list);
         let team = ThreadTeam::new(k, (size / 2).clamp(32, THREADS));
         let keys = k.alloc("keys", DType::I64, [size], MemorySpace::Shared);
@@ -126,8 +126,8 @@ impl TopKPlan {
         // Runs of the length of a list, in falling and in rising order in turns.
         let mut run = 2;
         while run <= list {
-            sorter.order(run, size / 2, |pair, distance| {
-                let at = spread(pair, distance);
+            sorter.sort_runs(run, size / 2, |pair, distance| {
+                let at = pair_start(pair, distance);
                 (at, (at & run).equals(0))
             });
             run *= 2;
@@ -142,9 +142,9 @@ impl TopKPlan {
             });
             k.barrier();
             stride *= 2;
-            sorter.order(list, pairs * list / 2, |pair, distance| {
+            sorter.sort_runs(list, pairs * list / 2, |pair, distance| {
                 let (run, pair) = (pair / (list / 2), pair % (list / 2));
-                (run * stride + spread(pair, distance), (run & 1).equals(0))
+                (run * stride + pair_start(pair, distance), (run & 1).equals(0))
             });
         }
         SortedKeys { team, keys }
@@ -157,7 +157,7 @@ pub enum TopKOutput {
     /// Of `[rows, count]` each.
     Results { values: Option<BufId>, ids: Option<BufId> },
     /// `[rows, tiles, list]` keys.
-    Between(BufId),
+    Partial(BufId),
 }
 
 #[derive(Clone, Copy)]
@@ -175,7 +175,7 @@ struct BitonicSorter<'k> {
 impl<'k> BitonicSorter<'k> {
     /// Puts bitonic runs of `run` keys in order. `place(pair, distance)` tells of each of so many pairs where its first key lies (the
     /// other one is `distance` further), and whether the larger one comes first.
-    fn order(&self, run: i64, pairs: i64, place: impl FnOnce(Val<'k>, Val<'k>) -> (Val<'k>, Val<'k>)) {
+    fn sort_runs(&self, run: i64, pairs: i64, place: impl FnOnce(Val<'k>, Val<'k>) -> (Val<'k>, Val<'k>)) {
         let BitonicSorter { k, team, keys } = self;
         k.serial("step", i64::from(run.ilog2()), |step| {
             let distance = (k.int(run / 2) >> step).named("distance");
@@ -193,27 +193,27 @@ impl<'k> BitonicSorter<'k> {
 }
 
 /// Where the first key of a pair lies whose keys are `distance` apart, a power of two.
-fn spread<'k>(pair: Val<'k>, distance: Val<'k>) -> Val<'k> {
+fn pair_start<'k>(pair: Val<'k>, distance: Val<'k>) -> Val<'k> {
     let within = pair & (distance + -1);
     (pair - within) * 2 + within
 }
 
 /// Sorts as the element does, of equal ones the earlier one last.
-fn key<'k>(value: Val<'k>, id: Val<'k>) -> Val<'k> {
+fn sort_key<'k>(value: Val<'k>, id: Val<'k>) -> Val<'k> {
     // -0 becomes 0.
     let value = (value + 0.0).named("value");
     let least = value.recorder().int32(i32::MIN.into());
-    let ordered = value.equals(value).select(in_order(value.bits(DType::I32)), least);
+    let ordered = value.equals(value).select(ordered_bits(value.bits(DType::I32)), least);
     (ordered.cast(DType::I64) << 32) | (LAST_ID - id)
 }
 
 fn element_of<'k>(key: Val<'k>) -> (Val<'k>, Val<'k>) {
-    let value = in_order((key >> 32).cast(DType::I32)).bits(DType::F32);
+    let value = ordered_bits((key >> 32).cast(DType::I32)).bits(DType::F32);
     (value, (LAST_ID - (key & LAST_ID)).cast(DType::I32))
 }
 
 /// The bits of an f32 as a number that is larger where the f32 is, and back.
-fn in_order(bits: Val<'_>) -> Val<'_> {
+fn ordered_bits(bits: Val<'_>) -> Val<'_> {
     bits ^ ((bits >> 31) & i64::from(i32::MAX))
 }
 
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn vocabularies_have_two_kernels_and_experts_other_ones() {
-        let of = |count, columns| TopKPlan::new(count, columns).map(|c| (c.tiles(), c.between()));
+        let of = |count, columns| TopKPlan::new(count, columns).map(|c| (c.tile_count(), c.partial_keys()));
         assert_eq!(of(64, 300), Some((1, 64)));
         assert_eq!(of(64, 128_256), Some((32, 2048)));
         assert_eq!(of(64, 262_144), Some((64, 4096)));

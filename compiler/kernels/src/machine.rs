@@ -24,13 +24,17 @@ pub enum MachineKind {
 }
 
 impl MachineKind {
-    pub fn of(target: &KernelTarget) -> MachineKind {
+    pub fn for_target(target: &KernelTarget) -> MachineKind {
         match target.arch {
             Arch::Nvptx => MachineKind::Gpu { asynchronous: target.copies_asynchronously() },
             Arch::X86_64 | Arch::Aarch64 => {
                 let (quantize, scan) = (target.tune.quantize, target.tune.scan);
                 let sizes = KernelTuning { quantize, scan, batch_invariant: target.batch_invariant };
-                MachineKind::Cpu { lanes: target.f32_lanes(), prefetch: target.prefetch(DType::F32), sizes }
+                MachineKind::Cpu {
+                    lanes: target.f32_lanes(),
+                    prefetch: target.prefetch_instr(DType::F32),
+                    sizes,
+                }
             }
         }
     }

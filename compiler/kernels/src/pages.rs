@@ -29,8 +29,8 @@ pub struct PageLayout {
 
 impl PageLayout {
     /// Of all caches in their order; `None` for a model that has none, or one whose rows have no fixed size.
-    pub fn of(module: &Module, arch: Arch) -> Option<PageLayout> {
-        let context = u64::try_from(module.context()?).ok()?;
+    pub fn for_module(module: &Module, arch: Arch) -> Option<PageLayout> {
+        let context = u64::try_from(module.context_length()?).ok()?;
         let (mut parts, mut bytes) = (Vec::new(), 0_u64);
         for (id, state) in module.states.iter() {
             if !module.is_cache(id) {
@@ -42,13 +42,13 @@ impl PageLayout {
             bytes += part.next_multiple_of(ALIGN);
         }
         // One rank after the other: so pages have one number, wherever the ranks are.
-        let ranks = if arch == Arch::Nvptx { 1 } else { module.ranks() as u64 };
+        let ranks = if arch == Arch::Nvptx { 1 } else { module.rank_count() as u64 };
         let bytes = bytes.checked_mul(ranks)?;
         Some(PageLayout { parts, bytes, pages: context.div_ceil(PAGE_ROWS) })
     }
 
     /// Where a cache has its rows in a page.
-    pub fn part(&self, state: StateId) -> Option<u64> {
+    pub fn state_offset(&self, state: StateId) -> Option<u64> {
         self.parts.get(state.index()).copied().flatten()
     }
 }
@@ -69,8 +69,8 @@ pub(crate) fn emit_append(
     let (from, to) = (k.view(rows, [1, paged.row]), k.view(cache, [1, paged.row]));
     let copy = |i| {
         let row = (past + i).named("to");
-        let shift = paged.shift(CachePage::of(k, paged.table, row), to.dtype()).named("shift");
-        let to = to.further(shift);
+        let shift = paged.page_shift(CachePage::of_row(k, paged.table, row), to.dtype()).named("shift");
+        let to = to.offset_by(shift);
         match machine {
             MachineKind::Cpu { lanes, .. } => {
                 let lanes = crate::attention::plan::lanes_of(paged.row, lanes);
@@ -88,7 +88,7 @@ pub(crate) fn emit_append(
 }
 
 /// A function that gives its input, for kernels that move it.
-pub(crate) fn identity(module: &Module, name: &str, ty: &TensorType) -> Result<Function, String> {
+pub(crate) fn identity_function(module: &Module, name: &str, ty: &TensorType) -> Result<Function, String> {
     use mlcc_ir::graph::FunctionKind;
     use mlcc_ir::ops::Op;
     let mut f = Function::new(name, FunctionKind::Group);

@@ -71,7 +71,7 @@ impl KernelTarget {
     }
 
     /// How activations divide.
-    pub fn quotient(&self) -> QuotientMethod {
+    pub fn quotient_method(&self) -> QuotientMethod {
         match self.tune.division {
             DivisionMethod::Divider => QuotientMethod::Division,
             DivisionMethod::Polynomial => QuotientMethod::Polynomial,
@@ -88,7 +88,7 @@ impl KernelTarget {
     }
 
     /// Prefetches a cache line; packed weights are bytes.
-    pub fn prefetch(&self, dtype: DType) -> Option<InstrId> {
+    pub fn prefetch_instr(&self, dtype: DType) -> Option<InstrId> {
         let name = match dtype {
             DType::F32 => "prefetch_f32",
             DType::F16 => "prefetch_f16",
@@ -100,7 +100,7 @@ impl KernelTarget {
     }
 
     /// Reads a line for nothing but to have it; see [`Self::drops_requests`].
-    pub fn touch(&self, dtype: DType) -> Option<InstrId> {
+    pub fn touch_instr(&self, dtype: DType) -> Option<InstrId> {
         let name = match dtype {
             DType::F32 => "touch_f32",
             DType::F16 => "touch_f16",
@@ -151,7 +151,7 @@ impl KernelTarget {
     }
 
     /// Multiplies two rows of 8 codes with two others, every one with every other: twice the products of a dot instruction.
-    pub fn squares(&self) -> Option<InstrId> {
+    pub fn mmla_instr(&self) -> Option<InstrId> {
         self.find_wide([&[], &[], &["smmla_128"]])
     }
 

@@ -22,11 +22,11 @@ pub mod plan;
 mod problem;
 mod weight;
 
-pub use cpu::emit_product;
+pub use cpu::emit_matmul;
 pub use experts::{ExpertChoice, emit_experts};
 pub use gpu::{
-    ActivationPrologue, GemvEpilogue, GemvPlan, GpuMatmulPlan, TensorCoreGemvPlan, choose_gpu,
-    emit_gpu_product, emit_gpu_row, emit_row_tiles, matrix_tile,
+    ActivationPrologue, GemvEpilogue, GemvPlan, GpuMatmulPlan, TensorCoreGemvPlan, choose_gpu, emit_gpu_gemv,
+    emit_gpu_matmul, emit_tensor_core_gemv, matrix_tile,
 };
 pub use plan::{CpuPlan, choose, code_block};
 pub use problem::{

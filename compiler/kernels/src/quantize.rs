@@ -134,13 +134,13 @@ fn groups_of_piece(block: &RowBlock, codes: &[RowCodes]) -> usize {
 /// What one of the codes needs while a block is quantized.
 struct QuantizeBuffers<'k> {
     /// An element per row.
-    carried: ScaleCarry<BufferView<'k, 1>>,
+    carry: ScaleCarry<BufferView<'k, 1>>,
     /// The values of a piece, `[rows, groups, columns]`, where they are computed and not only loaded.
     values: Option<BufferView<'k, 3>>,
     /// Bits of the largest magnitude of each group of a piece of one row.
-    sizes: BufferView<'k, 1>,
+    absmax: BufferView<'k, 1>,
     /// Reciprocals of the scales of a piece, `[rows, groups]`.
-    inverses: BufferView<'k, 2>,
+    inverse_scales: BufferView<'k, 2>,
 }
 
 impl<'k> QuantizeBuffers<'k> {
@@ -152,18 +152,18 @@ impl<'k> QuantizeBuffers<'k> {
             (0..rows).for_each(|r| buf.set([r], k.literal(value, ExprType::scalar(dtype))));
             buf
         };
-        let carried = ScaleCarry {
+        let carry = ScaleCarry {
             scale: filled("scale", DType::F32, 1.0),
             largest: filled("largest", DType::F32, 0.0),
-            size: filled("size", DType::I32, 0.0),
+            absmax: filled("size", DType::I32, 0.0),
         };
         let values =
             || k.alloc("values", DType::F32, [rows, by, codes.group_columns() as i64], MemorySpace::Stack);
         QuantizeBuffers {
-            carried,
+            carry,
             values: (!codes.loaded(block)).then(values),
-            sizes: k.alloc("sizes", DType::I32, [by], MemorySpace::Stack),
-            inverses: k.alloc("inverses", DType::F32, [rows, by], MemorySpace::Stack),
+            absmax: k.alloc("sizes", DType::I32, [by], MemorySpace::Stack),
+            inverse_scales: k.alloc("inverses", DType::F32, [rows, by], MemorySpace::Stack),
         }
     }
 }
@@ -223,10 +223,10 @@ impl<'f, 'k> RowQuantizer<'_, 'f, 'k> {
             for (v, kept) in self.block.known {
                 inliner.bindings.insert(*v, Binding::Value(kept.at([r]).named("known")));
             }
-            let next = self.next((r, row), first, groups);
+            let next = self.next_row((r, row), first, groups);
             let row = BlockRow { r, row, inliner, next };
-            each_group(&|group| self.measure(&row, group));
-            self.scales(&row, first, groups);
+            each_group(&|group| self.measure_absmax(&row, group));
+            self.compute_scales(&row, first, groups);
         });
         let one_by_one = || {
             self.each_row(|r, row| {

@@ -56,7 +56,7 @@ impl<'k> RowKernel<'_, '_, 'k> {
         if let (MachineKind::Cpu { lanes, prefetch, sizes }, [_, ..], [count]) =
             (self.machine, self.codes, self.leading)
         {
-            return self.quantized(count, (lanes, prefetch), sizes.quantize);
+            return self.emit_quantized(count, (lanes, prefetch), sizes.quantize);
         }
         let one = Dim::from(1);
         let first = self.leading.first().unwrap_or(&one);
@@ -70,7 +70,7 @@ impl<'k> RowKernel<'_, '_, 'k> {
                 k.par("row", first, |row| body(row, RowExecutor::Worker { lanes }))
             }
             MachineKind::Gpu { .. } => {
-                let columns = gpu::ColumnSplit::of(&self);
+                let columns = gpu::ColumnSplit::for_rows(&self);
                 let block = |part| RowExecutor::Block(gpu::ColumnBlock { k, columns, part });
                 k.blocks("row", 0, first, |row| match columns.blocks {
                     1 => body(row, block(k.int(0))),
@@ -86,7 +86,7 @@ impl<'k> RowKernel<'_, '_, 'k> {
         let gpu = matches!(self.machine, MachineKind::Gpu { .. });
         let few = size.as_const().is_some_and(|size| size <= MOST_BLOCKS);
         let in_blocks = gpu && leading.len() == 1 && few;
-        let reduces = self.inliner.f.live().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+        let reduces = self.inliner.f.live_nodes().any(|(_, n)| matches!(n.op, Op::Reduce { .. }));
         let body = |i| {
             self.inner([leading.as_slice(), &[LaneIndex::scalar(i)]].concat(), executor);
             // The next row's reductions write the shared memory that this row's were read from.
@@ -156,7 +156,7 @@ pub(crate) fn for_each_column<'k>(
     threads: i64,
     keep: &dyn Fn(Val<'k>, Val<'k>),
 ) {
-    if let Some(heads) = RowHeads::of(inliner.f, v) {
+    if let Some(heads) = RowHeads::of_value(inliner.f, v) {
         return heads.for_each_column(k, inliner, threads, keep);
     }
     let columns = gpu::ColumnSplit::of_one_block(inliner, threads);
@@ -188,7 +188,7 @@ fn with_reductions<'f, 'k>(
     executor: RowExecutor<'k>,
 ) -> Inliner<'f, 'k> {
     let mut inliner = inliner.clone();
-    for (_, node) in inliner.f.live() {
+    for (_, node) in inliner.f.live_nodes() {
         let Op::Reduce { op, axis } = node.op else { continue };
         let (input, output) = (node.inputs[0], node.outputs[0]);
         if !is_over_columns(&inliner, axis, input, leading.len()) {

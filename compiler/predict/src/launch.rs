@@ -39,7 +39,7 @@ impl PredictedCall {
         if self.batch { 0 } else { self.sequences.first().map_or(0, |s| s.past) }
     }
 
-    fn most(&self, of: impl Fn(&SequenceSizes) -> u64) -> u64 {
+    fn max_of(&self, of: impl Fn(&SequenceSizes) -> u64) -> u64 {
         self.sequences.iter().map(of).max().unwrap_or(0)
     }
 }
@@ -67,9 +67,9 @@ impl LaunchConfig<'_> {
 }
 
 /// The grid of a launch in a call; with no blocks it is not launched. The rules are those of the runtime.
-pub fn grid(extents: &[DimExpr; 3], of: u32, call: &PredictedCall) -> [u32; 3] {
+pub fn evaluate_grid(extents: &[DimExpr; 3], of: u32, call: &PredictedCall) -> [u32; 3] {
     let (n, past) = match of {
-        repeat::EACH_SEQUENCE => (call.most(|s| s.rows), call.most(|s| s.past)),
+        repeat::EACH_SEQUENCE => (call.max_of(|s| s.rows), call.max_of(|s| s.past)),
         repeat::WANTED => (call.sequences.len() as u64, call.past()),
         _ => (call.rows(), call.past()),
     };
@@ -95,7 +95,7 @@ fn base(kind: u32) -> u64 {
 }
 
 /// The address that an argument has.
-pub fn address(a: &LaunchArg, repeat: u32) -> u64 {
+pub fn arg_address(a: &LaunchArg, repeat: u32) -> u64 {
     let moved = matches!(a.kind, arg::STATE | arg::PAGE_TABLE) && repeat == repeat::EACH_SEQUENCE;
     if moved { a.offset } else { base(a.kind).wrapping_add(a.offset) }
 }
@@ -109,7 +109,7 @@ pub enum DataResidency {
     Recent,
 }
 
-pub fn place(address: u64) -> DataResidency {
+pub fn data_residency(address: u64) -> DataResidency {
     match (address >> KIND_BIT).checked_sub(1).and_then(|kind| u32::try_from(kind).ok()) {
         Some(arg::WEIGHTS | arg::STATE | arg::PAGES) => DataResidency::Memory,
         _ => DataResidency::Recent,
@@ -117,7 +117,7 @@ pub fn place(address: u64) -> DataResidency {
 }
 
 /// The value of up to eight bytes of the device's memory, where it is known.
-pub fn value(address: u64, bytes: u64, call: &PredictedCall) -> Option<u64> {
+pub fn memory_value(address: u64, bytes: u64, call: &PredictedCall) -> Option<u64> {
     let kind = u32::try_from((address >> KIND_BIT).checked_sub(1)?).ok()?;
     let at = address & ((1 << KIND_BIT) - 1);
     let word = match kind {
@@ -195,28 +195,28 @@ mod tests {
     fn grids_are_those_of_the_runtime() {
         let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
         let rows = DimExpr { coef_n: 1, constant: 0, div: 4, ..one };
-        assert_eq!(grid(&[rows, one, one], repeat::ONCE, &call(&[(9, 5)], false)), [3, 1, 1]);
+        assert_eq!(evaluate_grid(&[rows, one, one], repeat::ONCE, &call(&[(9, 5)], false)), [3, 1, 1]);
         let three = call(&[(9, 5), (1, 7), (2, 0)], true);
-        assert_eq!(grid(&[rows, one, one], repeat::EACH_SEQUENCE, &three), [3, 1, 3]);
-        assert_eq!(grid(&[rows, one, one], repeat::WANTED, &three), [1, 1, 1]);
+        assert_eq!(evaluate_grid(&[rows, one, one], repeat::EACH_SEQUENCE, &three), [3, 1, 3]);
+        assert_eq!(evaluate_grid(&[rows, one, one], repeat::WANTED, &three), [1, 1, 1]);
         let long = DimExpr { coef_past: 1, ..one };
-        assert_eq!(grid(&[long, one, one], repeat::EACH_SEQUENCE, &three), [8, 1, 3]);
+        assert_eq!(evaluate_grid(&[long, one, one], repeat::EACH_SEQUENCE, &three), [8, 1, 3]);
     }
 
     #[test]
     fn sizes_pages_and_sequences_are_known() {
         let two = call(&[(9, 5), (1, 7)], true);
-        let at = |kind, offset| value(base(kind) + offset, 8, &two);
+        let at = |kind, offset| memory_value(base(kind) + offset, 8, &two);
         assert_eq!(at(arg::CONTROL, offset_of!(Control, n) as u64), Some(10));
-        assert_eq!(value(base(arg::CONTROL) + offset_of!(Control, n) as u64 + 4, 4, &two), Some(0));
+        assert_eq!(memory_value(base(arg::CONTROL) + offset_of!(Control, n) as u64 + 4, 4, &two), Some(0));
         let second = size_of::<Sequence>() as u64;
         assert_eq!(at(arg::SEQUENCES, second + offset_of!(Sequence, first) as u64), Some(9));
         let table = at(arg::SEQUENCES, second + offset_of!(Sequence, page_table) as u64).unwrap();
-        assert_eq!(value(table + 12, 4, &two), Some(13), "the fourth page of the second sequence");
-        assert_eq!(value(base(arg::WANTED) + 4, 4, &two), Some(9));
+        assert_eq!(memory_value(table + 12, 4, &two), Some(13), "the fourth page of the second sequence");
+        assert_eq!(memory_value(base(arg::WANTED) + 4, 4, &two), Some(9));
         assert_eq!(at(arg::ARENA, 0), None);
         assert_eq!(
-            [place(base(arg::WEIGHTS) + 9), place(base(arg::ARENA))],
+            [data_residency(base(arg::WEIGHTS) + 9), data_residency(base(arg::ARENA))],
             [DataResidency::Memory, DataResidency::Recent]
         );
     }

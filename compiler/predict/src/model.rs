@@ -7,7 +7,7 @@ use mlcc_target::GpuModel;
 
 use crate::PredictError;
 use crate::launch::{LaunchConfig, PredictedCall};
-use crate::walk::{BlockCounts, DecodedKernel, ExecutionPipe, WalkedBlock, walk};
+use crate::walk::{BlockCounts, DecodedKernel, ExecutionPipe, WalkedBlock, walk_block};
 
 /// Blocks of a launch that are followed, and of one whose blocks differ.
 const SAMPLES: u64 = 8;
@@ -39,7 +39,7 @@ pub struct LaunchWorkload {
     pub by_pipe: [f64; ExecutionPipe::ALL.len()],
     /// Likewise operations on tensor cores, clocks of the path to shared memory and first level, and sectors from the second level.
     pub tensor_operations: f64,
-    pub load_turns: f64,
+    pub bank_cycles: f64,
     pub l2_sectors: f64,
     /// Bytes that a block reads from memory in the mean.
     pub read_bytes: f64,
@@ -47,7 +47,7 @@ pub struct LaunchWorkload {
     pub memory_bytes: f64,
     /// Clocks of a block that has the device for itself: in the mean, and the most.
     pub alone: f64,
-    pub most_alone: f64,
+    pub max_block_clocks: f64,
     /// Memory is in the second level from the start.
     pub cached: bool,
 }
@@ -103,7 +103,7 @@ pub struct LaunchPrediction {
 
 impl LaunchPrediction {
     /// Seconds that its bytes and products need at the device's best rates.
-    pub fn ideal(&self, gpu: &GpuModel) -> f64 {
+    pub fn roofline_seconds(&self, gpu: &GpuModel) -> f64 {
         let bytes = self.work.memory_bytes / (f64::from(gpu.copy_gbytes_per_s) * 1e9);
         let products = self.work.tensor_operations * self.work.blocks as f64;
         bytes.max(products / (f64::from(gpu.dense_tflops) * 1e12))
@@ -111,7 +111,12 @@ impl LaunchPrediction {
 }
 
 /// Blocks that a multiprocessor has at a time; 0 if one alone does not fit.
-pub fn resident(resources: KernelResources, threads: u32, shared_at_launch: u32, gpu: &GpuModel) -> u32 {
+pub fn resident_blocks(
+    resources: KernelResources,
+    threads: u32,
+    shared_at_launch: u32,
+    gpu: &GpuModel,
+) -> u32 {
     let warps = threads.div_ceil(32).max(1);
     let of_warp = resources.registers.max(1).next_multiple_of(REGISTER_SET) * 32;
     let by_registers = gpu.registers / SCHEDULERS / of_warp * SCHEDULERS / warps;
@@ -132,7 +137,7 @@ pub fn predict(
     if cached {
         near.latency.memory = near.latency.l2;
     }
-    let fits = resident(resources, shape.threads(), shape.shared_bytes, gpu);
+    let fits = resident_blocks(resources, shape.threads(), shape.shared_bytes, gpu);
     if fits == 0 {
         let what =
             format!("a block of {} threads does not fit a multiprocessor of {}", shape.threads(), gpu.title);
@@ -141,7 +146,7 @@ pub fn predict(
     let mut walks = BlockWalks { kernel, shape, call, gpu: &near, done: BTreeMap::new() };
     let work = LaunchWorkload { resident: fits, cached, ..walks.work()? };
     let (seconds, bound, limits) = time(&work, gpu);
-    let clocks = work.most_alone.max(1.0);
+    let clocks = work.max_block_clocks.max(1.0);
     let beside = f64::from(fits).min((work.blocks as f64 / f64::from(gpu.sms)).ceil());
     let sum = |of: fn(&BlockCounts) -> u64| walks.done.values().map(|w| of(&w.counts)).sum::<u64>();
     Ok(LaunchPrediction {
@@ -169,7 +174,7 @@ impl BlockWalks<'_> {
     fn walk(&mut self, block: [u32; 3]) -> Result<&WalkedBlock, PredictError> {
         let found = match self.done.remove(&block) {
             Some(found) => found,
-            None => walk(self.kernel, self.shape, self.call, self.gpu, block)?,
+            None => walk_block(self.kernel, self.shape, self.call, self.gpu, block)?,
         };
         Ok(self.done.entry(block).or_insert(found))
     }
@@ -205,12 +210,12 @@ impl BlockWalks<'_> {
             instructions: counted(|c| c.instructions),
             by_pipe: std::array::from_fn(|p| mean(&|w| w.counts.by_pipe[p] as f64)),
             tensor_operations: counted(|c| c.tensor_operations),
-            load_turns: counted(|c| c.load_turns),
+            bank_cycles: counted(|c| c.bank_cycles),
             l2_sectors: counted(|c| c.l2_sectors),
             read_bytes: counted(|c| c.read.len() as u64 + c.unknown_sectors) * SECTOR,
             memory_bytes: counted(|c| c.written.len() as u64 + c.unknown_sectors) * SECTOR * blocks as f64,
             alone: mean(&|w| w.alone as f64),
-            most_alone: chosen.iter().map(|b| self.done[b].alone as f64).fold(0.0, f64::max),
+            max_block_clocks: chosen.iter().map(|b| self.done[b].alone as f64).fold(0.0, f64::max),
             cached: false,
         };
         work.memory_bytes += self.read_once(&chosen)? * SECTOR;
@@ -303,7 +308,7 @@ fn time(work: &LaunchWorkload, gpu: &GpuModel) -> (f64, LaunchBound, Vec<(Launch
         (LaunchBound::Memory, memory),
         (LaunchBound::SecondLevel, wide.max(narrow) / clock),
         (LaunchBound::Issue, of_all(work.instructions / f64::from(SCHEDULERS))),
-        (LaunchBound::SharedMemory, busiest * work.load_turns / clock),
+        (LaunchBound::SharedMemory, busiest * work.bank_cycles / clock),
         (LaunchBound::Units(ExecutionPipe::Tensor.name()), of_all(tensor)),
     ];
     let lanes = gpu.lanes;
@@ -320,7 +325,7 @@ fn time(work: &LaunchWorkload, gpu: &GpuModel) -> (f64, LaunchBound, Vec<(Launch
         limits.push((LaunchBound::Units(pipe.name()), of_all(clocks)));
     }
     let turns = (busiest / f64::from(work.resident)).ceil();
-    let latency = (turns * work.alone).max(work.most_alone) / clock;
+    let latency = (turns * work.alone).max(work.max_block_clocks) / clock;
     // What the first results wait for comes before any rate.
     let first = if work.read_bytes > 0.0 && !work.cached { gpu.latency.memory } else { gpu.latency.l2 };
     let first = f64::from(first) / clock;
@@ -346,7 +351,7 @@ mod tests {
     #[test]
     fn occupancy_by_hand() {
         let with = |registers, shared_bytes, threads, at_launch| {
-            resident(KernelResources { registers, shared_bytes }, threads, at_launch, &gpu())
+            resident_blocks(KernelResources { registers, shared_bytes }, threads, at_launch, &gpu())
         };
         // 65536 / (48 * 256) = 5.3 by registers, per scheduler 16384 / 1536 = 10 warps: 40 of 8.
         assert_eq!(with(48, 0, 256, 0), 5);
@@ -365,7 +370,7 @@ mod tests {
             resident: 4,
             warps_of_block: 4,
             alone: 1000.0,
-            most_alone: 1000.0,
+            max_block_clocks: 1000.0,
             ..LaunchWorkload::default()
         }
     }
@@ -397,7 +402,7 @@ mod tests {
         // 4096 operations a clock, 62 % of them.
         let tensor = LaunchWorkload { tensor_operations: 4096.0 * 620.0, ..work() };
         assert_eq!(clocks(&tensor), (263.0 + 4.0 * 1000.0, LaunchBound::Units("tensor")));
-        let shared = LaunchWorkload { load_turns: 700.0, ..work() };
+        let shared = LaunchWorkload { bank_cycles: 700.0, ..work() };
         assert_eq!(clocks(&shared), (263.0 + 2800.0, LaunchBound::SharedMemory));
         // 64 bytes a clock to each multiprocessor, 5120 to all: the second is less.
         let second = LaunchWorkload { l2_sectors: 2000.0, ..work() };

@@ -16,11 +16,11 @@ use std::collections::BTreeSet;
 
 use mlcc_target::{GpuModel, InstrLatency};
 
-use crate::launch::{LaunchConfig, PredictedCall, address};
+use crate::launch::{LaunchConfig, PredictedCall, arg_address};
 use crate::sass::{SassFunction, SassInstr};
 use crate::{PredictError, launch};
 use alu::ConstantReader;
-use lanes::{LaneWords, lanes};
+use lanes::{LaneWords, active_lanes};
 use memory::TrackedSharedMemory;
 use op::{SassOp, decode, tensor_operations};
 use warp::WalkedWarp;
@@ -57,7 +57,7 @@ impl DecodedKernel {
             })?;
             let target = match op {
                 SassOp::Branch | SassOp::Call => {
-                    let at = instr.operands.last().map_or(-1, alu::immediate);
+                    let at = instr.operands.last().map_or(-1, alu::immediate_value);
                     let target = place(at);
                     Some(target.ok_or_else(|| fault(format!("a branch at {:#x} leads nowhere", instr.at)))?)
                 }
@@ -87,10 +87,10 @@ pub struct BlockCounts {
     pub by_pipe: [u64; ExecutionPipe::ALL.len()],
     pub tensor_operations: u64,
     /// Clocks of the path to the first level and shared memory.
-    pub load_turns: u64,
+    pub bank_cycles: u64,
     /// Sectors that went to the second level.
     pub l2_sectors: u64,
-    /// Sectors of [`launch::Place::Memory`], read and written, each once.
+    /// Sectors of [`launch::DataResidency::Memory`], read and written, each once.
     pub read: BTreeSet<u64>,
     pub written: BTreeSet<u64>,
     /// Sectors of places that are unknown.
@@ -111,7 +111,7 @@ pub struct WalkedBlock {
 }
 
 /// Follows one block of a launch.
-pub fn walk(
+pub fn walk_block(
     kernel: &DecodedKernel,
     shape: &LaunchConfig<'_>,
     call: &PredictedCall,
@@ -164,7 +164,7 @@ impl ConstantReader for BlockPosition<'_> {
             return sizes.get(offset as usize / 4).copied();
         }
         let at = offset.checked_sub(self.arguments).filter(|at| *at >= 0)? as usize;
-        let argument = address(self.shape.args.get(at / 8)?, self.shape.repeat);
+        let argument = arg_address(self.shape.args.get(at / 8)?, self.shape.repeat);
         Some((argument >> (8 * (at % 8))) as u32)
     }
 
@@ -177,12 +177,12 @@ impl ConstantReader for BlockPosition<'_> {
             "SR_TID.X" => each(&|t| t % x),
             "SR_TID.Y" => each(&|t| t / x % y),
             "SR_TID.Z" => each(&|t| t / x / y),
-            "SR_CTAID.X" => LaneWords::all(self.block[0]),
-            "SR_CTAID.Y" => LaneWords::all(self.block[1]),
-            "SR_CTAID.Z" => LaneWords::all(self.block[2]),
+            "SR_CTAID.X" => LaneWords::splat(self.block[0]),
+            "SR_CTAID.Y" => LaneWords::splat(self.block[1]),
+            "SR_CTAID.Z" => LaneWords::splat(self.block[2]),
             "SR_LANEID" => each(&|t| t % 32),
             // No clusters of blocks.
-            "SR_CgaCtaId" => LaneWords::all(0),
+            "SR_CgaCtaId" => LaneWords::splat(0),
             _ => LaneWords::UNKNOWN,
         }
     }
@@ -208,13 +208,13 @@ impl BlockWalker<'_> {
     fn until_barrier(&mut self, w: &mut WalkedWarp) -> Result<bool, PredictError> {
         let kernel = self.kernel;
         while w.alive != 0 {
-            let at = lanes(w.alive).map(|l| w.next[l]).min().unwrap_or(0);
-            let together: u32 = lanes(w.alive).filter(|&l| w.next[l] == at).map(|l| 1 << l).sum();
+            let at = active_lanes(w.alive).map(|l| w.next[l]).min().unwrap_or(0);
+            let together: u32 = active_lanes(w.alive).filter(|&l| w.next[l] == at).map(|l| 1 << l).sum();
             let Some(step) = kernel.code.get(at) else {
                 return Err(self.fault("the code has an end without an exit"));
             };
-            let mask = w.guarded(step.instr.guard) & together;
-            lanes(together).for_each(|l| w.next[l] = at + 1);
+            let mask = w.guard_mask(step.instr.guard) & together;
+            active_lanes(together).for_each(|l| w.next[l] = at + 1);
             let ready = self.issue(w, step, mask)?;
             if step.op == SassOp::Barrier && mask != 0 {
                 return Ok(true);
@@ -227,7 +227,7 @@ impl BlockWalker<'_> {
     /// Counts and executes an instruction; gives how many clocks its result takes.
     fn issue(&mut self, w: &mut WalkedWarp, step: &DecodedInstr, mask: u32) -> Result<u64, PredictError> {
         let control = step.instr.control;
-        let awaited = lanes(u32::from(control.wait)).filter_map(|b| w.scoreboards.get(b)).max();
+        let awaited = active_lanes(u32::from(control.wait)).filter_map(|b| w.scoreboards.get(b)).max();
         w.clock = w.clock.max(awaited.copied().unwrap_or(0));
         self.counts.instructions += 1;
         if self.counts.instructions > MOST_INSTRUCTIONS {
@@ -243,7 +243,7 @@ impl BlockWalker<'_> {
             SassOp::Nothing | SassOp::Barrier => {}
             SassOp::Branch | SassOp::Call => {
                 let target = step.target.unwrap_or(0);
-                lanes(mask).for_each(|l| w.next[l] = target);
+                active_lanes(mask).for_each(|l| w.next[l] = target);
             }
             SassOp::Return => self.give_back(w, i, mask)?,
             SassOp::Exit => w.alive &= !mask,
@@ -252,7 +252,8 @@ impl BlockWalker<'_> {
                 w.open_copies = 0;
             }
             SassOp::WaitCopies => {
-                let under_way = i.operands.iter().rev().map(alu::immediate).next().unwrap_or(0) as usize;
+                let under_way =
+                    i.operands.iter().rev().map(alu::immediate_value).next().unwrap_or(0) as usize;
                 let landed = w.groups.len().saturating_sub(under_way);
                 let latest = w.groups.drain(..landed).max().unwrap_or(0);
                 w.clock = w.clock.max(latest);
@@ -267,7 +268,7 @@ impl BlockWalker<'_> {
                 return Ok(u64::from(self.latency.l1));
             }
             SassOp::Shuffle(how) => {
-                self.counts.load_turns += 1;
+                self.counts.bank_cycles += 1;
                 self.shuffle(w, i, how, mask);
             }
             SassOp::Float { registers } => {
@@ -311,9 +312,9 @@ impl BlockWalker<'_> {
 
     /// A return to a place in a register.
     fn give_back(&mut self, w: &mut WalkedWarp, i: &SassInstr, mask: u32) -> Result<(), PredictError> {
-        let to = i.operands.first().map_or(LaneWords::UNKNOWN, |o| alu::read(w, o, &self.place));
+        let to = i.operands.first().map_or(LaneWords::UNKNOWN, |o| alu::read_source(w, o, &self.place));
         let code = &self.kernel.code;
-        for l in lanes(mask) {
+        for l in active_lanes(mask) {
             let at =
                 code.binary_search_by_key(&to.v[l], |s| s.instr.at).ok().filter(|_| to.known >> l & 1 == 1);
             w.next[l] = at.ok_or_else(|| self.fault(format!("a return at {:#x} leads nowhere", i.at)))?;
@@ -323,15 +324,15 @@ impl BlockWalker<'_> {
 
     /// Registers whose values nobody knows.
     fn unknown(&self, w: &mut WalkedWarp, i: &SassInstr, registers: u8, mask: u32) {
-        if let Some(result) = alu::result(i) {
-            (0..registers).for_each(|r| w.set(warp::after(result, r), &LaneWords::UNKNOWN, mask));
+        if let Some(result) = alu::result_register(i) {
+            (0..registers).for_each(|r| w.set(warp::next_register(result, r), &LaneWords::UNKNOWN, mask));
         }
     }
 }
 
 /// The place of a sector in the device's memory.
 fn kind_of(sector: u64) -> launch::DataResidency {
-    launch::place(sector * access::SECTOR_BYTES)
+    launch::data_residency(sector * access::SECTOR_BYTES)
 }
 
 #[cfg(test)]

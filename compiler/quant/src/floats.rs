@@ -10,7 +10,7 @@ pub const ZERO: u8 = 7;
 const BORDERS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
 /// The code whose value is nearest to a weight.
-pub fn nearest(values: CodeValues, w: f32, scale: f32) -> u8 {
+pub fn nearest_code(values: CodeValues, w: f32, scale: f32) -> u8 {
     let size = (w / scale).abs();
     let negative = (w < 0.0) != (scale < 0.0);
     if values == CodeValues::E4M3 {
@@ -35,8 +35,9 @@ fn nearest_e4m3(size: f32) -> u8 {
 impl GroupSpec {
     /// The scale of a group of floats whose largest weight is `max_abs`, which is not 0.
     pub(crate) fn float_scale(&self, weights: &[f32], max_abs: f32, search: ScaleSearch) -> f32 {
-        let (number, zero, values) = (self.number(), self.empty().zero, self.format.values);
-        let value = |w: f32, scale: f32| self.decode(nearest(values, w, scale), QuantGrid { scale, zero });
+        let (number, zero, values) = (self.number_type(), self.zero_grid().zero, self.format.values);
+        let value =
+            |w: f32, scale: f32| self.decode(nearest_code(values, w, scale), QuantGrid { scale, zero });
         let exact = |scale: &f32| {
             *scale > 0.0 && number.round(*scale) == *scale && weights.iter().all(|&w| value(w, *scale) == w)
         };
@@ -71,7 +72,7 @@ impl GroupSpec {
     /// bits as the weights, also its neighbours, which may be rounded to the same product.
     fn scales_before(&self, max_abs: f32) -> Vec<f32> {
         if self.format.values != CodeValues::E4M3 {
-            return [12.0, 8.0].map(|most| self.number().round(max_abs / most)).to_vec();
+            return [12.0, 8.0].map(|most| self.number_type().round(max_abs / most)).to_vec();
         }
         // 480 is no number.
         let largest =
@@ -93,16 +94,16 @@ mod tests {
     #[test]
     fn nearest_values() {
         for name in ["e2m1g32_bf16", "e4m3g128_f32"] {
-            let format = QuantFormat::named(name);
+            let format = QuantFormat::by_name(name);
             let spec = GroupSpec::new(format, 128);
-            let value = |code: u8| spec.decode(code, QuantGrid { scale: 0.5, zero: spec.empty().zero });
+            let value = |code: u8| spec.decode(code, QuantGrid { scale: 0.5, zero: spec.zero_grid().zero });
             let mut values: Vec<f32> = (0..format.code_count() as u8).map(value).collect();
             values.sort_by(f32::total_cmp);
             for pair in values.windows(2) {
                 let [low, high] = pair else { continue };
                 for part in [0.0, 0.4, 0.6, 1.0] {
                     let expected = if part < 0.5 { low } else { high };
-                    let found = value(nearest(format.values, low + part * (high - low), 0.5));
+                    let found = value(nearest_code(format.values, low + part * (high - low), 0.5));
                     assert_eq!(found, *expected, "{name}: {part} between {low} and {high}");
                 }
             }

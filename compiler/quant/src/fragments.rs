@@ -54,7 +54,7 @@ impl FragmentSizes {
                 FragmentSizes { bits: 16, columns: COLUMNS, group: COLUMNS, scale: 0, n, k }
             }
             DType::Packed(format) => {
-                let group = format.group(k);
+                let group = format.group_size(k);
                 let codes = matches!(format.bits, 4 | 8) && matches!(format.zero, ZeroPoint::Constant(_));
                 let whole = COLUMNS.is_multiple_of(group) || group.is_multiple_of(COLUMNS);
                 if !(codes && whole && group.is_multiple_of(SLICE)) {
@@ -79,12 +79,12 @@ impl FragmentSizes {
     }
 
     /// Bytes of the scales of a block.
-    pub fn header(self) -> usize {
+    pub fn scale_bytes(self) -> usize {
         TILE * self.groups() * self.scale
     }
 
     /// Bytes of the weights of a block, or of their codes.
-    pub fn codes(self) -> usize {
+    pub fn code_bytes(self) -> usize {
         self.columns_bytes(self.columns)
     }
 
@@ -94,13 +94,13 @@ impl FragmentSizes {
     }
 
     /// Bytes of a block.
-    pub fn block(self) -> usize {
-        self.header() + self.codes()
+    pub fn block_bytes(self) -> usize {
+        self.scale_bytes() + self.code_bytes()
     }
 
     /// Bytes of a tile.
     pub fn tile(self) -> usize {
-        self.k / self.columns * self.block()
+        self.k / self.columns * self.block_bytes()
     }
 
     /// Blocks of the tensor.
@@ -127,7 +127,7 @@ impl FragmentSizes {
         let piece = |p: usize| p / self.pieces() * WARP_VECTOR + p % self.pieces() * self.bits;
         let mut terms = vec![
             term(WeightAxis::Row, TILE, 0, self.tile()),
-            term(WeightAxis::Col, self.columns, 0, self.block()),
+            term(WeightAxis::Col, self.columns, 0, self.block_bytes()),
             term(WeightAxis::Row, 1, APART, 4 * VECTOR),
             term(WeightAxis::Row, APART, 2, piece(1)),
             term(WeightAxis::Col, SLICE, 2, piece(2)),
@@ -157,14 +157,14 @@ impl FragmentSizes {
         let shift = (per_byte > 1).then_some(AddressExpr { offset: 0, terms: shift });
         let scales = vec![
             AddressTerm::new(WeightAxis::Row, TILE, 0, self.tile()),
-            AddressTerm::new(WeightAxis::Col, self.columns, 0, self.block()),
+            AddressTerm::new(WeightAxis::Col, self.columns, 0, self.block_bytes()),
             AddressTerm::new(WeightAxis::Row, 1, APART, 2 * self.groups() * number),
             AddressTerm::new(WeightAxis::Col, self.group, self.groups(), 2 * number),
             AddressTerm::new(WeightAxis::Row, APART, 2, number),
         ];
         let scales = AddressExpr { offset: 0, terms: scales };
-        let codes = AddressExpr { offset: self.header(), terms };
-        let len = self.blocks() * self.block();
+        let codes = AddressExpr { offset: self.scale_bytes(), terms };
+        let len = self.blocks() * self.block_bytes();
         TensorLayout { len, region: LayoutRegion::Group { spec, codes, shift, scales, zeros: None } }
     }
 
@@ -195,7 +195,7 @@ impl FragmentSizes {
         let groups = self.groups();
         for (row, group) in (0..APART).flat_map(|row| (0..groups).map(move |group| (row, group))) {
             for row in [row, row + APART] {
-                spec.number().write(grids[row * groups + group].scale, out);
+                spec.number_type().write(grids[row * groups + group].scale, out);
             }
         }
         for start in (0..self.columns).step_by(COLUMNS) {

@@ -22,8 +22,8 @@
 //! `max|w| / steps`, for some number of steps up to `max_int + 1`, is stored with that scale: with that code, and a negative scale
 //! where the sign of the code asks for one, so kernels must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
 
-use crate::floats::{ZERO, nearest};
-use crate::plain::{PlainType, is_near_whole, round};
+use crate::floats::{ZERO, nearest_code};
+use crate::plain::{PlainType, is_near_whole, round_small};
 use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
 
 /// A format in rows of some length.
@@ -62,11 +62,11 @@ pub struct QuantGrid {
 impl GroupSpec {
     /// In rows of `k` weights.
     pub fn new(format: QuantFormat, k: usize) -> GroupSpec {
-        GroupSpec { format, group: format.group(k) }
+        GroupSpec { format, group: format.group_size(k) }
     }
 
     /// Type of the numbers that a group stores.
-    pub fn number(&self) -> PlainType {
+    pub fn number_type(&self) -> PlainType {
         PlainType::of_scale(self.format.scale)
     }
 
@@ -80,7 +80,7 @@ impl GroupSpec {
     }
 
     /// The code of groups that have no weight.
-    pub fn padding(&self) -> u8 {
+    pub fn padding_code(&self) -> u8 {
         match (self.format.zero, self.format.values) {
             (ZeroPoint::Constant(zero), CodeValues::Whole | CodeValues::E4M3) => zero,
             (ZeroPoint::Constant(_), CodeValues::E2M1) => ZERO,
@@ -88,8 +88,8 @@ impl GroupSpec {
         }
     }
 
-    /// A group of zeros, of which all codes are [`GroupSpec::padding`].
-    pub fn empty(&self) -> QuantGrid {
+    /// A group of zeros, of which all codes are [`GroupSpec::padding_code`].
+    pub fn zero_grid(&self) -> QuantGrid {
         let zero = if let ZeroPoint::Constant(zero) = self.format.zero { zero.into() } else { 0.0 };
         QuantGrid { scale: 0.0, zero }
     }
@@ -102,7 +102,7 @@ impl GroupSpec {
             ZeroPoint::PerGroup | ZeroPoint::Minimum => self.asymmetric(weights, search, used),
         };
         beyond.fill(match self.format.zero {
-            ZeroPoint::Constant(_) => self.padding(),
+            ZeroPoint::Constant(_) => self.padding_code(),
             ZeroPoint::PerGroup => grid.zero as u8,
             ZeroPoint::Minimum => 0,
         });
@@ -111,7 +111,7 @@ impl GroupSpec {
 
     /// Stored code to its weight.
     pub fn decode(&self, code: u8, grid: QuantGrid) -> f32 {
-        let number = self.format.number(code);
+        let number = self.format.decode(code);
         match self.format.zero {
             ZeroPoint::Constant(_) | ZeroPoint::PerGroup => (number - grid.zero) * grid.scale,
             ZeroPoint::Minimum => number * grid.scale + grid.zero,
@@ -130,13 +130,13 @@ impl GroupSpec {
     }
 
     /// Whether the group reads back as these weights.
-    pub fn holds(&self, grid: QuantGrid, codes: &[u8], weights: &[f32]) -> bool {
+    pub fn is_exact(&self, grid: QuantGrid, codes: &[u8], weights: &[f32]) -> bool {
         weights.iter().zip(codes).all(|(&w, &code)| self.decode(code, grid) == w)
     }
 
     /// The largest distance of a weight from what it reads back as, for groups that do not overflow.
     pub fn max_error(&self, grid: QuantGrid) -> f32 {
-        let (number, half) = (self.number(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
+        let (number, half) = (self.number_type(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
         let codes = self.format.max_code() as f32;
         match self.format.zero {
             // The largest two values are so many steps apart.
@@ -149,14 +149,14 @@ impl GroupSpec {
             ZeroPoint::PerGroup => half + codes * number.roundoff() * grid.scale,
             // And the value itself to f32.
             ZeroPoint::Minimum => {
-                half + number.rounding(grid.zero) + 1e-6 * (codes * grid.scale + grid.zero.abs())
+                half + number.max_rounding_error(grid.zero) + 1e-6 * (codes * grid.scale + grid.zero.abs())
             }
         }
     }
 
     /// `range / steps` as a scale, of which all steps fall short of the range by at most `slack` of a step.
     pub(crate) fn scale_for(&self, range: f32, steps: f32, slack: f32) -> f32 {
-        let number = self.number();
+        let number = self.number_type();
         let scale = number.round(range / steps);
         if scale > number.largest_scale() {
             return number.largest_scale();
@@ -174,15 +174,15 @@ impl GroupSpec {
         let max_abs = weights.iter().fold(0.0_f32, |m, w| m.max(w.abs()));
         let grid = |scale| QuantGrid { scale, zero: zero.into() };
         if max_abs == 0.0 {
-            codes.fill(self.padding());
-            return self.empty();
+            codes.fill(self.padding_code());
+            return self.zero_grid();
         }
         if self.format.values != CodeValues::Whole {
             let grid = grid(self.float_scale(weights, max_abs, search));
             codes
                 .iter_mut()
                 .zip(weights)
-                .for_each(|(stored, &w)| *stored = nearest(self.format.values, w, grid.scale));
+                .for_each(|(stored, &w)| *stored = nearest_code(self.format.values, w, grid.scale));
             return grid;
         }
         if let Some(scale) = self.quantized_before(weights, i32::from(zero), max_abs, codes) {
@@ -218,7 +218,7 @@ impl GroupSpec {
         (max_abs, steps): (f32, i32),
         codes: &mut [u8],
     ) -> Option<f32> {
-        let unit = self.number().round(max_abs / steps as f32);
+        let unit = self.number_type().round(max_abs / steps as f32);
         if unit * steps as f32 != max_abs {
             return None;
         }
@@ -243,7 +243,7 @@ impl GroupSpec {
     #[inline]
     fn code(&self, w: f32, scale: f32) -> f32 {
         let max = self.max_int();
-        round((w / scale).clamp(-max, max))
+        round_small((w / scale).clamp(-max, max))
     }
 
     fn search(&self, weights: &[f32], max_abs: f32, full: f32) -> f32 {
@@ -251,8 +251,8 @@ impl GroupSpec {
         let mut least = self.squared_error(weights, full);
         for i in 1..CANDIDATES {
             let factor = 1.0 - 0.2 * i as f32 / (CANDIDATES - 1) as f32;
-            let scale = self.number().round(max_abs * factor / self.max_int());
-            if scale > self.number().largest_scale() || scale == 0.0 {
+            let scale = self.number_type().round(max_abs * factor / self.max_int());
+            if scale > self.number_type().largest_scale() || scale == 0.0 {
                 continue;
             }
             let error = self.squared_error(weights, scale);
@@ -282,8 +282,8 @@ impl GroupSpec {
         let least = weights.iter().fold(f32::INFINITY, |m, &w| m.min(w));
         let largest = weights.iter().fold(f32::NEG_INFINITY, |m, &w| m.max(w));
         if least == 0.0 && largest == 0.0 || weights.is_empty() {
-            codes.fill(self.padding());
-            return self.empty();
+            codes.fill(self.padding_code());
+            return self.zero_grid();
         }
         let grid = self.grid_before(weights, least, largest).unwrap_or_else(|| match search {
             ScaleSearch::None => self.grid(least, largest),
@@ -297,7 +297,7 @@ impl GroupSpec {
 
     /// The grid from the least to the largest weight.
     fn grid(&self, least: f32, largest: f32) -> QuantGrid {
-        let (number, codes) = (self.number(), self.format.max_code() as f32);
+        let (number, codes) = (self.number_type(), self.format.max_code() as f32);
         if self.format.zero == ZeroPoint::Minimum {
             let zero = number.round(least.max(-number.largest_scale()));
             let scale = self.scale_for((largest - zero).max(0.0), codes, 0.5);
@@ -318,16 +318,16 @@ impl GroupSpec {
             ZeroPoint::Constant(_) | ZeroPoint::PerGroup => w / grid.scale + grid.zero,
             ZeroPoint::Minimum => (w - grid.zero) / grid.scale,
         };
-        round(steps.clamp(0.0, self.format.max_code() as f32)) as u8
+        round_small(steps.clamp(0.0, self.format.max_code() as f32)) as u8
     }
 
     /// The grid that weights lie on which were quantized before, if their codes reach from one end of its range to about
     /// the other, as codes that follow from the least and the largest weight do. With minima also a grid that is not as exact
     /// because our numbers are rounded (those of ggml's Q4_K are products).
     fn grid_before(&self, weights: &[f32], least: f32, largest: f32) -> Option<QuantGrid> {
-        let (number, codes) = (self.number(), self.format.max_code());
+        let (number, codes) = (self.number_type(), self.format.max_code());
         let within = |grid: &QuantGrid, steps: f32| {
-            let rounding = if steps > 0.0 { number.rounding(grid.zero) } else { 0.0 };
+            let rounding = if steps > 0.0 { number.max_rounding_error(grid.zero) } else { 0.0 };
             let most = steps * grid.scale + rounding;
             let near = |&w: &f32| (self.decode(self.nearest(w, *grid), *grid) - w).abs() <= most;
             grid.scale > 0.0 && weights.iter().all(near)
@@ -445,7 +445,7 @@ mod tests {
         for spec in specs() {
             for search in [ScaleSearch::None, ScaleSearch::Mse] {
                 let (grid, _) = quantized(spec, &[0.0, -0.0, 0.0], search);
-                assert_eq!(grid, spec.empty(), "{}", spec.format.name());
+                assert_eq!(grid, spec.zero_grid(), "{}", spec.format.name());
                 assert_eq!(values(spec, &[0.0; 5], search), [0.0; 5]);
             }
         }
@@ -460,7 +460,7 @@ mod tests {
                 assert!(got.iter().all(|w| w.is_finite()), "{}: {got:?}", spec.format.name());
                 assert!(got[0] > 1e4 && got[1] < -1e4, "{}: {got:?}", spec.format.name());
                 if matches!(spec.format.zero, ZeroPoint::Constant(_)) {
-                    let largest = spec.number().largest_scale() * spec.max_int();
+                    let largest = spec.number_type().largest_scale() * spec.max_int();
                     assert_eq!(got, [largest, -largest, 0.0]);
                 }
             }
@@ -494,7 +494,7 @@ mod tests {
             let mut next = random(7);
             let codes = spec.format.code_count() as u32;
             for round in 0..400 {
-                let scale = spec.number().round((next(2000) as f32 + 1.0) / 4096.0);
+                let scale = spec.number_type().round((next(2000) as f32 + 1.0) / 4096.0);
                 let grid = match spec.format.zero {
                     ZeroPoint::Constant(zero) => {
                         let scale = if next(2) == 0 { scale } else { -scale };
@@ -502,7 +502,7 @@ mod tests {
                     }
                     ZeroPoint::PerGroup => QuantGrid { scale, zero: next(codes) as f32 },
                     ZeroPoint::Minimum => {
-                        QuantGrid { scale, zero: spec.number().round(-scale * next(40) as f32 / 3.0) }
+                        QuantGrid { scale, zero: spec.number_type().round(-scale * next(40) as f32 / 3.0) }
                     }
                 };
                 let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();

@@ -43,7 +43,7 @@ pub struct AddressExpr {
 }
 
 impl AddressExpr {
-    pub fn at(&self, row: usize, col: usize) -> usize {
+    pub fn evaluate(&self, row: usize, col: usize) -> usize {
         let term = |t: &AddressTerm| {
             let index = match t.axis {
                 WeightAxis::Row => row,
@@ -102,7 +102,7 @@ pub struct TensorLayout {
 impl TensorLayout {
     pub fn new(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<TensorLayout, QuantError> {
         // No layout takes more than 4 bytes per element of the padded tensor plus the numbers of each group.
-        let padding = if let DType::Packed(format) = dtype { 2 * format.group(1) } else { 2 };
+        let padding = if let DType::Packed(format) = dtype { 2 * format.group_size(1) } else { 2 };
         let bound = n.checked_add(TILE).and_then(|n| k.checked_add(padding)?.checked_mul(n)?.checked_mul(8));
         if bound.is_none_or(|b| b > isize::MAX as usize) {
             return Err(QuantError::TooLarge { dtype, packing, n, k });

@@ -5,7 +5,7 @@
 //! and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the host and as kernel
 //! IR, [`tile`] a vector at a time. [`runs`] is a packing for who draws its bytes.
 //!
-//! Invariant: everything that is stored reads back through [`element`], [`dequantize`], [`unpack_scalar`] and the tile
+//! Invariant: everything that is stored reads back through [`dequantize_element`], [`dequantize`], [`unpack_scalar`] and the tile
 //! fragments as exactly the same f32 value.
 
 mod floats;
@@ -23,7 +23,7 @@ pub use fragments::FragmentSizes;
 pub use group::{GroupSpec, QuantGrid, ScaleSearch};
 pub use layout::{TILE, TensorLayout, packed_bytes};
 pub use pack::{PackOptions, WeightPacker, pack};
-pub use unpack::{dequantize, element, half_steps, unpack_scalar};
+pub use unpack::{dequantize, dequantize_element, half_steps, unpack_scalar};
 
 use mlcc_ir::types::{DType, Packing, QuantFormat};
 

@@ -33,7 +33,7 @@ pub struct WeightPacker {
     /// Codes that are being made.
     codes: Vec<u8>,
     /// Row-major scales, or the whole column-major tensor: written by `finish`.
-    held: Vec<u8>,
+    deferred: Vec<u8>,
     /// Row-major zeros, written after it.
     zeros: Vec<u8>,
 }
@@ -71,7 +71,7 @@ impl WeightPacker {
             tile_row: 0,
             exact: vec![true; n],
             codes: Vec::new(),
-            held,
+            deferred: held,
             zeros: Vec::new(),
         })
     }
@@ -109,7 +109,7 @@ impl WeightPacker {
             let rows = std::mem::take(&mut self.tile);
             self.write_tile(&rows, out);
         }
-        out.append(&mut self.held);
+        out.append(&mut self.deferred);
         out.append(&mut self.zeros);
         Ok(self.exact)
     }
@@ -136,11 +136,11 @@ impl WeightPacker {
                     let exact = &mut self.exact[self.rows_seen + i];
                     for weights in row.chunks(spec.group) {
                         let grid = spec.quantize(weights, self.options.scale_search, codes);
-                        *exact = *exact && spec.holds(grid, codes, weights);
+                        *exact = *exact && spec.is_exact(grid, codes, weights);
                         packed::row_bytes(spec.format, codes, out);
-                        spec.number().write(grid.scale, &mut self.held);
-                        if spec.format.numbers() > 1 {
-                            spec.number().write(grid.zero, &mut self.zeros);
+                        spec.number_type().write(grid.scale, &mut self.deferred);
+                        if spec.format.numbers_per_group() > 1 {
+                            spec.number_type().write(grid.zero, &mut self.zeros);
                         }
                     }
                 }
@@ -157,8 +157,8 @@ impl WeightPacker {
                     for (col, &value) in row.iter().enumerate() {
                         bytes.clear();
                         plain.write(value, &mut bytes);
-                        let at = place.at(row_index, col) * plain.bytes();
-                        self.held[at..at + bytes.len()].copy_from_slice(&bytes);
+                        let at = place.evaluate(row_index, col) * plain.bytes();
+                        self.deferred[at..at + bytes.len()].copy_from_slice(&bytes);
                     }
                 }
                 LayoutRegion::Group { spec, codes: places, shift, scales, zeros } => {
@@ -166,20 +166,20 @@ impl WeightPacker {
                     let exact = &mut self.exact[row_index];
                     for (g, weights) in row.chunks(spec.group).enumerate() {
                         let grid = spec.quantize(weights, self.options.scale_search, codes);
-                        *exact = *exact && spec.holds(grid, codes, weights);
+                        *exact = *exact && spec.is_exact(grid, codes, weights);
                         for (c, &code) in codes.iter().enumerate() {
                             let col = g * spec.group + c;
-                            let at = places.at(row_index, col);
-                            let shift = shift.as_ref().map_or(0, |s| s.at(row_index, col));
-                            put(&mut self.held[at..], *spec, code, shift);
+                            let at = places.evaluate(row_index, col);
+                            let shift = shift.as_ref().map_or(0, |s| s.evaluate(row_index, col));
+                            put(&mut self.deferred[at..], *spec, code, shift);
                         }
                         let numbers = [(Some(scales), grid.scale), (zeros.as_ref(), grid.zero)];
                         for (place, number) in numbers {
                             let Some(place) = place else { continue };
                             let mut bytes = Vec::with_capacity(4);
-                            spec.number().write(number, &mut bytes);
-                            let at = place.at(row_index, g * spec.group);
-                            self.held[at..at + bytes.len()].copy_from_slice(&bytes);
+                            spec.number_type().write(number, &mut bytes);
+                            let at = place.evaluate(row_index, g * spec.group);
+                            self.deferred[at..at + bytes.len()].copy_from_slice(&bytes);
                         }
                     }
                 }
@@ -218,7 +218,7 @@ impl WeightPacker {
             (LayoutRegion::Group { spec, .. }, Some(fragments)) => {
                 let columns = fragments.columns();
                 let codes = sized(&mut self.codes, TILE * columns);
-                let mut grids = vec![spec.empty(); TILE * columns / spec.group];
+                let mut grids = vec![spec.zero_grid(); TILE * columns / spec.group];
                 for start in (0..self.k).step_by(columns) {
                     let groups = grids.iter_mut().zip(codes.chunks_exact_mut(spec.group)).enumerate();
                     for (i, (grid, codes)) in groups {
@@ -226,7 +226,7 @@ impl WeightPacker {
                         let weights = &rows[row * self.k + start + group..][..spec.group];
                         *grid = spec.quantize(weights, self.options.scale_search, codes);
                         let exact = &mut self.exact[first + row];
-                        *exact = *exact && spec.holds(*grid, codes, weights);
+                        *exact = *exact && spec.is_exact(*grid, codes, weights);
                     }
                     fragments.write_group(*spec, &grids, codes, out);
                 }
@@ -235,14 +235,14 @@ impl WeightPacker {
                 let codes = sized(&mut self.codes, TILE * spec.group);
                 for start in (0..self.k).step_by(spec.group) {
                     let end = self.k.min(start + spec.group);
-                    let mut grids = [spec.empty(); TILE];
-                    codes.fill(spec.padding());
+                    let mut grids = [spec.zero_grid(); TILE];
+                    codes.fill(spec.padding_code());
                     let groups = grids.iter_mut().zip(codes.chunks_exact_mut(spec.group));
                     for (i, ((grid, codes), row)) in groups.zip(rows.chunks_exact(self.k)).enumerate() {
                         let weights = &row[start..end];
                         *grid = spec.quantize(weights, self.options.scale_search, codes);
                         let exact = &mut self.exact[first + i];
-                        *exact = *exact && spec.holds(*grid, codes, weights);
+                        *exact = *exact && spec.is_exact(*grid, codes, weights);
                     }
                     packed::tile_bytes(*spec, &grids, codes, out);
                 }

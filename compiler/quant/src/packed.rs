@@ -34,16 +34,16 @@ pub struct TileSizes {
 
 impl TileSizes {
     pub fn new(format: QuantFormat, k: usize) -> TileSizes {
-        let group = format.group(k);
-        TileSizes { format, groups: k.div_ceil(group), blocks: group / format.block() }
+        let group = format.group_size(k);
+        TileSizes { format, groups: k.div_ceil(group), blocks: group / format.block_columns() }
     }
     /// Words of a row in a block.
     pub fn words(self) -> usize {
-        words(self.format, self.format.block())
+        words(self.format, self.format.block_columns())
     }
     /// Bytes before the blocks of a group.
     pub fn header(self) -> usize {
-        TILE * self.format.numbers() * self.format.scale.bytes()
+        TILE * self.format.numbers_per_group() * self.format.scale.bytes()
     }
     /// Bytes of a block of 16 rows.
     pub fn block(self) -> usize {
@@ -94,7 +94,7 @@ pub(crate) fn layout(
                 vec![term(row, 1, 0, number * groups), term(col, group, 0, number)],
             ),
             n * groups * number,
-            n * groups * (code_bytes + format.numbers() * number),
+            n * groups * (code_bytes + format.numbers_per_group() * number),
         ),
         Packing::ColMajor => {
             let mut codes = vec![term(col, per_word, 0, WORD * n), term(row, 1, 0, WORD)];
@@ -107,7 +107,7 @@ pub(crate) fn layout(
                 within_unit,
                 place(n * groups * code_bytes, scales),
                 n * groups * number,
-                n * groups * (code_bytes + format.numbers() * number),
+                n * groups * (code_bytes + format.numbers_per_group() * number),
             )
         }
         Packing::Tile16 => {
@@ -115,7 +115,7 @@ pub(crate) fn layout(
             let start = vec![term(row, TILE, 0, sizes.tile()), term(col, group, 0, sizes.group())];
             let mut codes = start.clone();
             if sizes.blocks > 1 {
-                codes.push(term(col, format.block(), sizes.blocks, sizes.block()));
+                codes.push(term(col, format.block_columns(), sizes.blocks, sizes.block()));
             }
             let words = sizes.words();
             let shift = if format.fills_bytes() {
@@ -140,7 +140,8 @@ pub(crate) fn layout(
         }
         Packing::Fragments => return Ok(FragmentSizes::new(DType::Packed(format), n, k)?.packed(spec)),
     };
-    let zeros = (format.numbers() > 1).then(|| place(scales.offset + scale_bytes, scales.terms.clone()));
+    let zeros =
+        (format.numbers_per_group() > 1).then(|| place(scales.offset + scale_bytes, scales.terms.clone()));
     Ok(TensorLayout { len, region: LayoutRegion::Group { spec, codes, shift, scales, zeros } })
 }
 
@@ -159,11 +160,11 @@ fn word(format: QuantFormat, codes: impl Iterator<Item = u8>) -> u32 {
 /// One group of a tile from its 16 rows: `codes` has those of each row one after the other.
 pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[QuantGrid; TILE], codes: &[u8], out: &mut Vec<u8>) {
     let format = spec.format;
-    grids.iter().for_each(|grid| spec.number().write(grid.scale, out));
-    if format.numbers() > 1 {
-        grids.iter().for_each(|grid| spec.number().write(grid.zero, out));
+    grids.iter().for_each(|grid| spec.number_type().write(grid.scale, out));
+    if format.numbers_per_group() > 1 {
+        grids.iter().for_each(|grid| spec.number_type().write(grid.zero, out));
     }
-    let (columns, words) = (format.block(), words(format, format.block()));
+    let (columns, words) = (format.block_columns(), words(format, format.block_columns()));
     for first in (0..spec.group).step_by(columns) {
         for j in 0..words {
             for row in codes.chunks_exact(spec.group) {
@@ -193,6 +194,6 @@ fn quads(format: QuantFormat, block: &[u8], j: usize, words: usize) -> [u8; WORD
 
 /// What fills the bytes of codes that belong to no weight.
 pub(crate) fn padding_word(spec: GroupSpec) -> [u8; WORD] {
-    let codes = std::iter::repeat_n(spec.padding(), spec.format.codes_per_word());
+    let codes = std::iter::repeat_n(spec.padding_code(), spec.format.codes_per_word());
     word(spec.format, codes).to_le_bytes()
 }

@@ -90,7 +90,7 @@ impl PlainType {
         }
     }
     /// The largest distance of a number near `value` from the nearest one of this type.
-    pub(crate) fn rounding(self, value: f32) -> f32 {
+    pub(crate) fn max_rounding_error(self, value: f32) -> f32 {
         self.roundoff() * (value.abs().max(self.min_normal()) * (1.0 + 1e-5))
     }
     /// The largest scale: its product with every code is finite in f32.
@@ -101,7 +101,7 @@ impl PlainType {
         }
     }
     /// Columns that lie together within a row of a tile.
-    pub fn pair(self) -> usize {
+    pub fn pair_columns(self) -> usize {
         match self {
             PlainType::F32 | PlainType::F16 => 1,
             PlainType::BF16 => 2,
@@ -112,12 +112,12 @@ impl PlainType {
 /// Whether a number of steps, up to some hundred, is whole but for roundings to f32.
 #[inline]
 pub(crate) fn is_near_whole(steps: f32) -> bool {
-    (steps - round(steps)).abs() < 1e-3
+    (steps - round_small(steps)).abs() < 1e-3
 }
 
 /// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
 #[inline]
-pub(crate) fn round(x: f32) -> f32 {
+pub(crate) fn round_small(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     (x + MAGIC) - MAGIC
 }
@@ -129,7 +129,7 @@ pub(crate) fn layout(
     k: usize,
 ) -> Result<TensorLayout, QuantError> {
     let term = AddressTerm::new;
-    let (row, col, pair) = (WeightAxis::Row, WeightAxis::Col, plain.pair());
+    let (row, col, pair) = (WeightAxis::Row, WeightAxis::Col, plain.pair_columns());
     let (terms, elements) = match packing {
         Packing::RowMajor => (vec![term(row, 1, 0, k), term(col, 1, 0, 1)], n * k),
         Packing::ColMajor => (vec![term(col, 1, 0, n), term(row, 1, 0, 1)], n * k),
@@ -153,7 +153,7 @@ pub(crate) fn layout(
 
 /// One tile from its rows (`[rows][k]`, up to 16 of them; missing ones are zero).
 pub(crate) fn tile_bytes(plain: PlainType, k: usize, rows: &[f32], out: &mut Vec<u8>) {
-    let pair = plain.pair();
+    let pair = plain.pair_columns();
     for column in (0..k).step_by(pair) {
         for row in 0..TILE {
             for c in column..column + pair {

@@ -30,7 +30,12 @@ pub struct ByteRun {
 
 /// The runs of an `[N, K]` tensor, which cover it in ascending order. `None` where padded columns lie among the others: K is
 /// then no multiple of what a packing takes together.
-pub fn runs(dtype: DType, packing: Packing, n: usize, k: usize) -> Result<Option<Vec<ByteRun>>, QuantError> {
+pub fn byte_runs(
+    dtype: DType,
+    packing: Packing,
+    n: usize,
+    k: usize,
+) -> Result<Option<Vec<ByteRun>>, QuantError> {
     let bytes = packed_bytes(dtype, packing, n, k)?;
     let runs = match dtype {
         DType::F32 => plain(PlainType::F32, packing, n, k),
@@ -51,8 +56,8 @@ fn plain(plain: PlainType, packing: Packing, n: usize, k: usize) -> Option<Vec<B
         }
         Packing::ColMajor => vec![ByteRun { offset: 0, count: k, pieces: vec![(n * size, value)] }],
         Packing::Tile16 => {
-            let pair = plain.pair() * size;
-            if !k.is_multiple_of(plain.pair()) {
+            let pair = plain.pair_columns() * size;
+            if !k.is_multiple_of(plain.pair_columns()) {
                 return None;
             }
             let (tiles, rest) = (n / TILE, n % TILE);
@@ -61,7 +66,7 @@ fn plain(plain: PlainType, packing: Packing, n: usize, k: usize) -> Option<Vec<B
                 ByteRun { offset: 0, count: tiles, pieces: vec![(k * TILE * size, value)] },
                 ByteRun {
                     offset: tiles * k * TILE * size,
-                    count: if rest > 0 { k / plain.pair() } else { 0 },
+                    count: if rest > 0 { k / plain.pair_columns() } else { 0 },
                     pieces: part,
                 },
             ]
@@ -77,7 +82,7 @@ fn grouped(format: QuantFormat, packing: Packing, n: usize, k: usize) -> Option<
     let (groups, words) = (k / spec.group, spec.group / format.codes_per_word());
     let number = format.scale.bytes();
     let run = |offset, count, bytes, kind| ByteRun { offset, count, pieces: vec![(bytes, kind)] };
-    let kinds = &[ByteKind::Scale, ByteKind::Zero][..format.numbers()];
+    let kinds = &[ByteKind::Scale, ByteKind::Zero][..format.numbers_per_group()];
     // Where the numbers of each kind begin.
     let begin = |i: usize| n * groups * (4 * words + i * number);
     let numbers = |count: usize, bytes: usize| {
@@ -113,7 +118,7 @@ fn grouped(format: QuantFormat, packing: Packing, n: usize, k: usize) -> Option<
         }
         Packing::Fragments => {
             let sizes = FragmentSizes::new(DType::Packed(format), n, k).ok()?;
-            let pieces = vec![(sizes.header(), ByteKind::Scale), (sizes.codes(), ByteKind::Code)];
+            let pieces = vec![(sizes.scale_bytes(), ByteKind::Scale), (sizes.code_bytes(), ByteKind::Code)];
             vec![ByteRun { offset: 0, count: sizes.blocks(), pieces }]
         }
     })
@@ -150,7 +155,7 @@ mod tests {
     #[test]
     fn runs_agree_with_layouts_and_the_packer() {
         for dtype in storage_types() {
-            let group = if let DType::Packed(format) = dtype { format.group(1) } else { 32 };
+            let group = if let DType::Packed(format) = dtype { format.group_size(1) } else { 32 };
             for packing in Packing::ALL {
                 let (one, two, three) = (group, 2 * group, 3 * group);
                 for (n, k) in [
@@ -168,7 +173,7 @@ mod tests {
                         continue;
                     }
                     let layout = TensorLayout::new(dtype, packing, n, k).unwrap();
-                    let Some(runs) = runs(dtype, packing, n, k).unwrap() else {
+                    let Some(runs) = byte_runs(dtype, packing, n, k).unwrap() else {
                         assert!(k % group != 0, "{dtype} {} {n} x {k}", packing.name());
                         continue;
                     };
@@ -179,14 +184,14 @@ mod tests {
                         match &layout.region {
                             LayoutRegion::Plain { plain, place } => {
                                 let size = plain.bytes();
-                                put(place.at(row, col) * size, size, ByteKind::Value(*plain));
+                                put(place.evaluate(row, col) * size, size, ByteKind::Value(*plain));
                             }
                             LayoutRegion::Group { spec, codes, scales, zeros, .. } => {
                                 let unit = if spec.format.fills_bytes() { 1 } else { 4 };
-                                put(codes.at(row, col), unit, ByteKind::Code);
-                                put(scales.at(row, col), spec.number().bytes(), ByteKind::Scale);
+                                put(codes.evaluate(row, col), unit, ByteKind::Code);
+                                put(scales.evaluate(row, col), spec.number_type().bytes(), ByteKind::Scale);
                                 if let Some(zeros) = zeros {
-                                    put(zeros.at(row, col), spec.number().bytes(), ByteKind::Zero);
+                                    put(zeros.evaluate(row, col), spec.number_type().bytes(), ByteKind::Zero);
                                 }
                             }
                         }

@@ -18,7 +18,7 @@ const QUAD: usize = 4;
 
 /// Subtracted from a code where it is unpacked. That is the zero point where all groups have the same one; else whatever
 /// makes of the code a signed byte.
-pub fn centre(format: QuantFormat) -> i64 {
+pub fn code_centre(format: QuantFormat) -> i64 {
     match format.zero {
         ZeroPoint::Constant(zero) => zero.into(),
         ZeroPoint::PerGroup | ZeroPoint::Minimum if format.bits == 8 => 128,
@@ -36,13 +36,13 @@ pub fn sum_factor(format: QuantFormat) -> i64 {
 }
 
 /// Words per block.
-pub fn words(format: QuantFormat) -> usize {
-    format.block() / format.codes_per_word()
+pub fn words_per_block(format: QuantFormat) -> usize {
+    format.block_columns() / format.codes_per_word()
 }
 
 /// The quads in one word: quad `q` covers columns `4 q .. 4 q + 4` of the block.
-pub fn quads(format: QuantFormat, word: usize) -> Vec<usize> {
-    (word..format.block() / QUAD).step_by(words(format)).collect()
+pub fn quads_of_word(format: QuantFormat, word: usize) -> Vec<usize> {
+    (word..format.block_columns() / QUAD).step_by(words_per_block(format)).collect()
 }
 
 /// One block of a tile: 32 columns of a group or all of it.
@@ -62,11 +62,11 @@ impl<'k> TileBlock<'k> {
         self.numbers(row, lanes)
     }
 
-    /// What is subtracted from `(code - centre) * scale` ([`centre`]; 0 if not `centred`) to give a weight of the same rows;
+    /// What is subtracted from `(code - code_centre) * scale` ([`code_centre`]; 0 if not `code_centred`) to give a weight of the same rows;
     /// `None` where that is nothing, or the same zero point for all groups.
-    pub fn offsets(self, row: u32, lanes: u32, centred: bool) -> Option<Val<'k>> {
+    pub fn offsets(self, row: u32, lanes: u32, code_centred: bool) -> Option<Val<'k>> {
         let format = self.sizes.format;
-        let centre = if centred { centre(format) } else { 0 };
+        let code_centre = if code_centred { code_code_centre(format) } else { 0 };
         let zeros = || self.numbers(TILE as u32 + row, lanes);
         match format.zero {
             ZeroPoint::Constant(_) => None,
@@ -118,40 +118,40 @@ pub fn small_floats(codes: Val<'_>) -> Val<'_> {
 /// The numbers of the stored codes (zero point included) of one quad of a word: u8, four per row. `lookup` as in [`code_numbers`].
 pub fn quad_codes(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
     let bytes = word.bits_as(ExprType::vector(DType::U8, 4 * word.lanes()));
-    let shift = (quad / words(format) * format.bits) as i64;
+    let shift = (quad / words_per_block(format) * format.bits) as i64;
     let codes = if shift == 0 { bytes } else { bytes >> shift };
     // The highest codes of a byte have nothing above them.
     let codes = if shift as usize + format.bits == 8 { codes } else { codes & format.max_code() as i64 };
     code_numbers(format, codes, lookup)
 }
 
-/// The numbers of one quad as signed integers ([`centre`] removed): i8, four per row.
+/// The numbers of one quad as signed integers ([`code_centre`] removed): i8, four per row.
 pub fn quad_signed(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
     let codes = quad_codes(format, word, quad, lookup);
     let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
         8 => codes ^ 128,
-        _ if centre(format) == 0 => codes,
-        _ => codes - centre(format),
+        _ if code_code_centre(format) == 0 => codes,
+        _ => codes - code_centre(format),
     };
     signed.bits_as(ExprType::vector(DType::I8, codes.lanes()))
 }
 
-/// The numbers of the sixteen 4-bit codes less their [`centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
+/// The numbers of the sixteen 4-bit codes less their [`code_centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
 pub fn code_table(k: &Recorder, format: QuantFormat) -> Val<'_> {
     let first = |code: i64| k.literal(code as f64, ExprType::scalar(DType::I32));
     match format.values {
-        CodeValues::Whole | CodeValues::E4M3 => first(-centre(format)).ramp(1, 16).cast(DType::F32),
+        CodeValues::Whole | CodeValues::E4M3 => first(-code_code_centre(format)).ramp(1, 16).cast(DType::F32),
         CodeValues::E2M1 => {
-            (code_numbers(format, first(0).ramp(1, 16), None) - centre(format)).cast(DType::F32)
+            (code_numbers(format, first(0).ramp(1, 16), None) - code_code_centre(format)).cast(DType::F32)
         }
     }
 }
 
 /// The pieces of a word: the first column of each, in its block, and how many it has.
-pub fn pieces(format: QuantFormat, word: usize) -> Vec<(usize, usize)> {
+pub fn column_runs(format: QuantFormat, word: usize) -> Vec<(usize, usize)> {
     if format.fills_bytes() {
-        return quads(format, word).into_iter().map(|quad| (QUAD * quad, QUAD)).collect();
+        return quads_of_word(format, word).into_iter().map(|quad| (QUAD * quad, QUAD)).collect();
     }
     vec![(word * format.codes_per_word(), format.codes_per_word())]
 }
@@ -165,7 +165,7 @@ pub struct CodeLookup<'k> {
     pub bytes: Option<InstrId>,
 }
 
-/// The numbers less their [`centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a lookup of
+/// The numbers less their [`code_centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a lookup of
 /// floats, 4-bit codes take a shift and a lookup each.
 pub fn piece_floats<'k>(
     format: QuantFormat,
@@ -177,7 +177,7 @@ pub fn piece_floats<'k>(
     let shifted = |value: Val<'k>, bits: i64| if bits == 0 { value } else { value >> bits };
     if !format.fills_bytes() {
         let code = |at| shifted(word, (at * format.bits) as i64) & format.max_code() as i64;
-        let centred = |code: Val<'k>| code.bits_as(lanes) - centre(format);
+        let centred = |code: Val<'k>| code.bits_as(lanes) - code_centre(format);
         return (0..format.codes_per_word()).map(|at| centred(code(at)).cast(DType::F32)).collect();
     }
     if format.values == CodeValues::E4M3 {
@@ -185,7 +185,7 @@ pub fn piece_floats<'k>(
     }
     let quad = first / QUAD;
     if let (4, Some((instr, table))) = (format.bits, lookup.floats) {
-        let low = (quad / words(format) * format.bits) as i64;
+        let low = (quad / words_per_block(format) * format.bits) as i64;
         return [0, 8, 16, 24]
             .map(|bit| table.instr(instr, &[shifted(word, bit + low).bits_as(lanes)]))
             .to_vec();

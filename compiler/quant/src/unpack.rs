@@ -26,7 +26,7 @@ fn checked(
 
 fn read(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) -> f32 {
     match &layout.region {
-        LayoutRegion::Plain { plain, place } => plain.read(bytes, place.at(row, col)),
+        LayoutRegion::Plain { plain, place } => plain.read(bytes, place.evaluate(row, col)),
         LayoutRegion::Group { spec, .. } => {
             let (code, grid) = code_and_grid(layout, bytes, row, col);
             spec.decode(code, grid)
@@ -39,13 +39,13 @@ fn code_and_grid(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) ->
     let LayoutRegion::Group { spec, codes, shift, scales, zeros } = &layout.region else {
         return (0, QuantGrid { scale: 0.0, zero: 0.0 });
     };
-    let at = codes.at(row, col);
+    let at = codes.evaluate(row, col);
     let unit = if spec.format.fills_bytes() { 1 } else { 4 };
     let unit = bytes[at..at + unit].iter().rev().fold(0_u32, |word, &byte| word << 8 | u32::from(byte));
-    let shift = shift.as_ref().map_or(0, |s| s.at(row, col));
+    let shift = shift.as_ref().map_or(0, |s| s.evaluate(row, col));
     let code = (unit >> shift) as usize & spec.format.max_code();
-    let number = |place: &AddressExpr| spec.number().read(&bytes[place.at(row, col)..], 0);
-    let zero = zeros.as_ref().map_or(spec.empty().zero, number);
+    let number = |place: &AddressExpr| spec.number_type().read(&bytes[place.evaluate(row, col)..], 0);
+    let zero = zeros.as_ref().map_or(spec.zero_grid().zero, number);
     (code as u8, QuantGrid { scale: number(scales), zero })
 }
 
@@ -73,7 +73,7 @@ pub fn half_steps(
 ) -> Result<Vec<f32>, QuantError> {
     let layout = checked(dtype, packing, n, k, bytes.len())?;
     let half_step = |(row, col)| match &layout.region {
-        LayoutRegion::Plain { plain, .. } => plain.rounding(read(&layout, bytes, row, col)),
+        LayoutRegion::Plain { plain, .. } => plain.max_rounding_error(read(&layout, bytes, row, col)),
         LayoutRegion::Group { spec, .. } => {
             let (code, grid) = code_and_grid(&layout, bytes, row, col);
             half_step(spec.format, code) * grid.scale.abs()
@@ -92,14 +92,14 @@ fn half_step(format: QuantFormat, code: u8) -> f32 {
         CodeValues::E4M3 => 2,
     };
     let (code, count) = (usize::from(code), format.code_count());
-    let between = |a: usize, b: usize| (format.number(a as u8) - format.number(b as u8)).abs();
+    let between = |a: usize, b: usize| (format.decode(a as u8) - format.decode(b as u8)).abs();
     let above = if code + apart < count { between(code + apart, code) } else { 0.0 };
     let below = if code >= apart { between(code, code - apart) } else { 0.0 };
     0.5 * above.max(below)
 }
 
 /// One element; `row < n` and `col < k`.
-pub fn element(
+pub fn dequantize_element(
     dtype: DType,
     packing: Packing,
     (n, k): (usize, usize),
@@ -143,8 +143,8 @@ pub fn unpack_scalar(
             }
             let number = |kb: &mut KernelBuilder, place: &AddressExpr| {
                 let at = place.emit(kb, row, col);
-                let bytes = kb.load_vec(buf, at, spec.number().bytes() as u32);
-                let number = kb.bitcast(bytes, ExprType::scalar(spec.number().dtype()));
+                let bytes = kb.load_vec(buf, at, spec.number_type().bytes() as u32);
+                let number = kb.bitcast(bytes, ExprType::scalar(spec.number_type().dtype()));
                 kb.cast(number, DType::F32)
             };
             if spec.format.values == CodeValues::E4M3 {

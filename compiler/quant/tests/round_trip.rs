@@ -6,7 +6,7 @@ use mlcc_ir::types::{DType, Packing, QuantFormat};
 use mlcc_quant::layout::LayoutRegion;
 use mlcc_quant::{
     FragmentSizes, GroupSpec, PackOptions, QuantError, ScaleSearch, TensorLayout, WeightPacker, dequantize,
-    element, half_steps, pack, packed_bytes, storage_types,
+    dequantize_element, half_steps, pack, packed_bytes, storage_types,
 };
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ proptest! {
                 let got = dequantize(dtype, packing, n, k, &bytes).unwrap();
                 prop_assert_eq!(&got, &want, "{} {}", dtype, packing.name());
                 let (row, col) = (n - 1, k / 2);
-                prop_assert_eq!(element(dtype, packing, (n, k), &bytes, (row, col)).unwrap(), want[row * k + col]);
+                prop_assert_eq!(dequantize_element(dtype, packing, (n, k), &bytes, (row, col)).unwrap(), want[row * k + col]);
             }
         }
     }
@@ -182,7 +182,11 @@ fn fragments_read_back() {
                 LayoutRegion::Group { codes, .. } => (codes, 1),
             };
             for lane in 0..32 {
-                assert_eq!(place.at(lane / 4, lane % 4 * 8) * unit, sizes.header() + 16 * lane, "{dtype}");
+                assert_eq!(
+                    place.evaluate(lane / 4, lane % 4 * 8) * unit,
+                    sizes.scale_bytes() + 16 * lane,
+                    "{dtype}"
+                );
             }
         }
     }

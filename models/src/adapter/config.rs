@@ -1,7 +1,7 @@
 //! `adapter_config.json`: the factor of each module, and what is not merged.
 
 use crate::config::ConfigFields;
-use crate::error::{AdapterError, ConfigError, brief};
+use crate::error::{AdapterError, ConfigError, shorten_name};
 use fancy_regex::Regex;
 use serde_json::Value;
 use std::path::Path;
@@ -73,7 +73,9 @@ impl AdapterConfig {
         }
         let alpha = fields.float_or("lora_alpha", 8.0)?;
         if !alpha.is_finite() {
-            return Err(fields.wrong("lora_alpha", "a finite number", &fields.raw["lora_alpha"]).into());
+            return Err(fields
+                .invalid_value("lora_alpha", "a finite number", &fields.raw["lora_alpha"])
+                .into());
         }
         Ok(AdapterConfig {
             base: fields.string("base_model_name_or_path").unwrap_or_else(|_| "no base".into()),
@@ -81,21 +83,21 @@ impl AdapterConfig {
             keeps_ties: fields.flag_or("ensure_weight_tying", false)?,
             alpha,
             rank_stabilized: fields.flag_or("use_rslora", false)?,
-            alphas: patterns(&fields, "alpha_pattern", "a number", |value| {
+            alphas: read_patterns(&fields, "alpha_pattern", "a number", |value| {
                 value.as_f64().filter(|alpha| alpha.is_finite())
             })?,
             rank: match fields.get("r") {
                 None => None,
-                Some(found) => Some(rank(found).ok_or_else(|| fields.wrong("r", RANK, found))?),
+                Some(found) => Some(parse_rank(found).ok_or_else(|| fields.invalid_value("r", RANK, found))?),
             },
-            ranks: patterns(&fields, "rank_pattern", RANK, rank)?,
+            ranks: read_patterns(&fields, "rank_pattern", RANK, parse_rank)?,
             origin: fields.origin,
         })
     }
 
     /// What the product of the factors of a module is multiplied with; their rank has to be the one that the file states.
-    pub fn scale(&self, module: &str, rank: usize) -> Result<f64, AdapterError> {
-        let own = self.own(&self.ranks, "rank_pattern", module)?;
+    pub fn module_scale(&self, module: &str, rank: usize) -> Result<f64, AdapterError> {
+        let own = self.match_pattern(&self.ranks, "rank_pattern", module)?;
         let (field, stated) = match own {
             Some(own) => ("rank_pattern", Some(own)),
             None => ("r", self.rank),
@@ -105,16 +107,16 @@ impl AdapterConfig {
                 file: self.origin.clone(),
                 field: field.to_string(),
                 found: stated.to_string(),
-                expected: format!("{rank}, as the factors of `{}` have", brief(module)),
+                expected: format!("{rank}, as the factors of `{}` have", shorten_name(module)),
             });
         }
-        let alpha = self.own(&self.alphas, "alpha_pattern", module)?.unwrap_or(self.alpha);
+        let alpha = self.match_pattern(&self.alphas, "alpha_pattern", module)?.unwrap_or(self.alpha);
         let rank = rank as f64;
         Ok(alpha / if self.rank_stabilized { rank.sqrt() } else { rank })
     }
 
     /// The value of the first pattern that fits a module.
-    fn own<T: Copy>(
+    fn match_pattern<T: Copy>(
         &self,
         patterns: &[(Regex, T)],
         field: &str,
@@ -123,7 +125,7 @@ impl AdapterConfig {
         for (pattern, value) in patterns {
             let matches = pattern.is_match(module).map_err(|error| AdapterError::Unsupported {
                 file: self.origin.clone(),
-                what: format!("the pattern `{}` in `{field}` ({error})", brief(pattern.as_str())),
+                what: format!("the pattern `{}` in `{field}` ({error})", shorten_name(pattern.as_str())),
             })?;
             if matches {
                 return Ok(Some(*value));
@@ -135,22 +137,23 @@ impl AdapterConfig {
 
 const RANK: &str = "a rank from 1 to 1048576";
 
-fn rank(value: &Value) -> Option<usize> {
+fn parse_rank(value: &Value) -> Option<usize> {
     usize::try_from(value.as_u64()?).ok().filter(|rank| (1..=MOST_RANK).contains(rank))
 }
 
 /// Patterns are regular expressions for the end of a module's name, from a dot on; the first that matches counts.
-fn patterns<T>(
+fn read_patterns<T>(
     fields: &ConfigFields,
     field: &str,
     expected: &str,
     read: impl Fn(&Value) -> Option<T>,
 ) -> Result<Vec<(Regex, T)>, AdapterError> {
-    let Some(patterns) = fields.object(field)? else { return Ok(Vec::new()) };
+    let Some(patterns) = fields.nested_object(field)? else { return Ok(Vec::new()) };
     let mut found = Vec::with_capacity(patterns.raw.len());
     for (pattern, value) in &patterns.raw {
-        let wrong =
-            |expected: &str, found: &Value| -> ConfigError { patterns.wrong(pattern, expected, found) };
+        let wrong = |expected: &str, found: &Value| -> ConfigError {
+            patterns.invalid_value(pattern, expected, found)
+        };
         let read = read(value).ok_or_else(|| wrong(expected, value))?;
         let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"));
         let regex = regex.map_err(|_| wrong("under a name that is a regular expression", value))?;

@@ -3,7 +3,7 @@
 use super::{AdapterRequest, PeftAdapter};
 use crate::checkpoint::{FiniteCheck, TensorInfo};
 use crate::error::{AdapterError, ModelError};
-use crate::transformer::{hf_name, text_name};
+use crate::transformer::{hugging_face_name, strip_text_prefix};
 
 /// What an adapter adds to one tensor: the product of its factors.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,17 +19,17 @@ pub struct TensorFactors {
 
 /// Reads the factors of an adapter, by the names of the tensors for which `has_slot` is true. What is no pair of factors, and what no slot is
 /// for, is refused by name.
-pub fn factors(
+pub fn read_lora_factors(
     request: &AdapterRequest,
     has_slot: impl Fn(&str) -> bool,
 ) -> Result<Vec<TensorFactors>, ModelError> {
     let adapter = PeftAdapter::open(request)?;
     let mut found = Vec::new();
-    for (path, module) in &adapter.modules()? {
+    for (path, module) in &adapter.lora_modules()? {
         let refused = |info: &TensorInfo, what: &str| {
             let what =
                 format!("{what}, which no slot has room for; merge the adapter with `mlcc build --lora`");
-            Err(ModelError::from(adapter.tensor(info, what)))
+            Err(ModelError::from(adapter.tensor_error(info, what)))
         };
         if let Some((_, info)) = module.replaced.first() {
             return refused(info, "takes the place of a tensor of the base (`modules_to_save`, `bias`)");
@@ -40,21 +40,21 @@ pub fn factors(
         if let Some(info) = module.bias {
             return refused(info, "is the bias of a factor (`lora_bias`)");
         }
-        let pair = module.factors().map_err(|(info, what)| adapter.tensor(info, what))?;
+        let pair = module.factor_pair().map_err(|(info, what)| adapter.tensor_error(info, what))?;
         let Some((a, b, of_embedding)) = pair else { continue };
         if of_embedding {
             return refused(a, "belongs to an embedding");
         }
-        let (rank, _) = adapter.ranks(a, b)?;
-        let names = [path.clone(), hf_name(&text_name(path)), hf_name(path)];
+        let (rank, _) = adapter.check_ranks(a, b)?;
+        let names = [path.clone(), hugging_face_name(&strip_text_prefix(path)), hugging_face_name(path)];
         let names = names.map(|name| format!("{name}.weight"));
         let Some(tensor) = names.iter().find(|name| has_slot(name)) else {
             let what = "adapts a weight that the artifact has no slot for: it is for another base, or for a weight that takes no \
                         adapter at run time (heads, embeddings, experts, fused layers); merge it with `mlcc build --lora`";
-            return Err(adapter.other_base(a, what.into()).into());
+            return Err(adapter.wrong_base_error(a, what.into()).into());
         };
-        let scale = (adapter.scale * adapter.config.scale(path, rank)?) as f32;
-        let (a, mut b) = (adapter.values(a)?, adapter.values(b)?);
+        let scale = (adapter.scale * adapter.config.module_scale(path, rank)?) as f32;
+        let (a, mut b) = (adapter.read_values(a)?, adapter.read_values(b)?);
         b.iter_mut().for_each(|value| *value *= scale);
         found.push(TensorFactors { tensor: tensor.clone(), rank, a, b });
     }
@@ -63,7 +63,7 @@ pub fn factors(
 
 impl PeftAdapter {
     /// All values of a tensor; NaN and infinities are errors.
-    fn values(&self, info: &TensorInfo) -> Result<Vec<f32>, ModelError> {
+    fn read_values(&self, info: &TensorInfo) -> Result<Vec<f32>, ModelError> {
         let mut values = vec![0.0; info.elements()];
         self.weights.read(&info.name)?.read_f32_into(0, &mut values)?;
         FiniteCheck::new(info).check(0, &values)?;
@@ -71,20 +71,24 @@ impl PeftAdapter {
     }
 
     /// Rank and columns of the factors of a matrix.
-    pub(super) fn ranks(&self, a: &TensorInfo, b: &TensorInfo) -> Result<(usize, [usize; 2]), AdapterError> {
+    pub(super) fn check_ranks(
+        &self,
+        a: &TensorInfo,
+        b: &TensorInfo,
+    ) -> Result<(usize, [usize; 2]), AdapterError> {
         let (&[rank, columns], &[rows, other]) = (a.shape.as_slice(), b.shape.as_slice()) else {
             let what = format!(
                 "has shape {:?} and its partner {:?}; only adapters of matrices are taken",
                 a.shape, b.shape
             );
-            return Err(self.tensor(a, what));
+            return Err(self.tensor_error(a, what));
         };
         if rank != other || rank == 0 {
             let what = format!(
                 "has shape {:?}, `{}` has {:?}: their ranks differ, or are none",
                 a.shape, b.name, b.shape
             );
-            return Err(self.tensor(a, what));
+            return Err(self.tensor_error(a, what));
         }
         Ok((rank, [rows, columns]))
     }

@@ -22,7 +22,7 @@ pub(super) struct LoraModule<'a> {
 
 impl<'a> LoraModule<'a> {
     /// Both factors, and whether they are those of an embedding; `None` if the module has none.
-    pub fn factors(&self) -> Result<Option<(&'a TensorInfo, &'a TensorInfo, bool)>, FaultyTensor<'a>> {
+    pub fn factor_pair(&self) -> Result<Option<(&'a TensorInfo, &'a TensorInfo, bool)>, FaultyTensor<'a>> {
         let (a, b, transposed) = match (self.a.or(self.b), self.embedding_a.or(self.embedding_b)) {
             (Some(info), Some(_)) => {
                 return Err((
@@ -47,7 +47,9 @@ impl<'a> LoraModule<'a> {
 }
 
 /// The modules of an adapter by their names in the base, as PEFT has them.
-pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, LoraModule<'_>>, FaultyTensor<'_>> {
+pub(super) fn group_by_module(
+    tensors: &[TensorInfo],
+) -> Result<BTreeMap<String, LoraModule<'_>>, FaultyTensor<'_>> {
     let mut modules: BTreeMap<String, LoraModule> = BTreeMap::new();
     for info in tensors {
         let name = info.name.strip_prefix("base_model.model.").unwrap_or(&info.name);
@@ -59,7 +61,7 @@ pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, LoraMod
             continue;
         }
         if let Some((path, end)) = name.split_once(".lora_") {
-            let module = modules.entry(plain(path)).or_default();
+            let module = modules.entry(strip_peft_modules(path)).or_default();
             let end = without_adapter_name(end);
             let place = match end.as_str() {
                 "A.weight" => &mut module.a,
@@ -77,7 +79,7 @@ pub(super) fn modules(tensors: &[TensorInfo]) -> Result<BTreeMap<String, LoraMod
         }
         match name.rsplit_once('.') {
             Some((path, end @ ("weight" | "bias"))) => {
-                modules.entry(plain(path)).or_default().replaced.push((end, info));
+                modules.entry(strip_peft_modules(path)).or_default().replaced.push((end, info));
             }
             _ => return Err((info, "is neither a factor of a LoRA nor a weight or bias of the base".into())),
         }
@@ -99,7 +101,7 @@ fn without_adapter_name(end: &str) -> String {
 }
 
 /// The path without the modules that PEFT puts around those of the base.
-fn plain(path: &str) -> String {
+fn strip_peft_modules(path: &str) -> String {
     let own = |part: &&str| !matches!(*part, "base_layer" | "modules_to_save" | "default");
     let parts: Vec<&str> = path.split('.').filter(own).collect();
     parts.join(".")

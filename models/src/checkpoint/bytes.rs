@@ -43,7 +43,7 @@ impl FileBytes {
         Ok(FileBytes { label, content: FileContent::Mapped(map) })
     }
 
-    pub fn all(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         match &self.content {
             FileContent::Mapped(map) => map,
             FileContent::Owned(bytes) => bytes,
@@ -52,12 +52,12 @@ impl FileBytes {
 
     /// `length` bytes from `start`; the readers have checked the range when they listed the tensor.
     pub(crate) fn slice(&self, start: usize, length: usize) -> &[u8] {
-        &self.all()[start..start + length]
+        &self.as_bytes()[start..start + length]
     }
 
     /// Tells the system that the pages of this range are not needed now, so that a build that streams a large file does
     /// not count the whole of it as its own memory.
-    pub(crate) fn release(&self, start: usize, length: usize) {
+    pub(crate) fn release_pages(&self, start: usize, length: usize) {
         let FileContent::Mapped(map) = &self.content else { return };
         // SAFETY: on a read-only mapping of a file MADV_DONTNEED loses nothing: the next access reads the page again.
         let advised = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, length) };

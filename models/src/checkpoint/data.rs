@@ -10,7 +10,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use std::borrow::Cow;
 
-/// A tensor opened by [`super::ContextCheckpoint::read`]: row-major, little-endian.
+/// A tensor opened by [`super::Checkpoint::read`]: row-major, little-endian.
 #[derive(Debug)]
 pub struct TensorData<'a> {
     info: &'a TensorInfo,
@@ -42,8 +42,8 @@ pub(super) enum TensorContent<'a> {
 impl Drop for TensorData<'_> {
     fn drop(&mut self) {
         match &self.content {
-            TensorContent::Mapped { file, start, bytes } => file.release(*start, bytes.len()),
-            TensorContent::Viewed { file, view } => file.release(view.start, view.bytes()),
+            TensorContent::Mapped { file, start, bytes } => file.release_pages(*start, bytes.len()),
+            TensorContent::Viewed { file, view } => file.release_pages(view.start, view.bytes()),
             TensorContent::Packed(_)
             | TensorContent::Merged(_)
             | TensorContent::Values(_)
@@ -142,10 +142,10 @@ impl<'a> TensorData<'a> {
 pub(super) fn to_floats(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         StoredType::F16 => {
-            from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
+            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
         }
         StoredType::BF16 => {
-            from_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
+            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
         }
         _ => {
             for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
@@ -156,7 +156,7 @@ pub(super) fn to_floats(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Converts through a small aligned buffer: tensors may start at any byte of the file.
-fn from_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32])) {
+fn convert_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32])) {
     const PIECE: usize = 512;
     let mut bits = [0u16; PIECE];
     for (raw, values) in bytes.chunks(2 * PIECE).zip(out.chunks_mut(PIECE)) {
@@ -168,7 +168,7 @@ fn from_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32
 }
 
 /// Row-major copy of a strided tensor. The reader has checked that the last element lies inside the file.
-pub(super) fn gather(
+pub(super) fn gather_strided(
     file: &FileBytes,
     start: usize,
     shape: &[usize],

@@ -38,7 +38,7 @@ pub struct RawTensor {
 }
 
 /// All tensors of a model's files as they are, and the metadata of the first file.
-fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, GgufMetadata), CheckpointError> {
+fn read_headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, GgufMetadata), CheckpointError> {
     let mut tensors = Vec::new();
     let mut metadata: Option<GgufMetadata> = None;
     for (number, file) in files.iter().enumerate() {
@@ -50,10 +50,10 @@ fn headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, GgufMetadata), Checkp
 }
 
 /// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
-pub(super) fn list(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, GgufMetadata), CheckpointError> {
-    let (tensors, metadata) = headers(files)?;
+pub(super) fn list_tensors(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, GgufMetadata), CheckpointError> {
+    let (tensors, metadata) = read_headers(files)?;
     let label = files.first().map_or("", |file| file.label.as_str());
-    let infos = names::map(label, &metadata, &tensors)?;
+    let infos = names::map_tensors(label, &metadata, &tensors)?;
     Ok((infos, metadata))
 }
 
@@ -63,10 +63,10 @@ impl RawTensor {
     }
 
     /// The tensor as it stands, under `name`.
-    fn plain(&self, name: String) -> TensorInfo {
+    fn as_stored(&self, name: String) -> TensorInfo {
         let place = match self.dtype.is_block() {
             false => TensorStorage::Contiguous { file: self.file, start: self.start },
-            true => TensorStorage::View(view::GgufView::whole(self)),
+            true => TensorStorage::View(view::GgufView::of_tensor(self)),
         };
         TensorInfo {
             name: name.clone(),
@@ -74,12 +74,12 @@ impl RawTensor {
             listed_name: name,
             dtype: self.dtype,
             shape: self.shape.clone(),
-            place,
+            storage: place,
         }
     }
 
     /// A changed view of the tensor, under `name`.
-    fn viewed(&self, name: String, shape: Vec<usize>, view: view::GgufView) -> TensorInfo {
+    fn with_view(&self, name: String, shape: Vec<usize>, view: view::GgufView) -> TensorInfo {
         let place = TensorStorage::View(view);
         TensorInfo {
             name: name.clone(),
@@ -87,7 +87,7 @@ impl RawTensor {
             listed_name: name,
             dtype: self.dtype,
             shape,
-            place,
+            storage: place,
         }
     }
 }

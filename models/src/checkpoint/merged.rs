@@ -31,8 +31,8 @@ pub struct LoraDelta {
 
 impl AdapterChange {
     /// The same with all files counted from `first` on.
-    pub(super) fn moved(self, first: usize) -> AdapterChange {
-        let moved = |info: TensorInfo| TensorInfo { place: info.place.moved(first), ..info };
+    pub(super) fn offset_files(self, first: usize) -> AdapterChange {
+        let moved = |info: TensorInfo| TensorInfo { storage: info.storage.offset_files(first), ..info };
         match self {
             AdapterChange::Replace(info) => AdapterChange::Replace(moved(info)),
             AdapterChange::Product(product) => {
@@ -59,16 +59,16 @@ pub struct MergedTensor {
 }
 
 /// The tensor that `info` becomes.
-pub(super) fn changed(info: TensorInfo, change: AdapterChange) -> TensorInfo {
-    let TensorInfo { name, stored_name, listed_name, dtype, shape, place } = info;
+pub(super) fn apply_change(info: TensorInfo, change: AdapterChange) -> TensorInfo {
+    let TensorInfo { name, stored_name, listed_name, dtype, shape, storage: place } = info;
     // Sums with a packed weight lie on no grid any more.
     let plain = |dtype: StoredType| if dtype.is_quantized() { StoredType::F16 } else { dtype };
     let (dtype, place) = match (change, place) {
         (AdapterChange::Replace(new), _) => {
             // Dimensions of size 1 are those of the base; rows may be more.
             let shape = if new.elements() == shape.iter().product::<usize>() { shape } else { new.shape };
-            let (dtype, place) = (new.dtype, new.place);
-            return TensorInfo { name, stored_name, listed_name, dtype, shape, place };
+            let (dtype, place) = (new.dtype, new.storage);
+            return TensorInfo { name, stored_name, listed_name, dtype, shape, storage: place };
         }
         (change, super::TensorStorage::Merged(merged)) => {
             let MergedTensor { base, mut changes } = *merged;
@@ -78,12 +78,12 @@ pub(super) fn changed(info: TensorInfo, change: AdapterChange) -> TensorInfo {
         (change, place) => {
             let (stored_name, listed_name) = (stored_name.clone(), listed_name.clone());
             let (name, shape) = (name.clone(), shape.clone());
-            let base = TensorInfo { name, stored_name, listed_name, dtype, shape, place };
+            let base = TensorInfo { name, stored_name, listed_name, dtype, shape, storage: place };
             let merged = MergedTensor { base, changes: vec![change] };
             (plain(dtype), super::TensorStorage::Merged(Box::new(merged)))
         }
     };
-    TensorInfo { name, stored_name, listed_name, dtype, shape, place }
+    TensorInfo { name, stored_name, listed_name, dtype, shape, storage: place }
 }
 
 /// A merged tensor that was opened.
@@ -152,7 +152,7 @@ impl<'a> MergedReader<'a> {
             .any(|change| matches!(change, LoadedChange::Product { magnitude: Some(_), .. }));
         if !whole {
             self.base.read_f32_into(start, out)?;
-            self.change(start, out);
+            self.apply_changes(start, out);
             return Ok(());
         }
         // The length of a row is that of all of it.
@@ -162,7 +162,7 @@ impl<'a> MergedReader<'a> {
         while !out.is_empty() {
             let (row, from) = (start / columns, start % columns);
             self.base.read_f32_into(row * columns, &mut line)?;
-            self.change(row * columns, &mut line);
+            self.apply_changes(row * columns, &mut line);
             let (here, rest) = out.split_at_mut((columns - from).min(out.len()));
             here.copy_from_slice(&line[from..from + here.len()]);
             (start, out) = (start + here.len(), rest);
@@ -171,20 +171,20 @@ impl<'a> MergedReader<'a> {
     }
 
     /// Changes elements `start ..`: whole rows, if a change needs them.
-    fn change(&self, start: usize, out: &mut [f32]) {
+    fn apply_changes(&self, start: usize, out: &mut [f32]) {
         for change in &self.changes {
             match change {
                 LoadedChange::Sum(term) => {
                     out.iter_mut().zip(&term[start..]).for_each(|(x, term)| *x += term)
                 }
                 LoadedChange::Product { a, b, rank, magnitude } => {
-                    self.add_product((a, b, *rank), magnitude.as_deref(), start, out);
+                    self.add_lora_delta((a, b, *rank), magnitude.as_deref(), start, out);
                 }
             }
         }
     }
 
-    fn add_product(
+    fn add_lora_delta(
         &self,
         (a, b, rank): (&[f32], &[f32], usize),
         magnitude: Option<&[f32]>,

@@ -12,7 +12,7 @@ mod reader;
 mod scales;
 
 pub use grid::{StoredCodes, StoredGroups};
-pub(super) use layouts::unpack;
+pub(super) use layouts::collect_packed_weights;
 pub(super) use reader::PackedReader;
 
 use super::{FileBytes, StoredType, TensorInfo};
@@ -98,7 +98,7 @@ impl ComponentTensor {
     }
 
     /// A tensor that cannot be right, as the error that names it.
-    pub fn wrong(&self, files: &[FileBytes], detail: String) -> CheckpointError {
+    pub fn damaged_error(&self, files: &[FileBytes], detail: String) -> CheckpointError {
         let (file, tensor) = (files[self.file].label.clone(), self.name.clone());
         CheckpointError::UnsupportedTensor { file, tensor, detail }
     }
@@ -145,19 +145,22 @@ pub struct PackedWeight {
 
 impl PackedWeight {
     /// The file of the codes.
-    pub fn file(&self) -> usize {
+    pub fn file_index(&self) -> usize {
         self.codes.part.file
     }
 
-    fn parts(&self) -> impl Iterator<Item = &ComponentTensor> {
+    fn components(&self) -> impl Iterator<Item = &ComponentTensor> {
         let zeros = self.zeros.iter().map(|zeros| &zeros.part);
-        std::iter::once(&self.codes.part).chain(zeros).chain(self.scales.parts()).chain(self.groups.part())
+        std::iter::once(&self.codes.part)
+            .chain(zeros)
+            .chain(self.scales.components())
+            .chain(self.groups.index_tensor())
     }
 }
 
 /// What was in the list of tensors, as a part; `None` if it is not stored in one piece.
-fn part(info: &TensorInfo) -> Option<ComponentTensor> {
-    match info.place {
+fn component_of(info: &TensorInfo) -> Option<ComponentTensor> {
+    match info.storage {
         super::TensorStorage::Contiguous { file, start } => Some(ComponentTensor {
             name: info.stored_name.clone(),
             file,

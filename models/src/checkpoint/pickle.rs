@@ -1,7 +1,7 @@
 //! A restricted unpickler: it builds the values of a state dict and nothing else.
 //!
 //! Pickle is a program for a stack machine (Python's `pickletools.py` is its reference). Two opcodes of it can call any
-//! function of the Python installation; here `GLOBAL` knows a closed list of names ([`Global`]), everything else is
+//! function of the Python installation; here `GLOBAL` knows a closed list of names ([`PickleGlobal`]), everything else is
 //! refused by its name, and `REDUCE` and `BUILD` only act on those. Nothing is ever executed.
 //!
 //! Invariants: every read is bounds-checked; values are small copies that point into arenas, so that nesting costs no

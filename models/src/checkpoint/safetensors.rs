@@ -20,9 +20,9 @@ const LARGEST_HEADER: usize = 100_000_000;
 const MOST_DIMS: usize = 16;
 
 /// The tensors of one file in the order of their position.
-pub(super) fn list(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, CheckpointError> {
+pub(super) fn list_tensors(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, CheckpointError> {
     let damaged = |detail: String| CheckpointError::Damaged { file: file.label.clone(), detail };
-    let bytes = file.all();
+    let bytes = file.as_bytes();
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(damaged(format!("is {} bytes long, a safetensors file has at least 10", bytes.len())));
     };
@@ -56,7 +56,7 @@ fn place_entries(
     entries: &[(String, HeaderEntry)],
     data_start: usize,
 ) -> Result<Vec<TensorInfo>, CheckpointError> {
-    let data_length = file.all().len() - data_start;
+    let data_length = file.as_bytes().len() - data_start;
     let mut position = 0;
     let mut infos: Vec<TensorInfo> = Vec::with_capacity(entries.len());
     for (name, entry) in entries {
@@ -93,7 +93,7 @@ fn place_entries(
             listed_name: name.clone(),
             dtype,
             shape: entry.shape.clone(),
-            place: TensorStorage::Contiguous { file: number, start: data_start + start },
+            storage: TensorStorage::Contiguous { file: number, start: data_start + start },
         });
     }
     Ok(infos)

@@ -2,7 +2,7 @@
 
 use super::{Checkpoint, CheckpointFormat, Quantization};
 use crate::config::ConfigFields;
-use crate::error::{CheckpointError, listed};
+use crate::error::{CheckpointError, list_names};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub struct WeightFiles {
     /// How the weights were quantized, which config.json says.
     pub quantization: Option<Quantization>,
     /// Files of other parts of the model, and what their tensors' names begin with.
-    pub beside: Vec<(String, PathBuf)>,
+    pub auxiliary: Vec<(String, PathBuf)>,
     index: Option<ShardIndex>,
 }
 
@@ -40,11 +40,11 @@ impl WeightFiles {
         for (name, format) in SINGLE {
             let file = dir.join(name);
             if mlcc_files::is_file(&file)? {
-                return Ok(WeightFiles::single(file, *format));
+                return Ok(WeightFiles::from_single_file(file, *format));
             }
             let index = dir.join(format!("{name}.index.json"));
             if mlcc_files::is_file(&index)? {
-                return WeightFiles::indexed(&index, *format);
+                return WeightFiles::from_index(&index, *format);
             }
         }
         let mut candidates = weight_files_of(dir)?;
@@ -64,7 +64,7 @@ impl WeightFiles {
                 let names: Vec<String> =
                     std::iter::once(first).chain(candidates).map(|(file, _)| file_name(&file)).collect();
                 let dir = dir.display().to_string();
-                Err(CheckpointError::Ambiguous { dir, candidates: listed(&names) })
+                Err(CheckpointError::Ambiguous { dir, candidates: list_names(&names) })
             }
         }
     }
@@ -78,11 +78,11 @@ impl WeightFiles {
             } else {
                 CheckpointFormat::Torch
             };
-            return WeightFiles::indexed(path, format);
+            return WeightFiles::from_index(path, format);
         }
         match format_of(path) {
             Some(CheckpointFormat::Gguf) => WeightFiles::gguf(path),
-            Some(format) => Ok(WeightFiles::single(path.to_path_buf(), format)),
+            Some(format) => Ok(WeightFiles::from_single_file(path.to_path_buf(), format)),
             None => Err(CheckpointError::Unsupported {
                 file: path.display().to_string(),
                 detail:
@@ -93,26 +93,26 @@ impl WeightFiles {
     }
 
     /// Takes the weights in `dir` too: names of its tensors get `prefix` and a dot in front.
-    pub fn add_beside(&mut self, prefix: String, dir: &Path) -> Result<(), CheckpointError> {
+    pub fn add_auxiliary_weights(&mut self, prefix: String, dir: &Path) -> Result<(), CheckpointError> {
         let files = WeightFiles::in_directory(dir)?;
-        self.beside.extend(files.files.into_iter().map(|file| (prefix.clone(), file)));
+        self.auxiliary.extend(files.files.into_iter().map(|file| (prefix.clone(), file)));
         Ok(())
     }
 
-    fn single(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
+    fn from_single_file(file: PathBuf, format: CheckpointFormat) -> WeightFiles {
         WeightFiles {
             origin: file.display().to_string(),
             format,
             files: vec![file],
             quantization: None,
-            beside: Vec::new(),
+            auxiliary: Vec::new(),
             index: None,
         }
     }
 
     /// One GGUF file, or all of a model that was split (`name-00001-of-00003.gguf`).
     fn gguf(path: &Path) -> Result<WeightFiles, CheckpointError> {
-        let whole = WeightFiles::single(path.to_path_buf(), CheckpointFormat::Gguf);
+        let whole = WeightFiles::from_single_file(path.to_path_buf(), CheckpointFormat::Gguf);
         let name = file_name(path);
         let Some((base, _, count)) = split_gguf(&name) else { return Ok(whole) };
         let part = |number: u32| format!("{base}-{number:05}-of-{count:05}.gguf");
@@ -129,7 +129,7 @@ impl WeightFiles {
         }
     }
 
-    fn indexed(path: &Path, format: CheckpointFormat) -> Result<WeightFiles, CheckpointError> {
+    fn from_index(path: &Path, format: CheckpointFormat) -> Result<WeightFiles, CheckpointError> {
         let origin = path.display().to_string();
         let bad = |detail: String| CheckpointError::Unsupported { file: origin.clone(), detail };
         let json = ConfigFields::read(path).map_err(|error| bad(error.to_string()))?;
@@ -160,7 +160,7 @@ impl WeightFiles {
         }
         let files = shards.iter().map(|shard| dir.join(shard)).collect();
         let index = Some(ShardIndex { path: path.to_path_buf(), weight_map });
-        Ok(WeightFiles { origin, format, files, quantization: None, beside: Vec::new(), index })
+        Ok(WeightFiles { origin, format, files, quantization: None, auxiliary: Vec::new(), index })
     }
 
     /// The directory the files lie in.
@@ -173,9 +173,9 @@ impl WeightFiles {
     pub(super) fn check_index(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let Some(index) = &self.index else { return Ok(()) };
         for (tensor, shard) in &index.weight_map {
-            let found = checkpoint
-                .info(tensor)
-                .map(|info| info.place.file().map_or_else(String::new, |file| file_name(&self.files[file])));
+            let found = checkpoint.tensor_info(tensor).map(|info| {
+                info.storage.file_index().map_or_else(String::new, |file| file_name(&self.files[file]))
+            });
             if found.as_ref() != Some(shard) {
                 return Err(CheckpointError::NotInShard {
                     index: index.path.display().to_string(),

@@ -21,10 +21,10 @@ const LONGEST_NAME: usize = 1024;
 const WRAPPERS: [&str; 3] = ["state_dict", "model", "module"];
 
 /// The tensors of one file in the order of the state dict.
-pub(super) fn list(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, CheckpointError> {
+pub(super) fn list_tensors(number: usize, file: &FileBytes) -> Result<Vec<TensorInfo>, CheckpointError> {
     let archive = TorchArchive::open(file)?;
     archive.check_byte_order()?;
-    let pickle_bytes = archive.entry("data.pkl")?;
+    let pickle_bytes = archive.read_entry("data.pkl")?;
     let pickle = Pickle::parse(pickle_bytes).map_err(|error| CheckpointError::Pickle {
         file: file.label.clone(),
         offset: error.offset,
@@ -49,7 +49,7 @@ fn place_tensor(
     };
     let storage = pickle.storage(tensor.storage);
     let entry = format!("data/{}", storage.key);
-    let place = archive.find(&entry);
+    let place = archive.find_entry(&entry);
     let (start, length) =
         place.ok_or_else(|| damaged(format!("its storage `{entry}` is not in the archive")))?;
     let size = storage.dtype.size();
@@ -64,7 +64,7 @@ fn place_tensor(
         listed_name: name.to_string(),
         dtype: storage.dtype,
         shape: tensor.shape.clone(),
-        place: match tensor.is_contiguous() {
+        storage: match tensor.is_contiguous() {
             true => TensorStorage::Contiguous { file: number, start },
             false => TensorStorage::Strided { file: number, start, strides: tensor.strides.clone() },
         },
@@ -110,7 +110,7 @@ struct TorchArchive<'a> {
 
 impl<'a> TorchArchive<'a> {
     fn open(file: &'a FileBytes) -> Result<TorchArchive<'a>, CheckpointError> {
-        let bytes = file.all();
+        let bytes = file.as_bytes();
         let unsupported = |detail: &str| {
             Err(CheckpointError::Unsupported { file: file.label.clone(), detail: detail.to_string() })
         };
@@ -140,12 +140,12 @@ impl<'a> TorchArchive<'a> {
         Ok(TorchArchive { file, entries })
     }
 
-    fn find(&self, name: &str) -> Option<(usize, usize)> {
+    fn find_entry(&self, name: &str) -> Option<(usize, usize)> {
         self.entries.get(name).copied()
     }
 
-    fn entry(&self, name: &str) -> Result<&'a [u8], CheckpointError> {
-        match self.find(name) {
+    fn read_entry(&self, name: &str) -> Result<&'a [u8], CheckpointError> {
+        match self.find_entry(name) {
             Some((start, length)) => Ok(self.file.slice(start, length)),
             None => Err(CheckpointError::Unsupported {
                 file: self.file.label.clone(),
@@ -156,7 +156,7 @@ impl<'a> TorchArchive<'a> {
 
     /// torch 2.1 and later say how they stored numbers; before, it was always little-endian.
     fn check_byte_order(&self) -> Result<(), CheckpointError> {
-        match self.find("byteorder").map(|(start, length)| self.file.slice(start, length)) {
+        match self.find_entry("byteorder").map(|(start, length)| self.file.slice(start, length)) {
             None | Some(b"little") => Ok(()),
             Some(other) => Err(CheckpointError::Unsupported {
                 file: self.file.label.clone(),
@@ -186,7 +186,7 @@ fn locate_entry(
     let length = Some(entry.size()).filter(|&size| size == entry.compressed_size());
     let end = start.zip(length).and_then(|(start, length)| start.checked_add(length));
     match (start, end) {
-        (Some(start), Some(end)) if end <= file.all().len() as u64 => {
+        (Some(start), Some(end)) if end <= file.as_bytes().len() as u64 => {
             Ok((name, (start as usize, (end - start) as usize)))
         }
         _ => {

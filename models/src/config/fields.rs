@@ -28,12 +28,12 @@ impl ConfigFields {
         let file = origin.to_string();
         match serde_json::from_slice(&mlcc_files::json::without_infinity(json)) {
             Ok(Value::Object(mut raw)) => {
-                raw.values_mut().for_each(plain_infinity);
+                raw.values_mut().for_each(replace_infinities);
                 Ok(ConfigFields { origin: file, raw })
             }
             Ok(other) => Err(ConfigError::Json {
                 file,
-                detail: format!("expected an object, found {}", brief(&other)),
+                detail: format!("expected an object, found {}", brief_value(&other)),
             }),
             Err(error) => Err(ConfigError::Json { file, detail: error.to_string() }),
         }
@@ -46,16 +46,16 @@ impl ConfigFields {
 
     pub fn string(&self, field: &str) -> Result<String, ConfigError> {
         match self.get(field) {
-            None => Err(self.missing(field, "a string")),
+            None => Err(self.missing_field(field, "a string")),
             Some(Value::String(text)) => Ok(text.clone()),
-            Some(other) => Err(self.wrong(field, "a string", other)),
+            Some(other) => Err(self.invalid_value(field, "a string", other)),
         }
     }
 
     /// A size: an integer of at least 1.
     pub fn size(&self, field: &str) -> Result<usize, ConfigError> {
         match self.get(field) {
-            None => Err(self.missing(field, "a positive integer")),
+            None => Err(self.missing_field(field, "a positive integer")),
             Some(value) => self.integer(field, value, 1),
         }
     }
@@ -72,7 +72,7 @@ impl ConfigFields {
     pub fn float_or(&self, field: &str, default: f64) -> Result<f64, ConfigError> {
         match self.get(field) {
             None => Ok(default),
-            Some(value) => value.as_f64().ok_or_else(|| self.wrong(field, "a number", value)),
+            Some(value) => value.as_f64().ok_or_else(|| self.invalid_value(field, "a number", value)),
         }
     }
 
@@ -81,7 +81,7 @@ impl ConfigFields {
         let value = self.float_or(field, default)?;
         match value > 0.0 && value < 1.0 {
             true => Ok(value),
-            false => Err(self.wrong(field, "a number between 0 and 1", &self.raw[field])),
+            false => Err(self.invalid_value(field, "a number between 0 and 1", &self.raw[field])),
         }
     }
 
@@ -89,38 +89,38 @@ impl ConfigFields {
         match self.get(field) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(self.wrong(field, "true or false", other)),
+            Some(other) => Err(self.invalid_value(field, "true or false", other)),
         }
     }
 
     /// Labels of the head for classification, where the file names a class with one.
-    pub fn labels(&self) -> Result<Option<usize>, ConfigError> {
+    pub fn label_count(&self) -> Result<Option<usize>, ConfigError> {
         let class = self.get("architectures").and_then(|names| names.as_array()?.first()?.as_str());
         if !class.is_some_and(|class| class.ends_with("ForSequenceClassification")) {
             return Ok(None);
         }
-        match self.object("id2label")? {
+        match self.nested_object("id2label")? {
             Some(labels) if !labels.raw.is_empty() => Ok(Some(labels.raw.len())),
             _ => self.size_or("num_labels", 2).map(Some),
         }
     }
 
     /// The fields of an object in this one, with its name for messages.
-    pub fn object(&self, field: &str) -> Result<Option<ConfigFields>, ConfigError> {
+    pub fn nested_object(&self, field: &str) -> Result<Option<ConfigFields>, ConfigError> {
         match self.get(field) {
             None => Ok(None),
             Some(Value::Object(raw)) => {
                 Ok(Some(ConfigFields { origin: format!("{}, {field}", self.origin), raw: raw.clone() }))
             }
-            Some(other) => Err(self.wrong(field, "an object", other)),
+            Some(other) => Err(self.invalid_value(field, "an object", other)),
         }
     }
 
     /// A list of numbers.
     pub fn numbers(&self, field: &str) -> Result<Vec<f64>, ConfigError> {
-        let value = self.get(field).ok_or_else(|| self.missing(field, "a list of numbers"))?;
+        let value = self.get(field).ok_or_else(|| self.missing_field(field, "a list of numbers"))?;
         let items = value.as_array().and_then(|items| items.iter().map(Value::as_f64).collect());
-        items.ok_or_else(|| self.wrong(field, "a list of numbers", value))
+        items.ok_or_else(|| self.invalid_value(field, "a list of numbers", value))
     }
 
     /// A list of `N` numbers.
@@ -130,7 +130,7 @@ impl ConfigFields {
         default: [f64; N],
     ) -> Result<[f64; N], ConfigError> {
         let Some(found) = self.get(field) else { return Ok(default) };
-        let wrong = |_| self.wrong(field, &format!("a list of {N} numbers"), found);
+        let wrong = |_| self.invalid_value(field, &format!("a list of {N} numbers"), found);
         self.numbers(field)?.try_into().map_err(wrong)
     }
 
@@ -143,46 +143,46 @@ impl ConfigFields {
             Some(Value::Array(items)) => items.iter().map(id).collect(),
             Some(value) => id(value).map(|id| vec![id]),
         };
-        ids.ok_or_else(|| self.wrong(field, expected, &self.raw[field]))
+        ids.ok_or_else(|| self.invalid_value(field, expected, &self.raw[field]))
     }
 
     fn integer(&self, field: &str, value: &Value, least: u64) -> Result<usize, ConfigError> {
         match value.as_u64() {
             Some(number) if (least..=LARGEST_SIZE).contains(&number) => Ok(number as usize),
-            _ => Err(self.wrong(field, &format!("an integer from {least} to {LARGEST_SIZE}"), value)),
+            _ => Err(self.invalid_value(field, &format!("an integer from {least} to {LARGEST_SIZE}"), value)),
         }
     }
 
-    pub fn missing(&self, field: &str, expected: &'static str) -> ConfigError {
+    pub fn missing_field(&self, field: &str, expected: &'static str) -> ConfigError {
         ConfigError::Missing { file: self.origin.clone(), field: field.to_string(), expected }
     }
 
-    pub fn wrong(&self, field: &str, expected: &str, found: &Value) -> ConfigError {
+    pub fn invalid_value(&self, field: &str, expected: &str, found: &Value) -> ConfigError {
         ConfigError::Wrong {
             file: self.origin.clone(),
             field: field.to_string(),
             expected: expected.to_string(),
-            found: brief(found),
+            found: brief_value(found),
         }
     }
 }
 
 /// Numbers in place of objects that stand for infinite ones.
-fn plain_infinity(value: &mut Value) {
+fn replace_infinities(value: &mut Value) {
     let text = value.get("__float__").and_then(Value::as_str);
     if let Some(number) = text.and_then(|text| text.parse::<f64>().ok()).filter(|number| !number.is_nan()) {
         *value = Value::from(number.clamp(f64::MIN, f64::MAX));
         return;
     }
     match value {
-        Value::Array(items) => items.iter_mut().for_each(plain_infinity),
-        Value::Object(fields) => fields.values_mut().for_each(plain_infinity),
+        Value::Array(items) => items.iter_mut().for_each(replace_infinities),
+        Value::Object(fields) => fields.values_mut().for_each(replace_infinities),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
 /// A JSON value for a message: as it is when short, else its kind.
-fn brief(value: &Value) -> String {
+fn brief_value(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("a list of {} elements", items.len()),
         Value::Object(fields) => format!("an object with {} fields", fields.len()),

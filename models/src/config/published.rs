@@ -30,7 +30,7 @@ pub(crate) fn with_defaults(model_type: &str, fields: &ConfigFields) -> ConfigFi
     if fields.get(GGUF).is_some() {
         return complete;
     }
-    for (field, value) in values(model_type, "read") {
+    for (field, value) in listed_fields(model_type, "read") {
         let Ok(value) = serde_json::from_str::<Value>(value) else { continue };
         let is_said = fields.raw.contains_key(field) && !(value.is_object() && fields.raw[field].is_null());
         let mut names = NAMES.iter().filter(|names| names.contains(&field)).copied().flatten();
@@ -42,8 +42,8 @@ pub(crate) fn with_defaults(model_type: &str, fields: &ConfigFields) -> ConfigFi
 }
 
 /// Refuses a field that would change the numbers, is not read, and has another value than the one that is built.
-pub(crate) fn refuse_others(model_type: &str, fields: &ConfigFields) -> Result<(), ConfigError> {
-    for (field, value) in values(model_type, "only") {
+pub(crate) fn reject_unbuilt_values(model_type: &str, fields: &ConfigFields) -> Result<(), ConfigError> {
+    for (field, value) in listed_fields(model_type, "only") {
         let (Some(found), Ok(built)) = (fields.get(field), serde_json::from_str::<Value>(value)) else {
             continue;
         };
@@ -60,7 +60,10 @@ pub(crate) fn refuse_others(model_type: &str, fields: &ConfigFields) -> Result<(
 }
 
 /// The fields of a model type that have a value in rows of this kind, and that value as JSON.
-fn values<'a>(model_type: &'a str, kind: &'a str) -> impl Iterator<Item = (&'static str, &'static str)> + 'a {
+fn listed_fields<'a>(
+    model_type: &'a str,
+    kind: &'a str,
+) -> impl Iterator<Item = (&'static str, &'static str)> + 'a {
     let lines = TABLE.lines().map(|line| line.split_whitespace());
     let own = lines.filter_map(move |mut words| {
         let is_own = words.next() == Some(model_type) && words.next() == Some(kind);

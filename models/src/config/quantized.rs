@@ -56,14 +56,14 @@ const FORMATS: [&str; 9] = [
 ];
 
 /// The quantization of the weights that the configuration is about; `None` where they are floats.
-pub fn read(fields: &ConfigFields) -> Result<Option<Quantization>, ConfigError> {
+pub fn read_quantization(fields: &ConfigFields) -> Result<Option<Quantization>, ConfigError> {
     let text = match fields.get("text_config") {
-        Some(Value::Object(_)) => fields.object("text_config")?,
+        Some(Value::Object(_)) => fields.nested_object("text_config")?,
         _ => None,
     };
     for fields in [Some(fields), text.as_ref()].into_iter().flatten() {
         if let Some((field, found)) = FIELDS.iter().find_map(|&field| Some((field, fields.get(field)?))) {
-            return entry(found).map(Some).map_err(|what| {
+            return parse_entry(found).map(Some).map_err(|what| {
                 let (file, field) = (fields.origin.clone(), field.to_string());
                 ConfigError::Quantized { file, field, what, read: READ }
             });
@@ -73,7 +73,7 @@ pub fn read(fields: &ConfigFields) -> Result<Option<Quantization>, ConfigError> 
 }
 
 /// The same by a file of its own beside the weights, as older programs write it.
-pub(crate) fn beside(dir: &Path) -> Result<Option<Quantization>, ConfigError> {
+pub(crate) fn read_quantization_file(dir: &Path) -> Result<Option<Quantization>, ConfigError> {
     for (name, method) in FILES {
         let path = dir.join(name);
         if !mlcc_files::is_file(&path)? {
@@ -81,9 +81,9 @@ pub(crate) fn beside(dir: &Path) -> Result<Option<Quantization>, ConfigError> {
         }
         let fields = ConfigFields::read(&path)?;
         let field = "quant_method";
-        let mut entry = fields.object("quantization")?.unwrap_or(fields.clone()).raw;
+        let mut entry = fields.nested_object("quantization")?.unwrap_or(fields.clone()).raw;
         entry.entry(field).or_insert_with(|| Value::from(method));
-        return self::entry(&Value::Object(entry)).map(Some).map_err(|what| ConfigError::Quantized {
+        return self::parse_entry(&Value::Object(entry)).map(Some).map_err(|what| ConfigError::Quantized {
             file: fields.origin,
             field: field.into(),
             what,
@@ -94,25 +94,25 @@ pub(crate) fn beside(dir: &Path) -> Result<Option<Quantization>, ConfigError> {
 }
 
 /// What an entry says, or what is wrong with it: "with AWQ, 3 bits".
-fn entry(entry: &Value) -> Result<Quantization, String> {
+fn parse_entry(entry: &Value) -> Result<Quantization, String> {
     let Value::Object(entry) = entry else {
-        return Err(format!("(the field is {}, not an object)", kind(entry)));
+        return Err(format!("(the field is {}, not an object)", value_kind(entry)));
     };
-    let method = method(entry)?;
+    let method = method_name(entry)?;
     let known = METHODS.iter().find(|(name, _)| method.eq_ignore_ascii_case(name));
     let Some(&(method, name)) = known else {
         // Names are words, what else is in a file does not go to the terminal.
         let plain: String = method.chars().filter(|c| !c.is_control()).take(40).collect();
         return Err(format!("with `{plain}`, a method that is not known"));
     };
-    let bits = bits(entry);
+    let bits = bit_width(entry);
     let refused = |why: &str| {
         let bits = bits.map_or(String::new(), |bits| format!(", {bits} bits"));
         Err(format!("with {name}{bits}{why}"))
     };
     let text = |field: &str| entry.get(field).and_then(Value::as_str).map(str::to_ascii_lowercase);
     let blocks = |blocks| Quantization { method: QuantMethod::Fp8, blocks, bits, zero_points: None };
-    let whole_rows = || vec![[1, size(entry, &["group_size", "q_group_size"])]];
+    let whole_rows = || vec![[1, group_size(entry, &["group_size", "q_group_size"])]];
     match method {
         "awq" => match (text("version"), bits) {
             (Some(version), _) if version != "gemm" => refused(&format!(" in the layout `{version}`")),
@@ -135,7 +135,7 @@ fn entry(entry: &Value) -> Result<Quantization, String> {
         }
         "mxfp4" => Ok(Quantization { method: QuantMethod::Mxfp4, ..blocks(Vec::new()) }),
         "fp8" | "fbgemm_fp8" => {
-            Ok(blocks(entry.get("weight_block_size").and_then(shape).into_iter().collect()))
+            Ok(blocks(entry.get("weight_block_size").and_then(block_shape).into_iter().collect()))
         }
         "bitsandbytes" => Ok(Quantization { method: QuantMethod::BitsAndBytes, ..blocks(Vec::new()) }),
         "modelopt" => match text("quant_algo").as_deref() {
@@ -145,7 +145,7 @@ fn entry(entry: &Value) -> Result<Quantization, String> {
             Some(algorithm) => refused(&format!(" in the layout `{algorithm}`")),
             None => refused(" and no `quant_algo` that would say how"),
         },
-        "compressed-tensors" => match compressed_tensors(entry) {
+        "compressed-tensors" => match parse_compressed_tensors(entry) {
             Ok(quantization) => Ok(quantization),
             Err(why) => refused(&why),
         },
@@ -154,7 +154,7 @@ fn entry(entry: &Value) -> Result<Quantization, String> {
 }
 
 /// The name of the method; older files of some kinds have no name, but fields of their own.
-fn method(entry: &Map<String, Value>) -> Result<&str, String> {
+fn method_name(entry: &Map<String, Value>) -> Result<&str, String> {
     match entry.get("quant_method").filter(|method| !method.is_null()) {
         Some(Value::String(method)) => Ok(method),
         None if entry.contains_key("load_in_4bit") || entry.contains_key("load_in_8bit") => {
@@ -162,11 +162,11 @@ fn method(entry: &Map<String, Value>) -> Result<&str, String> {
         }
         None if entry.contains_key("config_groups") => Ok("compressed-tensors"),
         None => Err("(there is no `quant_method` that would say how)".to_string()),
-        Some(other) => Err(format!("(`quant_method` is {}, not a string)", kind(other))),
+        Some(other) => Err(format!("(`quant_method` is {}, not a string)", value_kind(other))),
     }
 }
 
-fn bits(entry: &Map<String, Value>) -> Option<usize> {
+fn bit_width(entry: &Map<String, Value>) -> Option<usize> {
     let fields = ["bits", "w_bit", "nbits", "weight_bits"];
     let bits = fields.iter().find_map(|field| entry.get(*field)?.as_u64());
     let flag = |field: &str| entry.get(field).and_then(Value::as_bool) == Some(true);
@@ -175,13 +175,13 @@ fn bits(entry: &Map<String, Value>) -> Option<usize> {
 }
 
 /// A size of groups; as long as any row where it is absent or -1.
-fn size(entry: &Map<String, Value>, fields: &[&str]) -> usize {
+fn group_size(entry: &Map<String, Value>, fields: &[&str]) -> usize {
     let stated = fields.iter().find_map(|field| entry.get(*field)?.as_u64());
     stated.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(usize::MAX)
 }
 
 /// `[rows, columns]` of blocks.
-fn shape(value: &Value) -> Option<[usize; 2]> {
+fn block_shape(value: &Value) -> Option<[usize; 2]> {
     let sizes: Option<Vec<usize>> = value
         .as_array()?
         .iter()
@@ -191,7 +191,7 @@ fn shape(value: &Value) -> Option<[usize; 2]> {
 }
 
 /// Groups of modules, each with a format of its own. The error is why it is not read.
-fn compressed_tensors(entry: &Map<String, Value>) -> Result<Quantization, String> {
+fn parse_compressed_tensors(entry: &Map<String, Value>) -> Result<Quantization, String> {
     let group_list: Vec<&Map<String, Value>> = match entry.get("config_groups") {
         Some(Value::Object(groups)) => groups.values().filter_map(Value::as_object).collect(),
         _ => Vec::new(),
@@ -214,7 +214,7 @@ fn compressed_tensors(entry: &Map<String, Value>) -> Result<Quantization, String
     }
     let weights: Vec<&Map<String, Value>> =
         group_list.iter().filter_map(|group| group.get("weights")?.as_object()).collect();
-    let block = |weights: &&Map<String, Value>| match weights.get("block_structure").and_then(shape) {
+    let block = |weights: &&Map<String, Value>| match weights.get("block_structure").and_then(block_shape) {
         Some(block) => Some(block),
         None => weights.get("group_size")?.as_u64().map(|size| [1, size as usize]).filter(|b| b[1] > 0),
     };
@@ -229,7 +229,7 @@ fn compressed_tensors(entry: &Map<String, Value>) -> Result<Quantization, String
 }
 
 /// What a JSON value is, with an article.
-fn kind(value: &Value) -> &'static str {
+fn value_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",

@@ -33,11 +33,12 @@ impl ModelSizes {
 
     /// With heads of an equal share of the rows, rounded down, where the configuration does not tell their size: for families whose
     /// heads together need not be as wide as the rows.
-    pub fn read_shared(
+    pub fn read_equal_heads(
         config: &ConfigFields,
         default_context: Option<usize>,
     ) -> Result<ModelSizes, ConfigError> {
-        let (hidden, heads) = (config.size(config.first(&HIDDEN))?, config.size(config.first(&HEADS))?);
+        let (hidden, heads) =
+            (config.size(config.first_present(&HIDDEN))?, config.size(config.first_present(&HEADS))?);
         ModelSizes::read_sized(config, default_context, Some((hidden / heads).max(1)))
     }
 
@@ -47,72 +48,72 @@ impl ModelSizes {
         default_context: Option<usize>,
         default_size: Option<usize>,
     ) -> Result<ModelSizes, ConfigError> {
-        let (hidden_field, heads_field) = (config.first(&HIDDEN), config.first(&HEADS));
+        let (hidden_field, heads_field) = (config.first_present(&HIDDEN), config.first_present(&HEADS));
         let (hidden, heads) = (config.size(hidden_field)?, config.size(heads_field)?);
-        config.within(heads_field, heads, MOST_HEADS)?;
+        config.check_max(heads_field, heads, MOST_HEADS)?;
         let listed =
             ["layers_block_type", "layer_types"].iter().find_map(|list| config.get(list)?.as_array());
-        let layers = match (config.get(config.first(&LAYERS)), listed) {
+        let layers = match (config.get(config.first_present(&LAYERS)), listed) {
             (None, Some(list)) if !list.is_empty() => list.len(),
-            _ => config.size(config.first(&LAYERS))?,
+            _ => config.size(config.first_present(&LAYERS))?,
         };
-        config.within(config.first(&LAYERS), layers, MOST_LAYERS)?;
-        let kv_field = config.first(&KV_HEADS);
+        config.check_max(config.first_present(&LAYERS), layers, MOST_LAYERS)?;
+        let kv_field = config.first_present(&KV_HEADS);
         let kv_heads = config.size_or(kv_field, heads)?;
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of {heads_field}, which is {heads}");
-            return Err(config.wrong(kv_field, &expected, &Value::from(kv_heads)));
+            return Err(config.invalid_value(kv_field, &expected, &Value::from(kv_heads)));
         }
-        let size_field = config.first(&HEAD_SIZE);
+        let size_field = config.first_present(&HEAD_SIZE);
         let told = config.get(size_field).is_some() || default_size.is_some();
         if !told && !hidden.is_multiple_of(heads) {
             let expected = format!("a multiple of {heads_field}, which is {heads}");
-            return Err(config.wrong(hidden_field, &expected, &Value::from(hidden)));
+            return Err(config.invalid_value(hidden_field, &expected, &Value::from(hidden)));
         }
         let head_size = config.size_or(size_field, default_size.unwrap_or(hidden / heads))?;
-        config.within(size_field, head_size, LARGEST_HEAD)?;
-        let context_field = config.first(&CONTEXT);
+        config.check_max(size_field, head_size, LARGEST_HEAD)?;
+        let context_field = config.first_present(&CONTEXT);
         let context = match default_context {
             None => config.size(context_field)?,
             Some(default) => config.size_or(context_field, default)?,
         };
-        let vocab = config.vocab()?;
+        let vocab = config.vocab_size()?;
         Ok(ModelSizes { vocab, hidden, layers, heads, kv_heads, head_size, context })
     }
 }
 
 impl ConfigFields {
     /// `found`, which `field` says, unless it is more than `most`.
-    pub fn within(&self, field: &str, found: usize, most: usize) -> Result<usize, ConfigError> {
+    pub fn check_max(&self, field: &str, found: usize, most: usize) -> Result<usize, ConfigError> {
         match found <= most {
             true => Ok(found),
-            false => Err(self.wrong(field, &format!("at most {most}"), &Value::from(found))),
+            false => Err(self.invalid_value(field, &format!("at most {most}"), &Value::from(found))),
         }
     }
 
     /// The first of these fields that is there; the first of all where none is.
-    pub fn first(&self, fields: &[&'static str]) -> &'static str {
+    pub fn first_present(&self, fields: &[&'static str]) -> &'static str {
         fields.iter().find(|f| self.get(f).is_some()).unwrap_or(&fields[0])
     }
 
     /// Rows of the table of tokens.
-    pub fn vocab(&self) -> Result<usize, ConfigError> {
+    pub fn vocab_size(&self) -> Result<usize, ConfigError> {
         // A file without either misses the name that most have.
         self.size(VOCAB.iter().find(|field| self.get(field).is_some()).unwrap_or(&"vocab_size"))
     }
 
     /// The epsilon of a norm, under the first of these names that is there.
     pub fn epsilon(&self, fields: &[&'static str], default: f64) -> Result<f64, ConfigError> {
-        let field = self.first(fields);
+        let field = self.first_present(fields);
         let eps = self.float_or(field, default)?;
         match eps > 0.0 && eps < 1.0 {
             true => Ok(eps),
-            false => Err(self.wrong(field, "a number between 0 and 1", &Value::from(eps))),
+            false => Err(self.invalid_value(field, "a number between 0 and 1", &Value::from(eps))),
         }
     }
 
     /// Refuses a field that is there with another value than `only`: `what` says what that would be.
-    pub fn only(&self, field: &str, only: bool, what: &str) -> Result<(), ConfigError> {
+    pub fn require_flag(&self, field: &str, only: bool, what: &str) -> Result<(), ConfigError> {
         match self.flag_or(field, only)? == only {
             true => Ok(()),
             false => Err(ConfigError::NotSupportedYet {
@@ -131,9 +132,10 @@ impl ConfigFields {
         kinds: &[&str],
     ) -> Result<Vec<usize>, ConfigError> {
         let Some(found) = self.get(field) else {
-            return Err(self.missing(field, "a list of kinds of layers"));
+            return Err(self.missing_field(field, "a list of kinds of layers"));
         };
-        let wrong = || self.wrong(field, &format!("a list of {layers} of {}", kinds.join(", ")), found);
+        let wrong =
+            || self.invalid_value(field, &format!("a list of {layers} of {}", kinds.join(", ")), found);
         let names = found.as_array().filter(|names| names.len() == layers).ok_or_else(wrong)?;
         let position = |name: &str| kinds.iter().position(|kind| *kind == name);
         let number = |name: &Value| {
@@ -161,7 +163,7 @@ impl ConfigFields {
     }
 
     /// Per layer: the width of its attention window, by `layer_types` where the file has it, else by `is_windowed`.
-    pub fn windows(
+    pub fn layer_windows(
         &self,
         layers: usize,
         is_windowed: impl Fn(usize) -> bool,
@@ -174,7 +176,7 @@ impl ConfigFields {
             return Ok((0..layers).map(|i| width.filter(|_| is_windowed(i))).collect());
         };
         let expected = format!("a list of {layers} of full_attention and sliding_attention");
-        let wrong = || self.wrong("layer_types", &expected, types);
+        let wrong = || self.invalid_value("layer_types", &expected, types);
         let types = types.as_array().filter(|t| t.len() == layers).ok_or_else(wrong)?;
         let window = |kind: &Value| match kind.as_str() {
             Some("full_attention") => Ok(None),

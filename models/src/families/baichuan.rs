@@ -34,7 +34,7 @@ const VERSION_2_VOCAB: usize = 125_696;
 
 impl BaichuanConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<BaichuanConfig, ConfigError> {
-        fields.only("tie_word_embeddings", false, "Baichuan with a tied head")?;
+        fields.require_flag("tie_word_embeddings", false, "Baichuan with a tied head")?;
         let mut sizes = ModelSizes::read(fields, Some(4096))?;
         // The 13B models have no table of positions, and say `model_max_length` only.
         let rope = match fields.get("max_position_embeddings") {
@@ -64,15 +64,21 @@ impl Transformer for BaichuanConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), false)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        rope: &Option<RopeTables>,
+    ) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
@@ -90,22 +96,22 @@ impl Transformer for BaichuanConfig {
         let h = match self.fused {
             false => attention.apply(net, layer, sizes, h),
             true => {
-                let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+                let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
                 let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.W_pack"), fused.rows()));
                 let h = attention.attend(net, layer, sizes, qkv);
                 LinearLayer::new(&format!("{part}.o_proj"), sizes.hidden).apply(net, h)
             }
         };
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let (name, shape) = ("lm_head.weight", [self.sizes.vocab, self.sizes.hidden]);
-        let mut source = net.tensor(name, &shape);
+        let mut source = net.declare_tensor(name, &shape);
         if self.unit_head {
             source = ParamSource::UnitRows(Box::new(source));
         }

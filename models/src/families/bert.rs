@@ -21,7 +21,7 @@ pub struct BertConfig {
     pub eps: f64,
     pub activation: ActivationFunction,
     /// Rows of the table of token types.
-    pub types: usize,
+    pub token_types: usize,
     /// Row of the table of positions that the first token has.
     pub first_position: usize,
     /// Labels of the classification head, if the checkpoint has one.
@@ -39,18 +39,18 @@ impl BertConfig {
     }
 
     fn read(fields: &ConfigFields, roberta: bool) -> Result<BertConfig, ConfigError> {
-        fields.only("is_decoder", false, "a decoder with the layers of BERT")?;
+        fields.require_flag("is_decoder", false, "a decoder with the layers of BERT")?;
         if let Some(kind) = fields.get("position_embedding_type")
             && kind.as_str() != Some("absolute")
         {
-            return Err(fields.wrong("position_embedding_type", "absolute", kind));
+            return Err(fields.invalid_value("position_embedding_type", "absolute", kind));
         }
-        let labels = fields.labels()?;
+        let labels = fields.label_count()?;
         let types = fields.size_or("type_vocab_size", if roberta { 1 } else { 2 })?;
         let mut sizes = ModelSizes::read(fields, Some(512))?;
         // Ids and types are one `i32`.
         if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
-            return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
+            return Err(fields.invalid_value("type_vocab_size", "a few token types", &types.into()));
         }
         let first_position = if roberta { fields.count_or("pad_token_id", 1)? + 1 } else { 0 };
         // GGUF files have none of the rows that no token has.
@@ -58,14 +58,14 @@ impl BertConfig {
         if first_position >= sizes.context {
             let found = serde_json::Value::from(sizes.context);
             let expected = format!("more than the {first_position} rows that no token has");
-            return Err(fields.wrong("max_position_embeddings", &expected, &found));
+            return Err(fields.invalid_value("max_position_embeddings", &expected, &found));
         }
         sizes.context -= first_position;
         Ok(BertConfig {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-12)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Gelu)?,
-            types,
+            token_types: types,
             first_position,
             labels,
             roberta,
@@ -73,8 +73,8 @@ impl BertConfig {
         })
     }
 
-    fn words(&self) -> TypedEmbedding {
-        TypedEmbedding::of(&self.sizes, self.types, Transformer::token_types(self))
+    fn typed_embedding(&self) -> TypedEmbedding {
+        TypedEmbedding::new(&self.sizes, self.token_types, Transformer::token_types(self))
     }
 }
 
@@ -83,22 +83,22 @@ pub(super) struct TypedEmbedding {
     vocab: usize,
     hidden: usize,
     /// Rows of the table of token types; 0: there is none.
-    types: usize,
+    token_types: usize,
     /// How many types a caller may give.
-    read: usize,
+    accepted_types: usize,
 }
 
 impl TypedEmbedding {
     pub const TABLE: &'static str = "embeddings.word_embeddings.weight";
 
-    pub fn of(sizes: &ModelSizes, types: usize, read: usize) -> TypedEmbedding {
-        TypedEmbedding { vocab: sizes.vocab, hidden: sizes.hidden, types, read }
+    pub fn new(sizes: &ModelSizes, token_types: usize, accepted_types: usize) -> TypedEmbedding {
+        TypedEmbedding { vocab: sizes.vocab, hidden: sizes.hidden, token_types, accepted_types }
     }
 
     /// Rows `from ..` of a table of the embedding.
-    fn rows(&self, net: &mut ModelBuilder, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
+    fn table_rows(&self, net: &mut ModelBuilder, name: &str, [from, count, of]: [usize; 3]) -> ValueId {
         let hidden = self.hidden;
-        let source = net.tensor(&format!("embeddings.{name}.weight"), &[of, hidden]);
+        let source = net.declare_tensor(&format!("embeddings.{name}.weight"), &[of, hidden]);
         let source = ParamSource::Rows(RowBlocks::range(from, count, of), Box::new(source));
         let ty = TensorType::new(DType::F32, [count, hidden]);
         net.param_from(&format!("embeddings.{name}.rows"), ParamRole::Vector, ty, source)
@@ -108,18 +108,18 @@ impl TypedEmbedding {
     pub fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let TypedEmbedding { vocab, hidden, .. } = *self;
         let types = "token_type_embeddings";
-        if self.read > 1 {
-            let (tokens, kinds) = net.typed_tokens(vocab, self.types);
+        if self.accepted_types > 1 {
+            let (tokens, kinds) = net.split_token_types(vocab, self.token_types);
             let words = net.embed_ids(Self::TABLE, vocab, hidden, tokens);
-            let types = self.rows(net, types, [0, self.types, self.types]);
+            let types = self.table_rows(net, types, [0, self.token_types, self.token_types]);
             let types = net.gather(types, kinds);
             return net.add(words, types);
         }
         let words = net.embed(Self::TABLE, vocab, hidden);
-        if self.types == 0 {
+        if self.token_types == 0 {
             return words;
         }
-        let first = self.rows(net, types, [0, 1, self.types]);
+        let first = self.table_rows(net, types, [0, 1, self.token_types]);
         net.add(words, first)
     }
 }
@@ -131,25 +131,30 @@ impl Transformer for BertConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(TypedEmbedding::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
+            TypedEmbedding::TABLE,
+            (Norm::None, ""),
+            "cls.predictions.decoder.weight",
+            true,
+        )
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let context = self.sizes.context;
-        let parts = self.words();
+        let parts = self.typed_embedding();
         let words = parts.embed(net);
         let all = self.first_position + context;
-        let table = parts.rows(net, "position_embeddings", [self.first_position, context, all]);
+        let table = parts.table_rows(net, "position_embeddings", [self.first_position, context, all]);
         let positions = net.positions();
         let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
         let x = net.add(words, positions);
         layer_norm(net, x, "embeddings.LayerNorm", self.eps)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("encoder.layer.{layer}");
         let [q, k, v] = ["query", "key", "value"].map(|part| {
@@ -157,27 +162,27 @@ impl Transformer for BertConfig {
                 LinearLayer::new(&format!("{name}.attention.self.{part}"), hidden).bias(true).apply(net, x);
             net.split_heads(h, sizes.heads)
         });
-        let h = AttentionVariant::of_all(sizes.head_size).apply(net, layer, q, k, v);
+        let h = AttentionVariant::bidirectional(sizes.head_size).apply(net, layer, q, k, v);
         let h = LinearLayer::new(&format!("{name}.attention.output.dense"), hidden).bias(true).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let x = layer_norm(net, x, &format!("{name}.attention.output.LayerNorm"), self.eps);
         let (up, down) = (format!("{name}.intermediate.dense"), format!("{name}.output.dense"));
         let up = LinearLayer::new(&up, self.intermediate).bias(true);
         let down = LinearLayer::new(&down, hidden).bias(true);
-        let h = mlp::plain(net, x, up, down, self.activation);
-        let x = net.residual(layer, "mlp", x, h);
+        let h = mlp::ungated(net, x, up, down, self.activation);
+        let x = net.add_residual(layer, "mlp", x, h);
         layer_norm(net, x, &format!("{name}.output.LayerNorm"), self.eps)
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some(LEARNED_POSITIONS)
     }
 
     fn token_types(&self) -> usize {
-        self.types
+        self.token_types
     }
 
-    fn own_head(&self) -> Option<PoolingHead> {
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         let Some(labels) = self.labels else { return Some(PoolingHead::embedding(PoolingMode::Mean)) };
         let [dense, out] = match self.roberta {
             true => ["classifier.dense", "classifier.out_proj"],
@@ -185,7 +190,7 @@ impl Transformer for BertConfig {
         };
         let linear = |name: &str, out| PoolingStep::Linear { name: name.into(), out, bias: true };
         let parts = vec![linear(dense, self.sizes.hidden), PoolingStep::Tanh, linear(out, labels)];
-        Some(PoolingHead { pooling: PoolingMode::First, parts, purpose: PoolingOutput::Scores })
+        Some(PoolingHead { pooling: PoolingMode::First, steps: parts, output: PoolingOutput::Scores })
     }
 
     /// Without the name of the inner model, and with the newer names of a norm's weights.

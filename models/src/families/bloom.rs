@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -37,8 +37,8 @@ impl Transformer for BloomConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -46,20 +46,20 @@ impl Transformer for BloomConfig {
         )
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
-        let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
+        let x = net.embed(self.outer_layers().embedding, self.sizes.vocab, self.sizes.hidden);
         layer_norm(net, x, "transformer.word_embeddings_layernorm", self.eps)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attention");
-        let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
+        let fused = FusedQkv::grouped_by_key_head(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{part}.query_key_value");
         let qkv = fused.apply(net, normalised, &LinearLayer::new(&projection, fused.rows()).bias(true));
         let [q, k, v] = qkv.map(|x| net.split_heads(x, sizes.heads));
@@ -67,16 +67,16 @@ impl Transformer for BloomConfig {
         let h = AttentionVariant { alibi, ..AttentionVariant::causal(sizes.head_size) }
             .apply(net, layer, q, k, v);
         let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(true).apply(net, h);
-        let x = net.residual(layer, "attention", residual(x, normalised), h);
+        let x = net.add_residual(layer, "attention", residual(x, normalised), h);
         let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
         let (up, down) = (LinearLayer::new(&up, 4 * hidden), LinearLayer::new(&down, hidden));
-        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
-        net.residual(layer, "mlp", residual(x, normalised), h)
+        let h = mlp::ungated(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
+        net.add_residual(layer, "mlp", residual(x, normalised), h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
         let roots = ["word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."];
-        prefixed(stored_name, "transformer.", &roots)
+        with_prefix(stored_name, "transformer.", &roots)
     }
 }

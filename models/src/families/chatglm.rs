@@ -6,9 +6,9 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::rope::{RopePairing, part};
+use crate::layers::rope::{RopePairing, slice_head_elements};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -36,16 +36,16 @@ const SCALE_LAYERS: f64 = 28.0;
 
 impl ChatGlmConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<ChatGlmConfig, ConfigError> {
-        fields.only("position_encoding_2d", true, "ChatGLM with positions of one dimension")?;
-        fields.only("tie_word_embeddings", false, "ChatGLM-6B with a tied head")?;
+        fields.require_flag("position_encoding_2d", true, "ChatGLM with positions of one dimension")?;
+        fields.require_flag("tie_word_embeddings", false, "ChatGLM-6B with a tied head")?;
         let sizes = ModelSizes::read(fields, Some(2048))?;
         if !sizes.head_size.is_multiple_of(4) {
             let expected = format!("{} heads of a multiple of 4 elements", sizes.heads);
-            return Err(fields.wrong("hidden_size", &expected, &Value::from(sizes.hidden)));
+            return Err(fields.invalid_value("hidden_size", &expected, &Value::from(sizes.hidden)));
         }
         let id = |field: &'static str| match fields.token_ids(field)?.as_slice() {
             [id] => Ok(*id as usize),
-            _ => Err(fields.missing(field, "a token id")),
+            _ => Err(fields.missing_field(field, "a token id")),
         };
         Ok(ChatGlmConfig {
             intermediate: fields.size_or("inner_hidden_size", 4 * sizes.hidden)?,
@@ -59,7 +59,7 @@ impl ChatGlmConfig {
     }
 
     /// Finds bos and mask in the prompt, or reads where they were.
-    fn places(&self, net: &mut ModelBuilder) -> DualRopeTables {
+    fn rope_tables(&self, net: &mut ModelBuilder) -> DualRopeTables {
         let one = TensorType::new(DType::F32, [1]);
         let states = ["prompt.bos", "prompt.mask"].map(|name| net.state(name, one.clone(), -1.0));
         let [known_bos, known_mask] = states.map(|state| net.read(state));
@@ -108,8 +108,9 @@ pub struct DualRopeTables {
 }
 
 impl DualRopeTables {
-    fn turn(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
-        let (a, b) = (part(net, x, 0, self.half), part(net, x, self.half, self.half));
+    fn rotate(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
+        let (a, b) =
+            (slice_head_elements(net, x, 0, self.half), slice_head_elements(net, x, self.half, self.half));
         let (a, b) = (self.first.apply(net, a), self.second.apply(net, b));
         net.concat(&[a, b], 2)
     }
@@ -136,8 +137,8 @@ impl Transformer for ChatGlmConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.final_layernorm"),
             "lm_head.weight",
@@ -145,47 +146,55 @@ impl Transformer for ChatGlmConfig {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> DualRopeTables {
-        net.for_sequences(|net| self.places(net))
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> DualRopeTables {
+        net.for_sequences(|net| self.rope_tables(net))
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, places: &DualRopeTables) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        places: &DualRopeTables,
+    ) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.layers.{layer}");
         // Residuals are taken after the norms, and scaled.
         let alpha = (2.0 * SCALE_LAYERS).sqrt();
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention = format!("{name}.attention");
-        let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
+        let fused = FusedQkv::grouped_by_key_head(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{attention}.query_key_value");
         let qkv = fused.apply(net, normalised, &LinearLayer::new(&projection, fused.rows()).bias(true));
-        let scores =
-            AttentionVariant { balance: (layer + 1) as f64, ..AttentionVariant::causal(sizes.head_size) };
+        let scores = AttentionVariant {
+            score_balance: (layer + 1) as f64,
+            ..AttentionVariant::causal(sizes.head_size)
+        };
         let h = net.per_sequence(&qkv, |net, rows| {
             let [q, k, v] = [rows[0], rows[1], rows[2]].map(|x| net.split_heads(x, sizes.heads));
-            let (q, k) = (places.turn(net, q), places.turn(net, k));
+            let (q, k) = (places.rotate(net, q), places.rotate(net, k));
             vec![scores.apply_with_prefix(net, layer, q.into(), k, v, Some(places.prefix))]
         })[0];
         let h = LinearLayer::new(&format!("{attention}.dense"), hidden).bias(true).apply(net, h);
         let kept = net.scale(normalised, alpha);
-        let x = net.residual(layer, "attention", kept, h);
+        let x = net.add_residual(layer, "attention", kept, h);
         let normalised = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
-        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
+        let h = mlp::ungated(net, normalised, up.bias(true), down.bias(true), ActivationFunction::GeluTanh);
         let kept = net.scale(normalised, alpha);
-        net.residual(layer, "mlp", kept, h)
+        net.add_residual(layer, "mlp", kept, h)
     }
 
     fn needs_whole_prompts(&self) -> bool {
         true
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some("every token of this model sees the whole prompt")
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["word_embeddings.", "layers.", "final_layernorm."])
+        with_prefix(stored_name, "transformer.", &["word_embeddings.", "layers.", "final_layernorm."])
     }
 }

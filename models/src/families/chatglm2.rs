@@ -9,7 +9,7 @@ use crate::layers::rope::RopePairing;
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -29,22 +29,26 @@ pub struct ChatGlm2Config {
 
 impl ChatGlm2Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<ChatGlm2Config, ConfigError> {
-        fields.only("tie_word_embeddings", false, "ChatGLM2 with a tied head")?;
+        fields.require_flag("tie_word_embeddings", false, "ChatGLM2 with a tied head")?;
         let mut sizes = ModelSizes::read(fields, Some(32768))?;
         if fields.flag_or("multi_query_attention", false)? {
             sizes.kv_heads = fields.size("multi_query_group_num")?;
             if !sizes.heads.is_multiple_of(sizes.kv_heads) {
                 let expected = format!("a divisor of num_attention_heads, which is {}", sizes.heads);
                 let found = Value::from(sizes.kv_heads);
-                return Err(fields.wrong("multi_query_group_num", &expected, &found));
+                return Err(fields.invalid_value("multi_query_group_num", &expected, &found));
             }
         }
         if !sizes.head_size.is_multiple_of(4) {
-            return Err(fields.wrong("kv_channels", "a multiple of 4", &Value::from(sizes.head_size)));
+            return Err(fields.invalid_value(
+                "kv_channels",
+                "a multiple of 4",
+                &Value::from(sizes.head_size),
+            ));
         }
         let ratio = fields.float_or("rope_ratio", 1.0)?;
         if !(1.0..=1e6).contains(&ratio) {
-            return Err(fields.wrong("rope_ratio", "a number of at least 1", &Value::from(ratio)));
+            return Err(fields.invalid_value("rope_ratio", "a number of at least 1", &Value::from(ratio)));
         }
         let bias = fields.flag_or("add_bias_linear", false)?;
         Ok(ChatGlm2Config {
@@ -72,7 +76,7 @@ impl Transformer for ChatGlm2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = match (self.final_norm, self.rms) {
             (false, _) => Norm::None,
             (true, true) => Norm::Rms(self.eps),
@@ -80,36 +84,36 @@ impl Transformer for ChatGlm2Config {
         };
         let embedding = "transformer.embedding.word_embeddings.weight";
         let norm = (norm, "transformer.encoder.final_layernorm");
-        OuterLayers::named(embedding, norm, "transformer.output_layer.weight", false)
+        OuterLayers::with_names(embedding, norm, "transformer.output_layer.weight", false)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.encoder.layers.{layer}");
         let residual = |x, normalised| if self.residual_behind_norm { normalised } else { x };
         let normalised = self.norm(net, x, &format!("{name}.input_layernorm"));
         let part = format!("{name}.self_attention");
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
         let projection = format!("{part}.query_key_value");
         let projection = LinearLayer::new(&projection, fused.rows()).bias(self.qkv_bias);
         let qkv = fused.apply(net, normalised, &projection);
         let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(self.bias).apply(net, h);
-        let x = net.residual(layer, "attention", residual(x, normalised), h);
+        let x = net.add_residual(layer, "attention", residual(x, normalised), h);
         let normalised = self.norm(net, x, &format!("{name}.post_attention_layernorm"));
         let (gate_up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
         let gate_up = LinearLayer::new(&gate_up, 2 * self.intermediate).bias(self.bias);
         let down = LinearLayer::new(&down, hidden).bias(self.bias);
         let h = mlp::gated_fused(net, normalised, gate_up, down, ActivationFunction::Silu);
-        net.residual(layer, "mlp", residual(x, normalised), h)
+        net.add_residual(layer, "mlp", residual(x, normalised), h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["embedding.", "encoder.", "output_layer."])
+        with_prefix(stored_name, "transformer.", &["embedding.", "encoder.", "output_layer."])
     }
 }

@@ -30,14 +30,15 @@ impl Cohere2Config {
         let defaults = RopeDefaults { pairs: RopePairing::Interleaved, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"]);
+        let pattern =
+            fields.first_present(&["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"]);
         let pattern = fields.size_or(pattern, 4)?;
         Ok(Cohere2Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?,
+            windows: fields.layer_windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?,
             bias: fields.flag_or("attention_bias", false)?,
             logit_scale: fields.float_or("logit_scale", 0.0625)?,
             tied: fields.flag_or("tie_word_embeddings", true)?,
@@ -53,16 +54,16 @@ impl Transformer for Cohere2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = Norm::LayerNoBias(self.eps);
         OuterLayers { logit_scale: Some(self.logit_scale), ..OuterLayers::hugging_face(norm, self.tied) }
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = layer_norm_bias(net, x, &format!("{name}.input_layernorm"), self.eps, false);
         let window = self.windows[layer];
@@ -74,9 +75,9 @@ impl Transformer for Cohere2Config {
             ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
         }
         .apply(net, layer, &self.sizes, normalised);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, normalised, &mlp, self.intermediate, false, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 }

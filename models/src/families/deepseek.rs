@@ -28,10 +28,10 @@ pub struct DeepSeekConfig {
     /// Width of the experts that every token gets.
     pub shared: usize,
     /// The choice of experts is corrected by a learned bias.
-    pub corrected: bool,
+    pub has_score_correction: bool,
     /// By layer: experts in place of the plain feed-forward part.
     pub sparse: Vec<bool>,
-    pub growth: Option<QueryTemperature>,
+    pub query_temperature: Option<QueryTemperature>,
     pub tied: bool,
 }
 
@@ -50,29 +50,31 @@ impl DeepSeekConfig {
             Some((_, Some("group_limited_greedy"))) => {
                 ExpertGroups::read(fields, "n_group", "n_routed_experts", 1)?
             }
-            Some((other, _)) => return Err(fields.wrong(field, "greedy or group_limited_greedy", other)),
+            Some((other, _)) => {
+                return Err(fields.invalid_value(field, "greedy or group_limited_greedy", other));
+            }
         };
         let routing = ExpertRouter {
             groups,
             normalised: fields.flag_or("norm_topk_prob", false)?,
             ..ExpertRouter::read(fields, &["n_routed_experts"])?
         };
-        DeepSeekConfig::common(fields, routing, false)
+        DeepSeekConfig::read_common(fields, routing, false)
     }
 
     /// Version 3: corrected sigmoids, in groups that are as good as their two best ones.
     pub fn v3(fields: &ConfigFields) -> Result<DeepSeekConfig, ConfigError> {
         if let Some(method) = fields.get("topk_method").filter(|method| method.as_str() != Some("noaux_tc")) {
-            return Err(fields.wrong("topk_method", "noaux_tc", method));
+            return Err(fields.invalid_value("topk_method", "noaux_tc", method));
         }
         let routing = ExpertRouter {
-            scores: RouterScoring::Sigmoid,
+            scoring: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
-            smallest_sum: 1e-20,
+            sum_epsilon: 1e-20,
             groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
             ..ExpertRouter::read(fields, &["n_routed_experts"])?
         };
-        DeepSeekConfig::common(fields, routing, true)
+        DeepSeekConfig::read_common(fields, routing, true)
     }
 
     /// Mistral 4: softmax over all experts, in groups; queries that grow with their position.
@@ -84,24 +86,24 @@ impl DeepSeekConfig {
         }
         let routing = ExpertRouter {
             normalised: fields.flag_or("norm_topk_prob", true)?,
-            smallest_sum: 1e-20,
+            sum_epsilon: 1e-20,
             groups: ExpertGroups::read(&fields, "n_group", "n_routed_experts", 2)?,
             ..ExpertRouter::read(&fields, &["n_routed_experts"])?
         };
-        let config = DeepSeekConfig::common(&fields, routing, false)?;
-        let growth = match fields.object("rope_parameters")? {
+        let config = DeepSeekConfig::read_common(&fields, routing, false)?;
+        let growth = match fields.nested_object("rope_parameters")? {
             Some(parameters) => Some(QueryTemperature::read(&parameters, config.sizes.context)?),
-            None => return Err(fields.missing("rope_parameters", "an object")),
+            None => return Err(fields.missing_field("rope_parameters", "an object")),
         };
         Ok(DeepSeekConfig {
             sparse: fields.sparse_layers(config.sizes.layers, 0)?,
             experts: MoeLayer { fused: fields.flag_or(FUSED_EXPERTS, true)?, ..config.experts },
-            growth: growth.filter(|growth| growth.beta > 0.0),
+            query_temperature: growth.filter(|growth| growth.beta > 0.0),
             ..config
         })
     }
 
-    fn common(
+    fn read_common(
         fields: &ConfigFields,
         routing: ExpertRouter,
         corrected: bool,
@@ -112,7 +114,7 @@ impl DeepSeekConfig {
         let pairs = if interleaved { RopePairing::Interleaved } else { RopePairing::Half };
         let rope = RopeConfig::read(
             fields,
-            latent.turned,
+            latent.rope_dim,
             sizes.context,
             RopeDefaults { pairs, ..RopeDefaults::LLAMA },
         )?;
@@ -134,9 +136,9 @@ impl DeepSeekConfig {
                 fused: fields.flag_or(FUSED_EXPERTS, false)?,
             },
             shared: width * fields.size_or("n_shared_experts", 1)?,
-            corrected,
+            has_score_correction: corrected,
             sparse: fields.sparse_layers(sizes.layers, 1)?,
-            growth: None,
+            query_temperature: None,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -148,7 +150,7 @@ impl DeepSeekConfig {
         }
         let parts = ["gate_proj", "up_proj", "down_proj"];
         let shared = SharedExpert { width: self.shared, activation: self.activation };
-        self.experts.apply_with_shared(net, x, name, parts, self.corrected, &shared)
+        self.experts.apply_with_shared(net, x, name, parts, self.has_score_correction, &shared)
     }
 }
 
@@ -159,30 +161,36 @@ impl Transformer for DeepSeekConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> DeepSeekPositions {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> DeepSeekPositions {
         let rope = self.rope.tables(net, "rope");
-        let growth = self.growth.as_ref();
+        let growth = self.query_temperature.as_ref();
         let query_scale = growth.map(|growth| net.for_sequences(|net| growth.factors(net)));
         DeepSeekPositions { rope, query_scale }
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, places: &DeepSeekPositions) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        places: &DeepSeekPositions,
+    ) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let at = LatentPositions { rope: Some(&places.rope), query_scale: places.query_scale };
         let h = self.latent.apply(net, layer, &format!("{name}.self_attn"), h, at);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
-        self.growth.as_ref().map(|_| "queries of this model grow with their position")
+    fn streaming_obstacle(&self) -> Option<&'static str> {
+        self.query_temperature.as_ref().map(|_| "queries of this model grow with their position")
     }
 
     fn has_experts(&self) -> bool {
@@ -193,6 +201,6 @@ impl Transformer for DeepSeekConfig {
     fn is_ignored(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
         let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);
-        is_draft || self.tied && name == self.frame().head
+        is_draft || self.tied && name == self.outer_layers().head
     }
 }

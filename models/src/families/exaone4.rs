@@ -5,7 +5,7 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl Exaone4Config {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |layer| pattern.is_local(layer))?,
+            windows: fields.layer_windows(sizes.layers, |layer| pattern.is_local(layer))?,
             hybrid: fields.get("sliding_window").is_some(),
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
@@ -66,7 +66,7 @@ impl WindowPattern {
             Some(local) => Ok(WindowPattern::Letters(local)),
             None => {
                 let expected = "a number of layers, or letters L (window) and G (none)";
-                Err(fields.wrong(field, expected, &Value::from(letters.as_str())))
+                Err(fields.invalid_value(field, expected, &Value::from(letters.as_str())))
             }
         }
     }
@@ -86,15 +86,15 @@ impl Transformer for Exaone4Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (name, window) = (format!("model.layers.{layer}"), self.windows[layer]);
         let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
         let h = SelfAttention {
@@ -104,14 +104,14 @@ impl Transformer for Exaone4Config {
         }
         .apply(net, layer, &self.sizes, x);
         let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, x, &mlp, self.intermediate, false, self.activation);
         let h = rms_norm(net, h, &format!("{name}.post_feedforward_layernorm"), self.eps);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

@@ -8,7 +8,7 @@ use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 /// Norms of a layer.
@@ -47,8 +47,8 @@ impl FalconConfig {
             (false, false) => sizes.heads,
         };
         let fused = match grouped || !multi_query {
-            true => FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size),
-            false => FusedQkv::in_order(sizes.query(), sizes.key()),
+            true => FusedQkv::grouped_by_key_head(sizes.heads, sizes.kv_heads, sizes.head_size),
+            false => FusedQkv::in_order(sizes.query_width(), sizes.key_width()),
         };
         let norms = match (fields.flag_or("parallel_attn", true)?, grouped) {
             (_, true) if fields.size_or("num_ln_in_parallel_attn", 2)? == 2 => FalconNorms::Two,
@@ -95,8 +95,8 @@ impl Transformer for FalconConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.word_embeddings.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -104,11 +104,17 @@ impl Transformer for FalconConfig {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        rope: &Option<RopeTables>,
+    ) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("transformer.h.{layer}");
         let norm =
@@ -131,7 +137,7 @@ impl Transformer for FalconConfig {
         };
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.dense"), sizes.hidden).bias(bias).apply(net, h);
-        let attended = net.residual(layer, "attention", x, h);
+        let attended = net.add_residual(layer, "attention", x, h);
         let input = match self.norms {
             FalconNorms::Shared => normalised,
             FalconNorms::Two => norm(net, x, "ln_mlp"),
@@ -139,11 +145,11 @@ impl Transformer for FalconConfig {
         };
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
-        let h = mlp::plain(net, input, up.bias(bias), down.bias(bias), self.activation);
-        net.residual(layer, "mlp", attended, h)
+        let h = mlp::ungated(net, input, up.bias(bias), down.bias(bias), self.activation);
+        net.add_residual(layer, "mlp", attended, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["word_embeddings.", "h.", "ln_f."])
+        with_prefix(stored_name, "transformer.", &["word_embeddings.", "h.", "ln_f."])
     }
 }

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ impl MupMultipliers {
 
 impl FalconH1Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<FalconH1Config, ConfigError> {
-        let mut sizes = ModelSizes::read_shared(fields, Some(8192))?;
+        let mut sizes = ModelSizes::read_equal_heads(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
@@ -106,10 +106,10 @@ impl FalconH1Config {
             LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
         let x = net.scale(x, self.multipliers.attention_input);
-        let q = project(net, "q_proj", x, sizes.query());
-        let k = project(net, "k_proj", x, sizes.key());
+        let q = project(net, "q_proj", x, sizes.query_width());
+        let k = project(net, "k_proj", x, sizes.key_width());
         let k = net.scale(k, self.multipliers.key);
-        let v = project(net, "v_proj", x, sizes.key());
+        let v = project(net, "v_proj", x, sizes.key_width());
         let attention = SelfAttention::new(name, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let h = project(net, "o_proj", h, sizes.hidden);
@@ -137,20 +137,20 @@ impl Transformer for FalconH1Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.final_layernorm");
         OuterLayers {
             embedding_scale: Some(self.multipliers.embedding),
             logit_scale: Some(self.multipliers.logits),
-            ..OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+            ..OuterLayers::with_names("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
         }
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let mixed = net.scale(normalised, self.multipliers.mixer_input);
@@ -158,13 +158,13 @@ impl Transformer for FalconH1Config {
         let mixed = net.scale(mixed, self.multipliers.mixer_output);
         let attended = self.attention(net, layer, &format!("{name}.self_attn"), normalised, rope);
         let h = net.add(mixed, attended);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.pre_ff_layernorm"), self.eps);
         let h = self.feed_forward(net, &format!("{name}.feed_forward"), h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "model.", &["embed_tokens.", "layers.", "final_layernorm."])
+        with_prefix(stored_name, "model.", &["embed_tokens.", "layers.", "final_layernorm."])
     }
 }

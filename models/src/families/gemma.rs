@@ -41,7 +41,7 @@ impl GemmaConfig {
         let sizes = ModelSizes::read(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         let (windows, local_rope) = (vec![None; sizes.layers], rope.rope.clone());
-        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        let config = GemmaConfig::read_common(fields, sizes, [rope.rope, local_rope], windows)?;
         // The first published files say `gelu` and mean the approximation; `hidden_activation` came to correct them.
         let activation =
             ActivationFunction::read(fields, &["hidden_activation"], ActivationFunction::GeluTanh)?;
@@ -51,37 +51,41 @@ impl GemmaConfig {
     pub fn gemma2(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
         let sizes = ModelSizes::read(fields, Some(8192))?;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
-        let windows = fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?;
+        let windows = fields.layer_windows(sizes.layers, |layer| layer.is_multiple_of(2))?;
         let local_rope = rope.rope.clone();
-        let config = GemmaConfig::common(fields, sizes, [rope.rope, local_rope], windows)?;
+        let config = GemmaConfig::read_common(fields, sizes, [rope.rope, local_rope], windows)?;
         Ok(GemmaConfig {
-            attention_cap: cap(fields, "attn_logit_softcapping")?,
-            logit_cap: cap(fields, "final_logit_softcapping")?,
+            attention_cap: read_softcap(fields, "attn_logit_softcapping")?,
+            logit_cap: read_softcap(fields, "final_logit_softcapping")?,
             ..config
         })
     }
 
     pub fn gemma3(fields: &ConfigFields) -> Result<GemmaConfig, ConfigError> {
         let sizes = ModelSizes::read(fields, Some(131_072))?;
-        let pattern = fields.first(&["sliding_window_pattern", "_sliding_window_pattern"]);
+        let pattern = fields.first_present(&["sliding_window_pattern", "_sliding_window_pattern"]);
         let pattern = fields.size_or(pattern, 6)?;
-        let mut windows = fields.windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        let mut windows = fields.layer_windows(sizes.layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
         let both_sides = fields.flag_or("use_bidirectional_attention", false)?;
         if both_sides {
             // The width counts both sides together.
             windows.iter_mut().flatten().for_each(|width| *width /= 2);
         }
         let ropes = gemma3_ropes(fields, &sizes)?;
-        let config = GemmaConfig::common(fields, sizes, ropes, windows)?;
+        let config = GemmaConfig::read_common(fields, sizes, ropes, windows)?;
         if let Some(found) = fields.get("attn_logit_softcapping") {
             // The reference has the field and does not bound by it.
-            return Err(fields.wrong("attn_logit_softcapping", "null: scores have no bound here", found));
+            return Err(fields.invalid_value(
+                "attn_logit_softcapping",
+                "null: scores have no bound here",
+                found,
+            ));
         }
-        let logit_cap = cap(fields, "final_logit_softcapping")?;
+        let logit_cap = read_softcap(fields, "final_logit_softcapping")?;
         Ok(GemmaConfig { head_norms: true, both_sides, logit_cap, ..config })
     }
 
-    fn common(
+    fn read_common(
         fields: &ConfigFields,
         sizes: ModelSizes,
         [rope, local_rope]: [Rope; 2],
@@ -90,7 +94,7 @@ impl GemmaConfig {
         let query_scalar = fields.float_or("query_pre_attn_scalar", sizes.head_size as f64)?;
         if !(query_scalar > 0.0 && query_scalar.is_finite()) {
             let found = Value::from(query_scalar);
-            return Err(fields.wrong("query_pre_attn_scalar", "a positive number", &found));
+            return Err(fields.invalid_value("query_pre_attn_scalar", "a positive number", &found));
         }
         let act = ["hidden_activation", "hidden_act"];
         Ok(GemmaConfig {
@@ -121,8 +125,8 @@ fn gemma3_ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], 
         RopeConfig::read(fields, sizes.head_size, sizes.context, defaults).map(|config| config.rope)
     };
     // Newer files have one object for each kind of layer.
-    if let Some(parameters) = fields.object("rope_parameters")? {
-        let kinds = RopeConfig::of_kinds(&parameters, sizes.head_size, sizes.context, [global, local])?;
+    if let Some(parameters) = fields.nested_object("rope_parameters")? {
+        let kinds = RopeConfig::read_kinds(&parameters, sizes.head_size, sizes.context, [global, local])?;
         return Ok(kinds.map(|kind| kind.rope));
     }
     let theta = fields.float_or("rope_local_base_freq", local.theta)?;
@@ -132,11 +136,11 @@ fn gemma3_ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], 
 }
 
 /// A bound by tanh; absent or null: none.
-fn cap(fields: &ConfigFields, field: &str) -> Result<Option<f64>, ConfigError> {
+fn read_softcap(fields: &ConfigFields, field: &str) -> Result<Option<f64>, ConfigError> {
     let Some(found) = fields.get(field) else { return Ok(None) };
     match fields.float_or(field, 0.0)? {
         cap if cap > 0.0 && cap.is_finite() => Ok(Some(cap)),
-        _ => Err(fields.wrong(field, "a positive number or null", found)),
+        _ => Err(fields.invalid_value(field, "a positive number or null", found)),
     }
 }
 
@@ -147,7 +151,7 @@ impl Transformer for GemmaConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers {
             embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
             logit_cap: self.logit_cap,
@@ -155,11 +159,11 @@ impl Transformer for GemmaConfig {
         }
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
-        self.rope.tables_beside(net, &self.local_rope)
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
+        self.rope.tables_with_local(net, &self.local_rope)
     }
 
-    fn block(
+    fn add_layer(
         &self,
         net: &mut ModelBuilder,
         layer: usize,
@@ -172,7 +176,7 @@ impl Transformer for GemmaConfig {
         };
         let window = self.windows[layer];
         let seen = match self.both_sides {
-            true => AttentionVariant::of_sides(self.sizes.head_size, window),
+            true => AttentionVariant::sliding_bidirectional(self.sizes.head_size, window),
             false => AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) },
         };
         let scale = self.query_scalar.powf(-0.5);
@@ -189,21 +193,21 @@ impl Transformer for GemmaConfig {
         let behind =
             |net: &mut ModelBuilder, x, which: &str| if self.norms_behind { norm(net, x, which) } else { x };
         let h = behind(net, h, "post_attention_layernorm");
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         // Gemma 1 has the names of Llama.
         let before = if self.norms_behind { "pre_feedforward_layernorm" } else { "post_attention_layernorm" };
         let h = norm(net, x, before);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
         let h = behind(net, h, "post_feedforward_layernorm");
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn own_head(&self) -> Option<PoolingHead> {
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         self.both_sides.then(|| PoolingHead::embedding(PoolingMode::Mean))
     }
 
-    fn reads_texts(&self) -> bool {
+    fn supports_pooling(&self) -> bool {
         true
     }
 }

@@ -44,11 +44,15 @@ pub struct Gemma4Config {
 impl Gemma4Config {
     pub fn from_fields(fields: &ConfigFields) -> Result<Gemma4Config, ConfigError> {
         if let Some(all) = fields.get("use_bidirectional_attention").filter(|v| v.as_str() == Some("all")) {
-            return Err(fields.wrong("use_bidirectional_attention", "null: attention is causal here", all));
+            return Err(fields.invalid_value(
+                "use_bidirectional_attention",
+                "null: attention is causal here",
+                all,
+            ));
         }
         let sizes = ModelSizes::read(fields, Some(131_072))?;
         let is_local = |layer: usize| !(layer + 1).is_multiple_of(6) && layer + 1 < sizes.layers;
-        let windows = fields.windows(sizes.layers, is_local)?;
+        let windows = fields.layer_windows(sizes.layers, is_local)?;
         let heads = LayerHeads::read(fields, &sizes, &windows)?;
         let shared_layers = fields.count_or("num_kv_shared_layers", 0)?;
         let first_shared = sizes.layers.saturating_sub(shared_layers);
@@ -56,7 +60,7 @@ impl Gemma4Config {
         let (before, behind) = windows.split_at(first_shared);
         if [true, false].into_iter().any(|full| kinds(behind, full) && !kinds(before, full)) {
             let expected = "less: a layer needs one of its kind before it, whose keys and values it reads";
-            return Err(fields.wrong("num_kv_shared_layers", expected, &Value::from(shared_layers)));
+            return Err(fields.invalid_value("num_kv_shared_layers", expected, &Value::from(shared_layers)));
         }
         Ok(Gemma4Config {
             intermediate: fields.size("intermediate_size")?,
@@ -72,9 +76,9 @@ impl Gemma4Config {
             bias: fields.flag_or("attention_bias", false)?,
             first_shared,
             double_wide: fields.flag_or("use_double_wide_mlp", false)?,
-            per_layer: per_layer(fields, &sizes)?,
-            experts: experts(fields)?,
-            logit_cap: fields.get("final_logit_softcapping").map(|_| cap(fields)).transpose()?,
+            per_layer: read_per_layer_inputs(fields, &sizes)?,
+            experts: read_experts(fields)?,
+            logit_cap: fields.get("final_logit_softcapping").map(|_| read_softcap(fields)).transpose()?,
             tied: fields.flag_or("tie_word_embeddings", true)?,
             sizes,
         })
@@ -88,8 +92,11 @@ impl Gemma4Config {
             let n = net.n();
             net.reshape(x, [n, Dim::from(layers), Dim::from(width)])
         };
-        let table =
-            net.weight("model.embed_tokens_per_layer.weight", ParamRole::Embedding, &[rows, layers * width]);
+        let table = net.weight_param(
+            "model.embed_tokens_per_layer.weight",
+            ParamRole::Embedding,
+            &[rows, layers * width],
+        );
         let tokens = net.tokens();
         let own = net.gather(table, tokens);
         let own = net.scale(own, (width as f64).sqrt());
@@ -119,7 +126,7 @@ impl Gemma4Config {
             |net: &mut ModelBuilder, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
         let dense = norm(net, h, "post_feedforward_layernorm_1");
         let input = rms_norm_unweighted(net, x, self.eps);
-        let scale = net.vector(&format!("{name}.router.scale"), self.sizes.hidden);
+        let scale = net.vector_param(&format!("{name}.router.scale"), self.sizes.hidden);
         let input = net.mul(input, scale);
         let input = net.scale(input, (self.sizes.hidden as f64).powf(-0.5));
         let h = norm(net, x, "pre_feedforward_layernorm_2");
@@ -130,7 +137,7 @@ impl Gemma4Config {
             router: &router,
             correction: None,
             expert_scale: Some(&expert_scale),
-            stored: ExpertStorage::Packed { gate_up: &gate_up, down: &down },
+            storage: ExpertStorage::Packed { gate_up: &gate_up, down: &down },
         };
         let h = experts.apply_routed(net, input, h, &names);
         let h = norm(net, h, "post_feedforward_layernorm_2");
@@ -138,7 +145,7 @@ impl Gemma4Config {
     }
 
     /// Adds what the layer has of its own to its output `x`.
-    fn add_own(
+    fn add_per_layer_input(
         &self,
         net: &mut ModelBuilder,
         layer: usize,
@@ -168,16 +175,19 @@ fn ropes(
 ) -> Result<[Rope; 2], ConfigError> {
     let [full_defaults, sliding_defaults] =
         [1e6, 1e4].map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
-    let Some(parameters) = fields.object("rope_parameters")? else {
-        return Err(fields.missing("rope_parameters", "an object"));
+    let Some(parameters) = fields.nested_object("rope_parameters")? else {
+        return Err(fields.missing_field("rope_parameters", "an object"));
     };
-    let of = |kind, size, defaults| RopeConfig::of_kind(&parameters, kind, size, context, defaults);
+    let of = |kind, size, defaults| RopeConfig::read_kind(&parameters, kind, size, context, defaults);
     let full = of("full_attention", full.size, full_defaults)?;
     let sliding = of("sliding_attention", sliding.size, sliding_defaults)?;
     Ok([full.rope, sliding.rope])
 }
 
-fn per_layer(fields: &ConfigFields, sizes: &ModelSizes) -> Result<Option<(usize, usize)>, ConfigError> {
+fn read_per_layer_inputs(
+    fields: &ConfigFields,
+    sizes: &ModelSizes,
+) -> Result<Option<(usize, usize)>, ConfigError> {
     let width = fields.count_or("hidden_size_per_layer_input", 0)?;
     if width == 0 {
         return Ok(None);
@@ -187,13 +197,13 @@ fn per_layer(fields: &ConfigFields, sizes: &ModelSizes) -> Result<Option<(usize,
         rows if rows >= sizes.vocab => Ok(Some((width, rows))),
         rows => {
             let expected = format!("at least vocab_size, which is {}", sizes.vocab);
-            Err(fields.wrong(field, &expected, &Value::from(rows)))
+            Err(fields.invalid_value(field, &expected, &Value::from(rows)))
         }
     }
 }
 
 /// Softmax over all experts, the chosen ones normalised.
-fn experts(fields: &ConfigFields) -> Result<Option<MoeLayer>, ConfigError> {
+fn read_experts(fields: &ConfigFields) -> Result<Option<MoeLayer>, ConfigError> {
     if !fields.flag_or("enable_moe_block", false)? {
         return Ok(None);
     }
@@ -208,11 +218,11 @@ fn experts(fields: &ConfigFields) -> Result<Option<MoeLayer>, ConfigError> {
     MoeLayer::read(&renamed, &["num_experts"], width, true).map(Some)
 }
 
-fn cap(fields: &ConfigFields) -> Result<f64, ConfigError> {
+fn read_softcap(fields: &ConfigFields) -> Result<f64, ConfigError> {
     let field = "final_logit_softcapping";
     match fields.float_or(field, 0.0)? {
         cap if cap > 0.0 && cap.is_finite() => Ok(cap),
-        _ => Err(fields.wrong(field, "a positive number or null", &fields.raw[field])),
+        _ => Err(fields.invalid_value(field, "a positive number or null", &fields.raw[field])),
     }
 }
 
@@ -223,7 +233,7 @@ impl Transformer for Gemma4Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers {
             embedding_scale: Some((self.sizes.hidden as f64).sqrt()),
             logit_cap: self.logit_cap,
@@ -231,7 +241,7 @@ impl Transformer for Gemma4Config {
         }
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> SharedTensors {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> SharedTensors {
         let tables =
             |net: &mut ModelBuilder, rope: &Rope, name: &str| -> RopeTables { rope.tables(net, name) };
         let [full, sliding] = &self.ropes;
@@ -239,22 +249,22 @@ impl Transformer for Gemma4Config {
         SharedTensors { ropes, inputs: self.per_layer_inputs(net), rows: Cell::new([None; 2]) }
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &SharedTensors) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, shared: &SharedTensors) -> ValueId {
         let name = format!("model.layers.{layer}");
         let norm =
             |net: &mut ModelBuilder, x, which: &str| rms_norm(net, x, &format!("{name}.{which}"), self.eps);
         let h = norm(net, x, "input_layernorm");
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, shared);
         let h = norm(net, h, "post_attention_layernorm");
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = norm(net, x, "pre_feedforward_layernorm");
         let h = self.feed_forward(net, layer, &name, [x, h]);
         let h = norm(net, h, "post_feedforward_layernorm");
-        let mut x = net.residual(layer, "mlp", x, h);
+        let mut x = net.add_residual(layer, "mlp", x, h);
         if let Some(inputs) = shared.inputs {
-            x = self.add_own(net, layer, &name, x, inputs);
+            x = self.add_per_layer_input(net, layer, &name, x, inputs);
         }
-        let scalar = net.vector(&format!("{name}.layer_scalar"), 1);
+        let scalar = net.vector_param(&format!("{name}.layer_scalar"), 1);
         net.mul(x, scalar)
     }
 
@@ -270,6 +280,6 @@ impl Transformer for Gemma4Config {
             layer.is_some_and(|layer| layer >= self.first_shared)
                 && (part.starts_with("k_") || part.starts_with("v_"))
         });
-        unused || self.tied && name == self.frame().head
+        unused || self.tied && name == self.outer_layers().head
     }
 }

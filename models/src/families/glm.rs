@@ -55,15 +55,15 @@ impl Transformer for GlmConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let norm =
             |net: &mut ModelBuilder, x, norm: &str| rms_norm(net, x, &format!("{name}.{norm}"), self.eps);
@@ -74,13 +74,13 @@ impl Transformer for GlmConfig {
         let part = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = SelfAttention { qkv_bias: self.qkv_bias, ..part }.apply(net, layer, sizes, h);
         let h = behind(net, h, "post_self_attn_layernorm");
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = norm(net, x, "post_attention_layernorm");
         let (gate_up, down) = (format!("{name}.mlp.gate_up_proj"), format!("{name}.mlp.down_proj"));
         let (gate_up, down) =
             (LinearLayer::new(&gate_up, 2 * self.intermediate), LinearLayer::new(&down, sizes.hidden));
         let h = mlp::gated_fused(net, h, gate_up, down, self.activation);
         let h = behind(net, h, "post_mlp_layernorm");
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 }

@@ -30,15 +30,15 @@ pub struct Glm4MoeConfig {
 
 impl Glm4MoeConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<Glm4MoeConfig, ConfigError> {
-        let mut sizes = ModelSizes::read_shared(fields, Some(131_072))?;
+        let mut sizes = ModelSizes::read_equal_heads(fields, Some(131_072))?;
         let defaults = RopeDefaults { share: 0.5, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
         let routing = ExpertRouter {
-            scores: RouterScoring::Sigmoid,
+            scoring: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
-            smallest_sum: 1e-20,
+            sum_epsilon: 1e-20,
             scale: fields.float_or("routed_scaling_factor", 1.0)?,
             groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
             ..ExpertRouter::read(fields, &["n_routed_experts"])?
@@ -81,15 +81,15 @@ impl Transformer for Glm4MoeConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = SelfAttention {
@@ -102,10 +102,10 @@ impl Transformer for Glm4MoeConfig {
             )
         }
         .apply(net, layer, &self.sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {
@@ -116,6 +116,6 @@ impl Transformer for Glm4MoeConfig {
     fn is_ignored(&self, name: &str) -> bool {
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
         let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);
-        is_draft || self.tied && name == self.frame().head
+        is_draft || self.tied && name == self.outer_layers().head
     }
 }

@@ -6,7 +6,9 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
-use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{
+    LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix,
+};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 
@@ -29,10 +31,10 @@ pub struct Gpt2Config {
 
 impl Gpt2Config {
     pub fn gpt2(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
-        fields.only("add_cross_attention", false, "GPT-2 with cross attention")?;
+        fields.require_flag("add_cross_attention", false, "GPT-2 with cross attention")?;
         let sizes = ModelSizes::read(fields, None)?;
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
-        Gpt2Config::common(fields, sizes, fused, ActivationFunction::GeluTanh)
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
+        Gpt2Config::read_common(fields, sizes, fused, ActivationFunction::GeluTanh)
     }
 
     pub fn bigcode(fields: &ConfigFields) -> Result<Gpt2Config, ConfigError> {
@@ -40,15 +42,15 @@ impl Gpt2Config {
         let fused = match fields.flag_or("multi_query", true)? {
             true => {
                 sizes.kv_heads = 1;
-                FusedQkv::in_order(sizes.query(), sizes.key())
+                FusedQkv::in_order(sizes.query_width(), sizes.key_width())
             }
-            false => FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size),
+            false => FusedQkv::grouped_by_key_head(sizes.heads, sizes.kv_heads, sizes.head_size),
         };
-        let config = Gpt2Config::common(fields, sizes, fused, ActivationFunction::GeluTanh)?;
+        let config = Gpt2Config::read_common(fields, sizes, fused, ActivationFunction::GeluTanh)?;
         Ok(Gpt2Config { conv1d: false, ..config })
     }
 
-    fn common(
+    fn read_common(
         fields: &ConfigFields,
         sizes: ModelSizes,
         fused: FusedQkv,
@@ -87,8 +89,8 @@ impl Transformer for Gpt2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.wte.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -96,18 +98,18 @@ impl Transformer for Gpt2Config {
         )
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         let ModelSizes { vocab, hidden, context, .. } = self.sizes;
-        let tokens = net.embed(self.frame().embedding, vocab, hidden);
-        let table = net.weight("transformer.wpe.weight", ParamRole::Vector, &[context, hidden]);
+        let tokens = net.embed(self.outer_layers().embedding, vocab, hidden);
+        let table = net.weight_param("transformer.wpe.weight", ParamRole::Vector, &[context, hidden]);
         let positions = net.positions();
         let positions = net.per_sequence(&[], |net, _| vec![net.gather(table, positions)])[0];
         net.add(tokens, positions)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let h = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);
@@ -118,19 +120,19 @@ impl Transformer for Gpt2Config {
         let v = net.split_heads(v, sizes.kv_heads);
         let h = self.attention(layer).apply(net, layer, q, k, v);
         let h = self.linear(&format!("{name}.attn.c_proj"), hidden).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = layer_norm(net, x, &format!("{name}.ln_2"), self.eps);
         let (up, down) = (format!("{name}.mlp.c_fc"), format!("{name}.mlp.c_proj"));
         let (up, down) = (self.linear(&up, self.intermediate), self.linear(&down, hidden));
-        let h = mlp::plain(net, h, up, down, self.activation);
-        net.residual(layer, "mlp", x, h)
+        let h = mlp::ungated(net, h, up, down, self.activation);
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some(LEARNED_POSITIONS)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["wte.", "wpe.", "h.", "ln_f."])
+        with_prefix(stored_name, "transformer.", &["wte.", "wpe.", "h.", "ln_f."])
     }
 }

@@ -7,7 +7,7 @@ use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -49,8 +49,8 @@ impl Transformer for GptNeoxConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "gpt_neox.embed_in.weight",
             (Norm::Layer(self.eps), "gpt_neox.final_layer_norm"),
             "embed_out.weight",
@@ -58,32 +58,32 @@ impl Transformer for GptNeoxConfig {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("gpt_neox.layers.{layer}");
         let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.attention");
-        let fused = FusedQkv::by_group(sizes.heads, sizes.heads, sizes.head_size);
+        let fused = FusedQkv::grouped_by_key_head(sizes.heads, sizes.heads, sizes.head_size);
         let projection = format!("{part}.query_key_value");
         let projection = LinearLayer::new(&projection, fused.rows()).bias(self.attention_bias);
         let qkv = fused.apply(net, h, &projection);
         let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(self.attention_bias).apply(net, h);
-        let attended = net.residual(layer, "attention", x, h);
+        let attended = net.add_residual(layer, "attention", x, h);
         let input = if self.parallel { x } else { attended };
         let h = layer_norm(net, input, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
-        let h = mlp::plain(net, h, up.bias(true), down.bias(true), self.activation);
-        net.residual(layer, "mlp", attended, h)
+        let h = mlp::ungated(net, h, up.bias(true), down.bias(true), self.activation);
+        net.add_residual(layer, "mlp", attended, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "gpt_neox.", &["embed_in.", "layers.", "final_layer_norm."])
+        with_prefix(stored_name, "gpt_neox.", &["embed_in.", "layers.", "final_layer_norm."])
     }
 }

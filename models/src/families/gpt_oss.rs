@@ -34,13 +34,13 @@ impl GptOssConfig {
         sizes.context = rope.context;
         let positive = |field: &str, default: f64| match fields.float_or(field, default)? {
             number if number > 0.0 && number.is_finite() => Ok(number),
-            other => Err(fields.wrong(field, "a positive number", &Value::from(other))),
+            other => Err(fields.invalid_value(field, "a positive number", &Value::from(other))),
         };
         let limit = positive("swiglu_limit", 7.0)?;
         let slope = positive("swiglu_alpha", GATE_SLOPE)?;
         let routing = ExpertRouter::read(fields, &["num_local_experts"])?;
         let experts = MoeLayer {
-            routing: ExpertRouter { scores: RouterScoring::SoftmaxOfChosen, bias: true, ..routing },
+            routing: ExpertRouter { scoring: RouterScoring::SoftmaxOfChosen, bias: true, ..routing },
             intermediate: fields.size("intermediate_size")?,
             glu: Glu::Clamped { limit, slope },
             fused: false,
@@ -48,7 +48,7 @@ impl GptOssConfig {
         Ok(GptOssConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |layer| layer.is_multiple_of(2))?,
+            windows: fields.layer_windows(sizes.layers, |layer| layer.is_multiple_of(2))?,
             bias: fields.flag_or("attention_bias", true)?,
             experts,
             fused: fields.flag_or("fused_experts", true)?,
@@ -65,15 +65,15 @@ impl Transformer for GptOssConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
@@ -85,7 +85,7 @@ impl Transformer for GptOssConfig {
         let (qkv_bias, output_bias) = (self.bias, self.bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(&part, rope, attention) };
         let h = part.apply(net, layer, &self.sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");
         let (router, gate_up, down) = (
@@ -101,9 +101,9 @@ impl Transformer for GptOssConfig {
         let h = self.experts.apply(
             net,
             h,
-            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+            &ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored },
         );
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {

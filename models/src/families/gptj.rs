@@ -9,7 +9,7 @@ use crate::layers::rope::RopePairing;
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 use serde_json::Value;
@@ -30,7 +30,7 @@ const MOSS_BLOCKS: usize = 4;
 
 impl GptJConfig {
     pub fn gptj(fields: &ConfigFields) -> Result<GptJConfig, ConfigError> {
-        fields.only("tie_word_embeddings", false, "GPT-J with a tied head")?;
+        fields.require_flag("tie_word_embeddings", false, "GPT-J with a tied head")?;
         let sizes = ModelSizes::read(fields, Some(2048))?;
         let rotary = match fields.get("rotary_dim") {
             None => sizes.head_size,
@@ -38,7 +38,7 @@ impl GptJConfig {
         };
         if rotary > sizes.head_size || !rotary.is_multiple_of(2) {
             let expected = format!("an even number up to the head size, which is {}", sizes.head_size);
-            return Err(fields.wrong("rotary_dim", &expected, &Value::from(rotary)));
+            return Err(fields.invalid_value("rotary_dim", &expected, &Value::from(rotary)));
         }
         Ok(GptJConfig {
             intermediate: fields.size_or("n_inner", 4 * sizes.hidden)?,
@@ -59,7 +59,7 @@ impl GptJConfig {
         let hidden = config.sizes.hidden;
         if !config.sizes.heads.is_multiple_of(MOSS_BLOCKS) {
             let expected = format!("a multiple of {MOSS_BLOCKS}");
-            return Err(fields.wrong("n_head", &expected, &Value::from(config.sizes.heads)));
+            return Err(fields.invalid_value("n_head", &expected, &Value::from(config.sizes.heads)));
         }
         let len = hidden / MOSS_BLOCKS;
         let block = |number| RowBlocks {
@@ -81,8 +81,8 @@ impl Transformer for GptJConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.wte.weight",
             (Norm::Layer(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -90,11 +90,11 @@ impl Transformer for GptJConfig {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("transformer.h.{layer}");
         let normalised = layer_norm(net, x, &format!("{name}.ln_1"), self.eps);
@@ -112,21 +112,21 @@ impl Transformer for GptJConfig {
                 LinearLayer::new(&format!("{part}.out_proj"), hidden).apply(net, h)
             }
         };
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let (up, down) = (format!("{name}.mlp.fc_in"), format!("{name}.mlp.fc_out"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
-        let h = mlp::plain(net, normalised, up.bias(true), down.bias(true), self.activation);
-        net.residual(layer, "mlp", x, h)
+        let h = mlp::ungated(net, normalised, up.bias(true), down.bias(true), self.activation);
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn logits(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
-        let logits = self.frame().logits(net, x, self.sizes.vocab);
-        let bias = net.vector("lm_head.bias", self.sizes.vocab);
+        let logits = self.outer_layers().logits(net, x, self.sizes.vocab);
+        let bias = net.vector_param("lm_head.bias", self.sizes.vocab);
         net.add(logits, bias)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
+        with_prefix(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
     }
 
     /// Masks and tables of sines that older files hold.

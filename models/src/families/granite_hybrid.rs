@@ -41,7 +41,7 @@ pub struct GraniteHybridConfig {
 
 impl GraniteHybridConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<GraniteHybridConfig, ConfigError> {
-        let mut sizes = ModelSizes::read_shared(fields, Some(131_072))?;
+        let mut sizes = ModelSizes::read_equal_heads(fields, Some(131_072))?;
         let rope = match fields.get("position_embedding_type").and_then(|kind| kind.as_str()) {
             Some("rope") => {
                 let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
@@ -51,7 +51,7 @@ impl GraniteHybridConfig {
             Some("nope") | None => None,
             Some(other) => {
                 let found = other.into();
-                return Err(fields.wrong("position_embedding_type", "rope or nope", &found));
+                return Err(fields.invalid_value("position_embedding_type", "rope or nope", &found));
             }
         };
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-6)?;
@@ -83,7 +83,7 @@ impl GraniteHybridConfig {
             bias: fields.flag_or("attention_bias", false)?,
             attends,
             mixer,
-            experts: experts(fields, activation)?,
+            experts: read_experts(fields, activation)?,
             shared: fields.size("shared_intermediate_size")?,
             fused: fields.flag_or("fused_mlp", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
@@ -120,7 +120,7 @@ impl GraniteHybridConfig {
     }
 
     fn feed_forward(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
-        let shared = self.shared_part(net, &format!("{name}.shared_mlp"), x);
+        let shared = self.shared_mlp(net, &format!("{name}.shared_mlp"), x);
         let Some(experts) = &self.experts else { return shared };
         let mixture = format!("{name}.block_sparse_moe");
         let inside = format!("{mixture}.experts");
@@ -134,13 +134,13 @@ impl GraniteHybridConfig {
         let h = experts.apply(
             net,
             x,
-            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+            &ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored },
         );
         net.add(h, shared)
     }
 
     /// What every token gets.
-    fn shared_part(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
+    fn shared_mlp(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         if !self.fused {
             return mlp::gated_by_name(net, x, name, self.shared, false, self.activation);
         }
@@ -159,12 +159,15 @@ impl GraniteHybridConfig {
 }
 
 /// Experts with a softmax over the chosen ones; the small models have none.
-fn experts(fields: &ConfigFields, activation: ActivationFunction) -> Result<Option<MoeLayer>, ConfigError> {
+fn read_experts(
+    fields: &ConfigFields,
+    activation: ActivationFunction,
+) -> Result<Option<MoeLayer>, ConfigError> {
     if fields.count_or("num_local_experts", 0)? == 0 {
         return Ok(None);
     }
     let routing = ExpertRouter::read(fields, &["num_local_experts"])?;
-    let routing = ExpertRouter { scores: RouterScoring::SoftmaxOfChosen, ..routing };
+    let routing = ExpertRouter { scoring: RouterScoring::SoftmaxOfChosen, ..routing };
     let intermediate = fields.size("intermediate_size")?;
     Ok(Some(MoeLayer { routing, intermediate, glu: Glu::Plain(activation), fused: false }))
 }
@@ -176,7 +179,7 @@ impl Transformer for GraniteHybridConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers {
             embedding_scale: Some(self.embedding_multiplier),
             logit_scale: Some(1.0 / self.logits_scaling),
@@ -184,11 +187,17 @@ impl Transformer for GraniteHybridConfig {
         }
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        rope: &Option<RopeTables>,
+    ) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = match &self.mixer {

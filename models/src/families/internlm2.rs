@@ -7,7 +7,7 @@ use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -45,8 +45,8 @@ impl Transformer for InternLm2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "model.tok_embeddings.weight",
             (Norm::Rms(self.eps), "model.norm"),
             "output.weight",
@@ -54,29 +54,29 @@ impl Transformer for InternLm2Config {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, name) = (&self.sizes, format!("model.layers.{layer}"));
         let h = rms_norm(net, x, &format!("{name}.attention_norm"), self.eps);
         let part = format!("{name}.attention");
-        let fused = FusedQkv::by_group(sizes.heads, sizes.kv_heads, sizes.head_size);
+        let fused = FusedQkv::grouped_by_key_head(sizes.heads, sizes.kv_heads, sizes.head_size);
         let projection = format!("{part}.wqkv");
         let qkv = fused.apply(net, h, &LinearLayer::new(&projection, fused.rows()).bias(self.bias));
         let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.wo"), sizes.hidden).bias(self.bias).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
         let names = ["w1", "w3", "w2"].map(|part| format!("{name}.feed_forward.{part}"));
         let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, self.intermediate));
         let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "model.", &["tok_embeddings.", "layers.", "norm."])
+        with_prefix(stored_name, "model.", &["tok_embeddings.", "layers.", "norm."])
     }
 }

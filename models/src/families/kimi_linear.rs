@@ -11,7 +11,7 @@ use crate::layers::moe::{
     ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
 };
 use crate::layers::norm::{Norm, rms_norm};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, hf_name};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, hugging_face_name};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -42,20 +42,20 @@ const ROUTER: &str = "moe_router_activation_func";
 
 impl KimiLinearConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<KimiLinearConfig, ConfigError> {
-        fields.only("mla_use_nope", true, "latent attention with positions")?;
+        fields.require_flag("mla_use_nope", true, "latent attention with positions")?;
         let sizes = LatentAttention::sizes(fields)?;
         let eps = fields.epsilon(&["rms_norm_eps"], 1e-5)?;
         let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?;
-        let linear = fields.object(LINEAR)?;
+        let linear = fields.nested_object(LINEAR)?;
         let width = fields.size("moe_intermediate_size")?;
-        let shared = fields.first(&["num_shared_experts", "n_shared_experts"]);
+        let shared = fields.first_present(&["num_shared_experts", "n_shared_experts"]);
         Ok(KimiLinearConfig {
             intermediate: fields.size("intermediate_size")?,
-            attends: attends(fields, linear.as_ref(), sizes.layers)?,
+            attends: attention_layers(fields, linear.as_ref(), sizes.layers)?,
             latent: LatentAttention::read(fields, sizes.heads)?,
             delta: DeltaAttention::read(fields, linear.as_ref(), eps)?,
             experts: MoeLayer {
-                routing: routing(fields)?,
+                routing: read_routing(fields)?,
                 intermediate: width,
                 glu: Glu::Plain(activation),
                 fused: fields.flag_or(FUSED_EXPERTS, false)?,
@@ -82,25 +82,25 @@ impl KimiLinearConfig {
 }
 
 /// Corrected sigmoids.
-fn routing(fields: &ConfigFields) -> Result<ExpertRouter, ConfigError> {
+fn read_routing(fields: &ConfigFields) -> Result<ExpertRouter, ConfigError> {
     let scores = fields.get(ROUTER).and_then(Value::as_str).unwrap_or("sigmoid");
     if scores != "sigmoid" {
-        return Err(fields.wrong(ROUTER, "sigmoid", &Value::from(scores)));
+        return Err(fields.invalid_value(ROUTER, "sigmoid", &Value::from(scores)));
     }
     let count = ["num_experts", "num_local_experts"];
-    let groups = fields.first(&["num_expert_group", "n_group"]);
+    let groups = fields.first_present(&["num_expert_group", "n_group"]);
     Ok(ExpertRouter {
-        scores: RouterScoring::Sigmoid,
-        normalised: fields.flag_or(fields.first(&["moe_renormalize", "norm_topk_prob"]), true)?,
-        smallest_sum: 1e-20,
+        scoring: RouterScoring::Sigmoid,
+        normalised: fields.flag_or(fields.first_present(&["moe_renormalize", "norm_topk_prob"]), true)?,
+        sum_epsilon: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 2.446)?,
-        groups: ExpertGroups::read(fields, groups, fields.first(&count), 2)?,
+        groups: ExpertGroups::read(fields, groups, fields.first_present(&count), 2)?,
         ..ExpertRouter::read(fields, &count)?
     })
 }
 
 /// Which layers have attention: `layer_types`, or lists in `linear_attn_config` that count from 1.
-fn attends(
+fn attention_layers(
     fields: &ConfigFields,
     linear: Option<&ConfigFields>,
     layers: usize,
@@ -120,7 +120,7 @@ fn attends(
             _ => {
                 let expected = format!("each of the layers 1 to {layers} here or in kda_layers");
                 let found = linear.get("full_attn_layers").unwrap_or(&Value::Null);
-                Err(linear.wrong("full_attn_layers", &expected, found))
+                Err(linear.invalid_value("full_attn_layers", &expected, found))
             }
         }
     };
@@ -134,13 +134,13 @@ impl Transformer for KimiLinearConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
@@ -148,10 +148,10 @@ impl Transformer for KimiLinearConfig {
             true => self.latent.apply(net, layer, &part, h, LatentPositions::NONE),
             false => self.delta.apply(net, layer, &part, h),
         };
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let h = self.feed_forward(net, layer, &name, h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {
@@ -161,7 +161,7 @@ impl Transformer for KimiLinearConfig {
     /// The class of transformers has the gate of the decay as a part of its own, and experts where other layers have a
     /// feed-forward part; what it writes has the name of the experts for both.
     fn canonical_name(&self, stored_name: &str) -> String {
-        let name = hf_name(stored_name).replace(".self_attn.forget_gate.", ".self_attn.");
+        let name = hugging_face_name(stored_name).replace(".self_attn.forget_gate.", ".self_attn.");
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
         match layer.and_then(|layer: usize| self.sparse.get(layer)) {
             Some(true) => name.replace(".mlp.", ".block_sparse_moe."),

@@ -11,7 +11,7 @@ use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
@@ -29,26 +29,26 @@ pub struct Lfm2Config {
     /// The first layers have no experts.
     pub dense_layers: usize,
     /// The choice of experts is corrected by a learned bias.
-    pub corrected: bool,
+    pub has_score_correction: bool,
     pub tied: bool,
 }
 
 impl Lfm2Config {
     pub fn dense(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
-        let config = Lfm2Config::common(fields)?;
+        let config = Lfm2Config::read_common(fields)?;
         Ok(Lfm2Config {
             intermediate: intermediate(fields)?,
-            attends: attends(fields, config.sizes.layers)?,
+            attends: attention_layers(fields, config.sizes.layers)?,
             ..config
         })
     }
 
     pub fn moe(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
-        let config = Lfm2Config::common(fields)?;
+        let config = Lfm2Config::read_common(fields)?;
         let routing = ExpertRouter {
-            scores: RouterScoring::Sigmoid,
+            scoring: RouterScoring::Sigmoid,
             normalised: fields.flag_or("norm_topk_prob", true)?,
-            smallest_sum: 1e-6,
+            sum_epsilon: 1e-6,
             scale: fields.float_or("routed_scaling_factor", 1.0)?,
             ..ExpertRouter::read(fields, &["num_experts"])?
         };
@@ -58,15 +58,15 @@ impl Lfm2Config {
         Ok(Lfm2Config {
             experts: Some(MoeLayer { routing, intermediate, glu, fused }),
             dense_layers: fields.count_or("num_dense_layers", 2)?,
-            corrected: fields.flag_or("use_expert_bias", true)?,
+            has_score_correction: fields.flag_or("use_expert_bias", true)?,
             intermediate: fields.size("intermediate_size")?,
-            attends: by_kind(fields, config.sizes.layers)?,
+            attends: attention_layers_by_type(fields, config.sizes.layers)?,
             ..config
         })
     }
 
-    fn common(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
-        let mut sizes = ModelSizes::read_shared(fields, Some(128_000))?;
+    fn read_common(fields: &ConfigFields) -> Result<Lfm2Config, ConfigError> {
+        let mut sizes = ModelSizes::read_equal_heads(fields, Some(128_000))?;
         let theta = match fields.get("theta") {
             Some(_) => fields.float_or("theta", 1e6)?,
             None => 1e6,
@@ -82,8 +82,8 @@ impl Lfm2Config {
             conv: ShortConv::read(fields, 3)?,
             experts: None,
             dense_layers: 0,
-            corrected: false,
-            tied: fields.flag_or(fields.first(&["tie_word_embeddings", "tie_embedding"]), true)?,
+            has_score_correction: false,
+            tied: fields.flag_or(fields.first_present(&["tie_word_embeddings", "tie_embedding"]), true)?,
             sizes,
         })
     }
@@ -95,11 +95,11 @@ impl Lfm2Config {
                 let (router, inside, correction) =
                     (format!("{name}.gate"), format!("{name}.experts"), format!("{name}.expert_bias"));
                 let stored = ExpertStorage::Single { experts: &inside, parts };
-                let correction = self.corrected.then_some(correction.as_str());
+                let correction = self.has_score_correction.then_some(correction.as_str());
                 experts.apply(
                     net,
                     x,
-                    &ExpertNames { router: &router, correction, expert_scale: None, stored },
+                    &ExpertNames { router: &router, correction, expert_scale: None, storage: stored },
                 )
             }
             _ => {
@@ -123,7 +123,11 @@ impl ShortConv {
     pub fn read(fields: &ConfigFields, usual_taps: usize) -> Result<ShortConv, ConfigError> {
         let taps = fields.size_or("conv_L_cache", usual_taps)?;
         if !(2..=64).contains(&taps) {
-            return Err(fields.wrong("conv_L_cache", "a number of taps from 2 to 64", &Value::from(taps)));
+            return Err(fields.invalid_value(
+                "conv_L_cache",
+                "a number of taps from 2 to 64",
+                &Value::from(taps),
+            ));
         }
         Ok(ShortConv { taps, bias: fields.flag_or("conv_bias", false)? })
     }
@@ -143,9 +147,9 @@ impl ShortConv {
 }
 
 /// Which layers have attention by `layer_types`, or by `full_attn_idxs` of older files; all, where a file has neither.
-fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+fn attention_layers(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
     if fields.get("layer_types").is_some() {
-        return by_kind(fields, layers);
+        return attention_layers_by_type(fields, layers);
     }
     if fields.get("full_attn_idxs").is_none() {
         return Ok(vec![true; layers]);
@@ -155,7 +159,7 @@ fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigErro
 }
 
 /// The same by `layer_types` alone.
-fn by_kind(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+fn attention_layers_by_type(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
     let kinds = fields.layer_kinds("layer_types", layers, &["conv", "full_attention"])?;
     Ok(kinds.into_iter().map(|kind| kind == 1).collect())
 }
@@ -163,14 +167,14 @@ fn by_kind(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigErro
 /// Width of the feed-forward parts, which the published files let the class compute. Those that have both fields mean
 /// `block_ff_dim`.
 fn intermediate(fields: &ConfigFields) -> Result<usize, ConfigError> {
-    let width = fields.size(fields.first(&["block_ff_dim", "intermediate_size"]))?;
+    let width = fields.size(fields.first_present(&["block_ff_dim", "intermediate_size"]))?;
     if !fields.flag_or("block_auto_adjust_ff_dim", true)? {
         return Ok(width);
     }
     let field = "block_ffn_dim_multiplier";
     let factor = fields.float_or(field, 1.0)?;
     if !(factor > 0.0 && factor <= 64.0) {
-        return Err(fields.wrong(field, "a number above 0, at most 64", &Value::from(factor)));
+        return Err(fields.invalid_value(field, "a number above 0, at most 64", &Value::from(factor)));
     }
     let width = ((2 * width / 3) as f64 * factor) as usize;
     Ok(width.max(1).next_multiple_of(fields.size_or("block_multiple_of", 256)?))
@@ -188,16 +192,16 @@ impl Transformer for Lfm2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.embedding_norm");
-        OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::with_names("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.operator_norm"), self.eps);
         let h = match self.attends[layer] {
@@ -213,10 +217,10 @@ impl Transformer for Lfm2Config {
             }
             .apply(net, layer, &self.sizes, h),
         };
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
         let h = self.feed_forward(net, layer, &format!("{name}.feed_forward"), h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {
@@ -224,6 +228,6 @@ impl Transformer for Lfm2Config {
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
+        with_prefix(stored_name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
     }
 }

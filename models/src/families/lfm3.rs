@@ -2,14 +2,14 @@
 //! others, some of them with a window and a rotary embedding of their own; a gate per head on the attention, norms in front
 //! of and behind each part.
 
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults, object};
+use crate::config::{ConfigFields, RopeConfig, RopeDefaults, into_object};
 use crate::error::ConfigError;
 use crate::families::lfm2::ShortConv;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub struct Lfm3Config {
     /// The attention is multiplied by the sigmoid of a gate per head.
     pub gated: bool,
     /// Norms also behind the parts of a layer.
-    pub sandwich: bool,
+    pub sandwich_norms: bool,
     pub tied: bool,
 }
 
@@ -43,17 +43,17 @@ impl Lfm3Config {
         let mut sizes = ModelSizes::read_sized(fields, Some(128_000), Some(128))?;
         let defaults = [1e6, 1e4].map(|theta| RopeDefaults { theta, share: 1.0, ..RopeDefaults::LLAMA });
         let ropes =
-            RopeConfig::of_kinds(&rope_parameters(fields)?, sizes.head_size, sizes.context, defaults)?;
+            RopeConfig::read_kinds(&rope_parameters(fields)?, sizes.head_size, sizes.context, defaults)?;
         sizes.context = ropes[0].context;
         Ok(Lfm3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["norm_eps", "rms_norm_eps"], 1e-5)?,
             ropes: ropes.map(|rope| rope.rope),
-            layers: layers(fields, sizes.layers)?,
+            layers: read_layers(fields, sizes.layers)?,
             conv: ShortConv::read(fields, 7)?,
             bias: fields.flag_or("attention_bias", false)?,
             gated: fields.flag_or("use_attention_gate", true)?,
-            sandwich: fields.flag_or("use_sandwich_norm", true)?,
+            sandwich_norms: fields.flag_or("use_sandwich_norm", true)?,
             tied: fields.flag_or("tie_word_embeddings", true)?,
             sizes,
         })
@@ -71,9 +71,9 @@ impl Lfm3Config {
         let project = |net: &mut ModelBuilder, which: &str, x, out, bias| {
             LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
-        let q = project(net, "q_proj", x, sizes.query(), self.bias);
-        let k = project(net, "k_proj", x, sizes.key(), self.bias);
-        let v = project(net, "v_proj", x, sizes.key(), self.bias);
+        let q = project(net, "q_proj", x, sizes.query_width(), self.bias);
+        let k = project(net, "k_proj", x, sizes.key_width(), self.bias);
+        let v = project(net, "v_proj", x, sizes.key_width(), self.bias);
         let part = SelfAttention { head_norm: Some((rms_norm, self.eps)), ..part };
         let mut h = part.attend(net, layer, sizes, [q, k, v]);
         if self.gated {
@@ -82,24 +82,24 @@ impl Lfm3Config {
             let open = net.reshape(open, [n.clone(), Dim::from(sizes.heads), Dim::from(1)]);
             let heads = net.split_heads(h, sizes.heads);
             let heads = net.mul(heads, open);
-            h = net.reshape(heads, [n, Dim::from(sizes.query())]);
+            h = net.reshape(heads, [n, Dim::from(sizes.query_width())]);
         }
         project(net, "o_proj", h, sizes.hidden, self.bias)
     }
 
     /// The norm behind a part.
-    fn behind(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
-        if self.sandwich { rms_norm(net, x, name, self.eps) } else { x }
+    fn apply_sandwich_norm(&self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
+        if self.sandwich_norms { rms_norm(net, x, name, self.eps) } else { x }
     }
 }
 
 /// By kind of layer, with what the file leaves out.
 fn rope_parameters(fields: &ConfigFields) -> Result<ConfigFields, ConfigError> {
-    let defaults = object(json!({
+    let defaults = into_object(json!({
         "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }));
-    let mut parameters = match fields.object("rope_parameters")? {
+    let mut parameters = match fields.nested_object("rope_parameters")? {
         Some(parameters) => parameters,
         None => ConfigFields { origin: fields.origin.clone(), raw: defaults.clone() },
     };
@@ -111,7 +111,7 @@ fn rope_parameters(fields: &ConfigFields) -> Result<ConfigFields, ConfigError> {
     Ok(parameters)
 }
 
-fn layers(fields: &ConfigFields, count: usize) -> Result<Vec<TokenMixer>, ConfigError> {
+fn read_layers(fields: &ConfigFields, count: usize) -> Result<Vec<TokenMixer>, ConfigError> {
     let window = match fields.get("sliding_window") {
         None => 256,
         Some(_) => fields.size("sliding_window")?,
@@ -140,16 +140,16 @@ impl Transformer for Lfm3Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "model.embedding_norm");
-        OuterLayers::named("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::with_names("model.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
-        self.ropes[0].tables_beside(net, &self.ropes[1])
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
+        self.ropes[0].tables_with_local(net, &self.ropes[1])
     }
 
-    fn block(
+    fn add_layer(
         &self,
         net: &mut ModelBuilder,
         layer: usize,
@@ -167,20 +167,20 @@ impl Transformer for Lfm3Config {
                 self.attention(net, layer, &name, h, part)
             }
         };
-        let h = self.behind(net, h, &format!("{name}.post_operator_norm"));
-        let x = net.residual(layer, "attention", x, h);
+        let h = self.apply_sandwich_norm(net, h, &format!("{name}.post_operator_norm"));
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ffn_norm"), self.eps);
         let names = ["w1", "w3", "w2"].map(|part| format!("{name}.feed_forward.{part}"));
         let [gate, up, down] = names.each_ref().map(|name| LinearLayer::new(name, self.intermediate));
         let down = down.with_out(self.sizes.hidden);
         let h = mlp::gated(net, h, [gate, up, down], ActivationFunction::Silu);
-        let h = self.behind(net, h, &format!("{name}.post_ffn_norm"));
-        net.residual(layer, "mlp", x, h)
+        let h = self.apply_sandwich_norm(net, h, &format!("{name}.post_ffn_norm"));
+        net.add_residual(layer, "mlp", x, h)
     }
 
     /// The class of transformers calls the gate `g_proj`.
     fn canonical_name(&self, stored_name: &str) -> String {
         let name = stored_name.replace(".self_attn.g_proj.", ".self_attn.gate_proj.");
-        prefixed(&name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
+        with_prefix(&name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
     }
 }

@@ -5,7 +5,7 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub struct LlamaConfig {
     pub activation: ActivationFunction,
     pub rope: Rope,
     /// By layer: positions count. Queries and keys of other layers are not turned.
-    pub turned: Vec<bool>,
+    pub use_rope: Vec<bool>,
     /// Attention windows by layer.
     pub windows: Vec<Option<usize>>,
     pub qkv_bias: bool,
@@ -36,7 +36,7 @@ impl LlamaConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
-            turned: vec![true; sizes.layers],
+            use_rope: vec![true; sizes.layers],
             windows: vec![None; sizes.layers],
             qkv_bias: attention_bias,
             output_bias: attention_bias,
@@ -49,7 +49,7 @@ impl LlamaConfig {
     /// Mistral: every layer has the sliding window.
     pub fn mistral(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
         let config = LlamaConfig::from_fields(fields)?;
-        let windows = fields.windows(config.sizes.layers, |_| true)?;
+        let windows = fields.layer_windows(config.sizes.layers, |_| true)?;
         Ok(LlamaConfig { windows, ..config })
     }
 
@@ -71,7 +71,7 @@ impl LlamaConfig {
         let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
         let (qkv_bias, output_bias) = (self.qkv_bias, self.output_bias);
         let part = SelfAttention { qkv_bias, output_bias, ..SelfAttention::new(name, rope, attention) };
-        let part = SelfAttention { rope: self.turned[layer].then_some(rope), ..part };
+        let part = SelfAttention { rope: self.use_rope[layer].then_some(rope), ..part };
         part.apply(net, layer, &self.sizes, x)
     }
 }
@@ -83,30 +83,30 @@ impl Transformer for LlamaConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, self.mlp_bias, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn reads_texts(&self) -> bool {
+    fn supports_pooling(&self) -> bool {
         true
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

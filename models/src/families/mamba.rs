@@ -7,7 +7,7 @@ use crate::error::ConfigError;
 use crate::layers::mamba::Mamba;
 use crate::layers::mamba2::Mamba2;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,14 +31,14 @@ const EPSILON: (&[&str], f64) = (&["layer_norm_epsilon"], 1e-5);
 
 impl MambaConfig {
     /// Of `mamba`.
-    pub fn first(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
+    pub fn from_mamba_fields(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
         let mixer = Mamba::read(fields)?;
-        let hidden = fields.size(fields.first(&HIDDEN))?;
+        let hidden = fields.size(fields.first_present(&HIDDEN))?;
         MambaConfig::new(fields, MambaMixer::Mamba(mixer), [1, hidden], true)
     }
 
     /// Of `mamba2`.
-    pub fn second(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
+    pub fn from_mamba2_fields(fields: &ConfigFields) -> Result<MambaConfig, ConfigError> {
         let names =
             ["num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias"];
         let mixer = Mamba2::read(fields, names, fields.epsilon(EPSILON.0, EPSILON.1)?)?;
@@ -53,11 +53,11 @@ impl MambaConfig {
         [heads, head_size]: [usize; 2],
         tied: bool,
     ) -> Result<MambaConfig, ConfigError> {
-        let layers = fields.first(&LAYERS);
+        let layers = fields.first_present(&LAYERS);
         let sizes = ModelSizes {
-            vocab: fields.vocab()?,
-            hidden: fields.size(fields.first(&HIDDEN))?,
-            layers: fields.within(layers, fields.size(layers)?, MOST_LAYERS)?,
+            vocab: fields.vocab_size()?,
+            hidden: fields.size(fields.first_present(&HIDDEN))?,
+            layers: fields.check_max(layers, fields.size(layers)?, MOST_LAYERS)?,
             heads,
             kv_heads: heads,
             head_size,
@@ -75,14 +75,14 @@ impl Transformer for MambaConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "backbone.norm_f");
-        OuterLayers::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::with_names("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("backbone.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
         let name = format!("{name}.mixer");
@@ -90,20 +90,20 @@ impl Transformer for MambaConfig {
             MambaMixer::Mamba(mixer) => mixer.apply(net, layer, &name, h),
             MambaMixer::Mamba2(mixer) => mixer.apply(net, layer, &name, h),
         };
-        net.residual(layer, "mixer", x, h)
+        net.add_residual(layer, "mixer", x, h)
     }
 
     fn has_cache(&self) -> bool {
         false
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some("this model keeps a state of fixed size and no tokens; its text has no end anyway")
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
         // The first published files call the table otherwise.
         let name = stored_name.replace("embedding.weight", "embeddings.weight");
-        prefixed(&name, "backbone.", &["embeddings.", "layers.", "norm_f."])
+        with_prefix(&name, "backbone.", &["embeddings.", "layers.", "norm_f."])
     }
 }

@@ -21,7 +21,7 @@ pub struct MiniMaxM2Config {
     pub qk_norms: bool,
     pub experts: MoeLayer,
     /// The choice of experts is corrected by a learned bias.
-    pub corrected: bool,
+    pub has_score_correction: bool,
     pub tied: bool,
 }
 
@@ -34,7 +34,7 @@ impl MiniMaxM2Config {
                 dims if dims <= sizes.head_size => dims as f64 / sizes.head_size as f64,
                 _ => {
                     let expected = format!("at most head_dim, which is {}", sizes.head_size);
-                    return Err(fields.wrong("rotary_dim", &expected, found));
+                    return Err(fields.invalid_value("rotary_dim", &expected, found));
                 }
             },
         };
@@ -42,14 +42,14 @@ impl MiniMaxM2Config {
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
         if let Some(scores) = fields.get("scoring_func").filter(|scores| scores.as_str() != Some("sigmoid")) {
-            return Err(fields.wrong("scoring_func", "sigmoid", scores));
+            return Err(fields.invalid_value("scoring_func", "sigmoid", scores));
         }
         if fields.count_or("shared_intermediate_size", 0)? > 0 {
             let found = Value::from(fields.count_or("shared_intermediate_size", 0)?);
-            return Err(fields.wrong("shared_intermediate_size", "0: no shared expert", &found));
+            return Err(fields.invalid_value("shared_intermediate_size", "0: no shared expert", &found));
         }
         let routing = ExpertRouter {
-            scores: RouterScoring::Sigmoid,
+            scoring: RouterScoring::Sigmoid,
             normalised: true,
             ..ExpertRouter::read(fields, &["num_local_experts"])?
         };
@@ -61,7 +61,7 @@ impl MiniMaxM2Config {
             rope: rope.rope,
             qk_norms: fields.flag_or("use_qk_norm", true)?,
             experts: MoeLayer { routing, intermediate, glu: Glu::Plain(activation), fused },
-            corrected: fields.flag_or("use_routing_bias", true)?,
+            has_score_correction: fields.flag_or("use_routing_bias", true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -79,9 +79,9 @@ impl MiniMaxM2Config {
         let project = |net: &mut ModelBuilder, which: &str, x, out| {
             LinearLayer::new(&format!("{name}.{which}"), out).apply(net, x)
         };
-        let mut q = project(net, "q_proj", x, sizes.query());
-        let mut k = project(net, "k_proj", x, sizes.key());
-        let v = project(net, "v_proj", x, sizes.key());
+        let mut q = project(net, "q_proj", x, sizes.query_width());
+        let mut k = project(net, "k_proj", x, sizes.key_width());
+        let v = project(net, "v_proj", x, sizes.key_width());
         if self.qk_norms {
             q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
             k = rms_norm(net, k, &format!("{name}.k_norm"), self.eps);
@@ -99,31 +99,31 @@ impl Transformer for MiniMaxM2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mixture = format!("{name}.block_sparse_moe");
         let (router, inside) = (format!("{mixture}.gate"), format!("{mixture}.experts"));
         let correction = format!("{mixture}.e_score_correction_bias");
-        let correction = self.corrected.then_some(correction.as_str());
+        let correction = self.has_score_correction.then_some(correction.as_str());
         let stored = ExpertStorage::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
         let h = self.experts.apply(
             net,
             h,
-            &ExpertNames { router: &router, correction, expert_scale: None, stored },
+            &ExpertNames { router: &router, correction, expert_scale: None, storage: stored },
         );
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {

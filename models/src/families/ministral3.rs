@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::query_growth::QueryTemperature;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Ministral3Config {
     pub activation: ActivationFunction,
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
-    pub growth: QueryTemperature,
+    pub query_temperature: QueryTemperature,
     pub tied: bool,
 }
 
@@ -27,17 +27,17 @@ impl Ministral3Config {
         let defaults = RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
         sizes.context = rope.context;
-        let parameters = match fields.object("rope_parameters")? {
+        let parameters = match fields.nested_object("rope_parameters")? {
             Some(parameters) => parameters,
-            None => return Err(fields.missing("rope_parameters", "an object")),
+            None => return Err(fields.missing_field("rope_parameters", "an object")),
         };
         Ok(Ministral3Config {
             intermediate: fields.size("intermediate_size")?,
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |_| true)?,
-            growth: QueryTemperature::read(&parameters, sizes.context)?,
+            windows: fields.layer_windows(sizes.layers, |_| true)?,
+            query_temperature: QueryTemperature::read(&parameters, sizes.context)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -57,16 +57,16 @@ impl Transformer for Ministral3Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> MinistralPositions {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> MinistralPositions {
         let rope = self.rope.tables(net, "rope");
-        MinistralPositions { rope, query_scale: net.for_sequences(|net| self.growth.factors(net)) }
+        MinistralPositions { rope, query_scale: net.for_sequences(|net| self.query_temperature.factors(net)) }
     }
 
-    fn block(
+    fn add_layer(
         &self,
         net: &mut ModelBuilder,
         layer: usize,
@@ -83,18 +83,18 @@ impl Transformer for Ministral3Config {
         let part = SelfAttention::new(&part, &positions.rope, attention);
         let part = SelfAttention { query_scale: Some(positions.query_scale), ..part };
         let h = part.apply(net, layer, &self.sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some("queries of this model grow with their position")
     }
 }

@@ -6,7 +6,7 @@ use crate::error::ConfigError;
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -29,7 +29,7 @@ impl MixtralConfig {
         Ok(MixtralConfig {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |_| true)?,
+            windows: fields.layer_windows(sizes.layers, |_| true)?,
             experts: MoeLayer::read(fields, &["num_local_experts"], intermediate, true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
@@ -44,15 +44,15 @@ impl Transformer for MixtralConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention = AttentionVariant {
@@ -61,14 +61,14 @@ impl Transformer for MixtralConfig {
         };
         let part = format!("{name}.self_attn");
         let h = SelfAttention::new(&part, rope, attention).apply(net, layer, &self.sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (router, inside) =
             (format!("{name}.block_sparse_moe.gate"), format!("{name}.block_sparse_moe.experts"));
         let stored = ExpertStorage::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
-        let names = ExpertNames { router: &router, correction: None, expert_scale: None, stored };
+        let names = ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored };
         let h = self.experts.apply(net, h, &names);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {
@@ -76,6 +76,6 @@ impl Transformer for MixtralConfig {
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

@@ -47,7 +47,7 @@ impl ModernBertConfig {
             sides: kinds.into_iter().map(|kind| (kind == 1).then_some(side)).collect(),
             attention_bias: fields.flag_or("attention_bias", false)?,
             mlp_bias: fields.flag_or("mlp_bias", false)?,
-            classifier: classifier(fields, &sizes, norm_of(eps, norm_bias))?,
+            classifier: read_classifier(fields, &sizes, norm_kind(eps, norm_bias))?,
             eps,
             activation,
             norm_bias,
@@ -60,16 +60,16 @@ impl ModernBertConfig {
     }
 }
 
-fn norm_of(eps: f64, bias: bool) -> Norm {
+fn norm_kind(eps: f64, bias: bool) -> Norm {
     if bias { Norm::Layer(eps) } else { Norm::LayerNoBias(eps) }
 }
 
 /// Rotary embedding of layers that see everything, and of the others.
 fn ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], ConfigError> {
     const THETA: [f64; 2] = [160_000.0, 10_000.0];
-    if let Some(parameters) = fields.object("rope_parameters")? {
+    if let Some(parameters) = fields.nested_object("rope_parameters")? {
         let defaults = THETA.map(|theta| RopeDefaults { theta, ..RopeDefaults::LLAMA });
-        let kinds = RopeConfig::of_kinds(&parameters, sizes.head_size, sizes.context, defaults)?;
+        let kinds = RopeConfig::read_kinds(&parameters, sizes.head_size, sizes.context, defaults)?;
         return Ok(kinds.map(|kind| kind.rope));
     }
     let rope = |field: &str, theta| -> Result<Rope, ConfigError> {
@@ -79,19 +79,19 @@ fn ropes(fields: &ConfigFields, sizes: &ModelSizes) -> Result<[Rope; 2], ConfigE
 }
 
 /// The head of `ModernBertForSequenceClassification`.
-fn classifier(
+fn read_classifier(
     fields: &ConfigFields,
     sizes: &ModelSizes,
     norm: Norm,
 ) -> Result<Option<PoolingHead>, ConfigError> {
-    let Some(labels) = fields.labels()? else { return Ok(None) };
+    let Some(labels) = fields.label_count()? else { return Ok(None) };
     let pooling = match fields.get("classifier_pooling") {
         None => PoolingMode::First,
         Some(found) => found
             .as_str()
-            .and_then(PoolingMode::find)
+            .and_then(PoolingMode::from_name)
             .filter(|&pooling| pooling != PoolingMode::Last)
-            .ok_or_else(|| fields.wrong("classifier_pooling", "cls or mean", found))?,
+            .ok_or_else(|| fields.invalid_value("classifier_pooling", "cls or mean", found))?,
     };
     let bias = fields.flag_or("classifier_bias", false)?;
     let parts = vec![
@@ -104,7 +104,7 @@ fn classifier(
         PoolingStep::Norm { name: "head.norm".into(), norm },
         PoolingStep::Linear { name: "classifier".into(), out: labels, bias: true },
     ];
-    Ok(Some(PoolingHead { pooling, parts, purpose: PoolingOutput::Scores }))
+    Ok(Some(PoolingHead { pooling, steps: parts, output: PoolingOutput::Scores }))
 }
 
 impl Transformer for ModernBertConfig {
@@ -114,41 +114,47 @@ impl Transformer for ModernBertConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        let norm = (norm_of(self.eps, self.norm_bias), "final_norm");
-        OuterLayers::named("embeddings.tok_embeddings.weight", norm, "decoder.weight", true)
+    fn outer_layers(&self) -> OuterLayers {
+        let norm = (norm_kind(self.eps, self.norm_bias), "final_norm");
+        OuterLayers::with_names("embeddings.tok_embeddings.weight", norm, "decoder.weight", true)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
-        self.ropes[0].tables_beside(net, &self.ropes[1])
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
+        self.ropes[0].tables_with_local(net, &self.ropes[1])
     }
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
-        let x = net.embed(self.frame().embedding, self.sizes.vocab, self.sizes.hidden);
+        let x = net.embed(self.outer_layers().embedding, self.sizes.vocab, self.sizes.hidden);
         self.norm(net, x, "embeddings.norm")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, ropes: &[RopeTables; 2]) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        ropes: &[RopeTables; 2],
+    ) -> ValueId {
         let (name, hidden) = (format!("layers.{layer}"), self.sizes.hidden);
         let h = if layer == 0 { x } else { self.norm(net, x, &format!("{name}.attn_norm")) };
         let fused = FusedQkv::in_order(hidden, hidden);
         let qkv = format!("{name}.attn.Wqkv");
         let qkv = fused.apply(net, h, &LinearLayer::new(&qkv, fused.rows()).bias(self.attention_bias));
         let side = self.sides[layer];
-        let attention = AttentionVariant::of_sides(self.sizes.head_size, side);
+        let attention = AttentionVariant::sliding_bidirectional(self.sizes.head_size, side);
         let rope = &ropes[usize::from(side.is_some())];
         let h = SelfAttention::new("", rope, attention).attend(net, layer, &self.sizes, qkv);
         let h = LinearLayer::new(&format!("{name}.attn.Wo"), hidden).bias(self.attention_bias).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = self.norm(net, x, &format!("{name}.mlp_norm"));
         let [up, down] = ["Wi", "Wo"].map(|part| format!("{name}.mlp.{part}"));
         let up = LinearLayer::new(&up, 2 * self.intermediate).bias(self.mlp_bias);
         let down = LinearLayer::new(&down, hidden).bias(self.mlp_bias);
         let h = mlp::gated_fused(net, h, up, down, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn own_head(&self) -> Option<PoolingHead> {
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         Some(self.classifier.clone().unwrap_or_else(|| PoolingHead::embedding(PoolingMode::Mean)))
     }
 

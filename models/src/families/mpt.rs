@@ -5,7 +5,7 @@ use crate::error::ConfigError;
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -24,13 +24,13 @@ pub struct MptConfig {
 
 impl MptConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<MptConfig, ConfigError> {
-        fields.only("no_bias", true, "MPT with biases")?;
+        fields.require_flag("no_bias", true, "MPT with biases")?;
         let sizes = ModelSizes::read(fields, None)?;
         let empty = || ConfigFields { origin: fields.origin.clone(), raw: serde_json::Map::new() };
-        let attention = fields.object("attn_config")?.unwrap_or_else(empty);
-        attention.only("alibi", true, "MPT with learned positions")?;
-        attention.only("qk_ln", false, "MPT with norms on queries and keys")?;
-        attention.only("prefix_lm", false, "MPT with a prefix mask")?;
+        let attention = fields.nested_object("attn_config")?.unwrap_or_else(empty);
+        attention.require_flag("alibi", true, "MPT with learned positions")?;
+        attention.require_flag("qk_ln", false, "MPT with norms on queries and keys")?;
+        attention.require_flag("prefix_lm", false, "MPT with a prefix mask")?;
         let bias_max = attention.float_or("alibi_bias_max", 8.0)?;
         let clip = match attention.get("clip_qkv") {
             None => None,
@@ -38,7 +38,7 @@ impl MptConfig {
         };
         let ratio = fields.size_or("expansion_ratio", 4)?;
         if ratio > 64 {
-            return Err(fields.wrong("expansion_ratio", "at most 64", &Value::from(ratio)));
+            return Err(fields.invalid_value("expansion_ratio", "at most 64", &Value::from(ratio)));
         }
         Ok(MptConfig {
             intermediate: ratio * sizes.hidden,
@@ -55,7 +55,7 @@ impl MptConfig {
         layer_norm_bias(net, x, name, self.eps, false)
     }
 
-    fn clipped(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
+    fn clip_values(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let Some(clip) = self.clip else { return x };
         let (low, high) = (net.constant(-clip), net.constant(clip));
         let x = net.max(x, low);
@@ -70,8 +70,8 @@ impl Transformer for MptConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.wte.weight",
             (Norm::LayerNoBias(self.eps), "transformer.norm_f"),
             "lm_head.weight",
@@ -79,31 +79,31 @@ impl Transformer for MptConfig {
         )
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let sizes = &self.sizes;
         let name = format!("transformer.blocks.{layer}");
         let h = self.norm(net, x, &format!("{name}.norm_1"));
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
         let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{name}.attn.Wqkv"), fused.rows()));
         let [q, k, v] = qkv.map(|x| {
-            let x = self.clipped(net, x);
+            let x = self.clip_values(net, x);
             net.split_heads(x, sizes.heads)
         });
         let causal = AttentionVariant::causal(sizes.head_size);
         let attention = AttentionVariant { scale: self.scale, alibi: Some(self.slopes.clone()), ..causal };
         let h = attention.apply(net, layer, q, k, v);
         let h = LinearLayer::new(&format!("{name}.attn.out_proj"), sizes.hidden).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = self.norm(net, x, &format!("{name}.norm_2"));
         let (up, down) = (format!("{name}.ffn.up_proj"), format!("{name}.ffn.down_proj"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
-        let h = mlp::plain(net, h, up, down, ActivationFunction::Gelu);
-        net.residual(layer, "mlp", x, h)
+        let h = mlp::ungated(net, h, up, down, ActivationFunction::Gelu);
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["wte.", "blocks.", "norm_f."])
+        with_prefix(stored_name, "transformer.", &["wte.", "blocks.", "norm_f."])
     }
 }

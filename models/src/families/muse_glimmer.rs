@@ -4,12 +4,12 @@
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
-use crate::layers::attention::integer;
+use crate::layers::attention::integer_constant;
 use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 use serde_json::Value;
@@ -25,7 +25,7 @@ pub struct MuseGlimmerConfig {
     pub rope: Rope,
     pub windows: Vec<Option<usize>>,
     /// By layer: it has rotary embedding.
-    pub turned: Vec<bool>,
+    pub use_rope: Vec<bool>,
     pub bias: bool,
     /// Factor of the queries after their norm.
     pub query_factor: f64,
@@ -54,14 +54,14 @@ impl MuseGlimmerConfig {
                 ActivationFunction::Silu,
             )?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, is_local)?,
-            turned: turned(fields, sizes.layers, is_local)?,
+            windows: fields.layer_windows(sizes.layers, is_local)?,
+            use_rope: layers_with_rope(fields, sizes.layers, is_local)?,
             bias: fields.flag_or("attention_bias", false)?,
             query_factor: fields.float_or("qk_scale_factor", 3.87)?,
             output_factor: fields.float_or("output_multiplier", (256.0 / sizes.hidden as f64).sqrt())?,
-            logit_cap: cap(fields)?,
+            logit_cap: read_softcap(fields)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
-            placeholders: placeholders(fields)?,
+            placeholders: placeholder_token_ids(fields)?,
             sizes,
         })
     }
@@ -78,19 +78,19 @@ impl MuseGlimmerConfig {
         let project = |net: &mut ModelBuilder, which: &str, x, out, bias| {
             LinearLayer::new(&format!("{name}.{which}"), out).bias(bias).apply(net, x)
         };
-        let q = project(net, "q_proj", x, sizes.query(), self.bias);
-        let k = project(net, "k_proj", x, sizes.key(), self.bias);
-        let v = project(net, "v_proj", x, sizes.key(), self.bias);
+        let q = project(net, "q_proj", x, sizes.query_width(), self.bias);
+        let k = project(net, "k_proj", x, sizes.key_width(), self.bias);
+        let v = project(net, "v_proj", x, sizes.key_width(), self.bias);
         let plain = AttentionVariant::causal(size);
         let attention =
             AttentionVariant { window: self.windows[layer], scale: plain.scale * self.query_factor, ..plain };
         let part = SelfAttention {
-            head_norm: Some((unweighted, self.eps)),
-            rope: self.turned[layer].then_some(rope),
+            head_norm: Some((unweighted_head_norm, self.eps)),
+            rope: self.use_rope[layer].then_some(rope),
             ..SelfAttention::new(name, rope, attention)
         };
         let h = part.attend(net, layer, sizes, [q, k, v]);
-        let gate = project(net, "gate_proj", x, sizes.query(), false);
+        let gate = project(net, "gate_proj", x, sizes.query_width(), false);
         let open = net.sigmoid(gate);
         let h = net.mul(h, open);
         project(net, "o_proj", h, sizes.hidden, self.bias)
@@ -98,12 +98,12 @@ impl MuseGlimmerConfig {
 }
 
 /// A norm of heads without weights.
-fn unweighted(net: &mut ModelBuilder, x: ValueId, _: &str, eps: f64) -> ValueId {
+fn unweighted_head_norm(net: &mut ModelBuilder, x: ValueId, _: &str, eps: f64) -> ValueId {
     rms_norm_unweighted(net, x, eps)
 }
 
 /// Which layers have rotary embedding: those whose base is not 0.
-fn turned(
+fn layers_with_rope(
     fields: &ConfigFields,
     layers: usize,
     is_local: impl Fn(usize) -> bool,
@@ -113,23 +113,23 @@ fn turned(
     let bases = fields.numbers(field)?;
     match bases.len() == layers {
         true => Ok(bases.iter().map(|&base| base != 0.0).collect()),
-        false => Err(fields.wrong(field, &format!("a list of {layers} numbers"), found)),
+        false => Err(fields.invalid_value(field, &format!("a list of {layers} numbers"), found)),
     }
 }
 
 /// `image_token_id` and `video_token_id`, which stand outside of the text model.
-fn placeholders(fields: &ConfigFields) -> Result<Vec<u32>, ConfigError> {
+fn placeholder_token_ids(fields: &ConfigFields) -> Result<Vec<u32>, ConfigError> {
     let mut ids = [fields.token_ids("image_token_id")?, fields.token_ids("video_token_id")?].concat();
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
 }
 
-fn cap(fields: &ConfigFields) -> Result<Option<f64>, ConfigError> {
+fn read_softcap(fields: &ConfigFields) -> Result<Option<f64>, ConfigError> {
     let field = "final_logit_softcapping";
     match fields.float_or(field, 20.0)? {
         cap if cap > 0.0 => Ok(Some(cap)),
-        cap => Err(fields.wrong(field, "a number above 0", &Value::from(cap))),
+        cap => Err(fields.invalid_value(field, "a number above 0", &Value::from(cap))),
     }
 }
 
@@ -140,7 +140,7 @@ impl Transformer for MuseGlimmerConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers {
             logit_scale: Some(self.output_factor),
             logit_cap: self.logit_cap,
@@ -152,33 +152,34 @@ impl Transformer for MuseGlimmerConfig {
         let ModelSizes { vocab, hidden, .. } = self.sizes;
         let mut tokens = net.tokens();
         for &placeholder in &self.placeholders {
-            let (zero, placeholder) = (integer(net, 0), integer(net, i64::from(placeholder)));
+            let (zero, placeholder) =
+                (integer_constant(net, 0), integer_constant(net, i64::from(placeholder)));
             let not_after = net.select_ge(placeholder, tokens, zero, tokens);
             tokens = net.select_ge(tokens, placeholder, not_after, tokens);
         }
-        let table = net.weight(self.frame().embedding, ParamRole::Embedding, &[vocab, hidden]);
+        let table = net.weight_param(self.outer_layers().embedding, ParamRole::Embedding, &[vocab, hidden]);
         let x = net.gather(table, tokens);
         rms_norm_unweighted(net, x, self.eps)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = self.attention(net, layer, &format!("{name}.self_attn"), h, rope);
         let h = rms_norm_plus_one(net, h, &format!("{name}.post_attention_layernorm"), self.post_eps);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm_plus_one(net, x, &format!("{name}.pre_feedforward_layernorm"), self.eps);
         let (part, width) = (format!("{name}.mlp"), self.intermediate);
         let h = mlp::gated_by_name(net, h, &part, width, false, self.activation);
         let h = rms_norm_plus_one(net, h, &format!("{name}.post_feedforward_layernorm"), self.post_eps);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

@@ -9,7 +9,7 @@ use crate::layers::moe::{
 };
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ impl HybridBlock {
             return Ok(kinds.into_iter().map(|kind| HybridBlock::KINDS[kind].0).collect());
         }
         if fields.get(pattern).is_none() {
-            return Err(fields.missing(list, "a list of kinds of layers"));
+            return Err(fields.missing_field(list, "a list of kinds of layers"));
         }
         let letters = fields.string(pattern)?;
         let part =
@@ -65,7 +65,7 @@ impl HybridBlock {
         let parts: Option<Vec<HybridBlock>> = letters.chars().map(part).collect();
         parts.filter(|parts| parts.len() == layers).ok_or_else(|| {
             let expected = format!("{layers} letters of M, *, - and E");
-            fields.wrong(pattern, &expected, &Value::from(letters))
+            fields.invalid_value(pattern, &expected, &Value::from(letters))
         })
     }
 }
@@ -96,7 +96,7 @@ impl NemotronHConfig {
         let activation =
             ActivationFunction::read(fields, &["mlp_hidden_act"], ActivationFunction::ReluSquared)?;
         let experts = match parts.contains(&HybridBlock::Experts) {
-            true => Some(experts(fields, activation)?),
+            true => Some(read_experts(fields, activation)?),
             false => None,
         };
         Ok(NemotronHConfig {
@@ -135,19 +135,23 @@ impl NemotronHConfig {
         .apply(net, layer, &self.sizes, x)
     }
 
-    fn plain(&self, net: &mut ModelBuilder, name: &str, x: ValueId, width: usize) -> ValueId {
+    fn plain_mlp(&self, net: &mut ModelBuilder, name: &str, x: ValueId, width: usize) -> ValueId {
         let (up, down) = (format!("{name}.up_proj"), format!("{name}.down_proj"));
         let up = LinearLayer::new(&up, width).bias(self.mlp_bias);
         let down = LinearLayer::new(&down, self.sizes.hidden).bias(self.mlp_bias);
-        mlp::plain(net, x, up, down, self.activation)
+        mlp::ungated(net, x, up, down, self.activation)
     }
 
-    fn mixture(&self, net: &mut ModelBuilder, experts: &MoeLayer, name: &str, x: ValueId) -> ValueId {
+    fn expert_mlp(&self, net: &mut ModelBuilder, experts: &MoeLayer, name: &str, x: ValueId) -> ValueId {
         let (router, inside) = (format!("{name}.gate"), format!("{name}.experts"));
         let correction = format!("{router}.e_score_correction_bias");
         let stored = ExpertStorage::Single { experts: &inside, parts: ["", "up_proj", "down_proj"] };
-        let names =
-            ExpertNames { router: &router, correction: Some(&correction), expert_scale: None, stored };
+        let names = ExpertNames {
+            router: &router,
+            correction: Some(&correction),
+            expert_scale: None,
+            storage: stored,
+        };
         let layer = |part: &str| format!("{name}.{part}");
         let inner = match self.latent {
             Some(width) => {
@@ -160,7 +164,7 @@ impl NemotronHConfig {
             let back = layer("fc2_latent_proj");
             h = LinearLayer::new(&back, self.sizes.hidden).bias(self.mlp_bias).apply(net, h);
         }
-        let shared = self.plain(net, &format!("{name}.shared_experts"), x, self.shared);
+        let shared = self.plain_mlp(net, &format!("{name}.shared_experts"), x, self.shared);
         net.add(h, shared)
     }
 }
@@ -171,23 +175,23 @@ fn shortest_time_step(fields: &ConfigFields) -> Result<f64, ConfigError> {
     if let Some(found) = fields.get(limit)
         && !matches!(fields.numbers(limit)?[..], [0.0, f64::MAX])
     {
-        return Err(fields.wrong(limit, "[0.0, Infinity]: others are not read", found));
+        return Err(fields.invalid_value(limit, "[0.0, Infinity]: others are not read", found));
     }
     match fields.float_or(field, 0.001)? {
         step if step >= 0.0 && step.is_finite() => Ok(step),
-        step => Err(fields.wrong(field, "a number of at least 0", &Value::from(step))),
+        step => Err(fields.invalid_value(field, "a number of at least 0", &Value::from(step))),
     }
 }
 
-fn experts(fields: &ConfigFields, activation: ActivationFunction) -> Result<MoeLayer, ConfigError> {
+fn read_experts(fields: &ConfigFields, activation: ActivationFunction) -> Result<MoeLayer, ConfigError> {
     let shared = fields.size_or("n_shared_experts", 1)?;
     if shared != 1 {
-        return Err(fields.wrong("n_shared_experts", "1: others are not read", &Value::from(shared)));
+        return Err(fields.invalid_value("n_shared_experts", "1: others are not read", &Value::from(shared)));
     }
     let routing = ExpertRouter {
-        scores: RouterScoring::Sigmoid,
+        scoring: RouterScoring::Sigmoid,
         normalised: fields.flag_or("norm_topk_prob", true)?,
-        smallest_sum: 1e-20,
+        sum_epsilon: 1e-20,
         scale: fields.float_or("routed_scaling_factor", 1.0)?,
         groups: ExpertGroups::read(fields, "n_group", "n_routed_experts", 2)?,
         ..ExpertRouter::read(fields, &["n_routed_experts"])?
@@ -207,24 +211,24 @@ impl Transformer for NemotronHConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "backbone.norm_f");
-        OuterLayers::named("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::with_names("backbone.embeddings.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let name = format!("backbone.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.norm"), self.eps);
         let name = format!("{name}.mixer");
         let h = match (self.parts[layer], &self.mixer, &self.experts) {
             (HybridBlock::Mamba, Some(mixer), _) => mixer.apply(net, layer, &name, h),
-            (HybridBlock::Experts, _, Some(experts)) => self.mixture(net, experts, &name, h),
+            (HybridBlock::Experts, _, Some(experts)) => self.expert_mlp(net, experts, &name, h),
             (HybridBlock::Attention, ..) => self.attention(net, layer, &name, h),
-            _ => self.plain(net, &name, h, self.intermediate),
+            _ => self.plain_mlp(net, &name, h, self.intermediate),
         };
-        net.residual(layer, "mixer", x, h)
+        net.add_residual(layer, "mixer", x, h)
     }
 
     fn has_cache(&self) -> bool {
@@ -236,6 +240,6 @@ impl Transformer for NemotronHConfig {
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "backbone.", &["embeddings.", "layers.", "norm_f."])
+        with_prefix(stored_name, "backbone.", &["embeddings.", "layers.", "norm_f."])
     }
 }

@@ -23,7 +23,7 @@ pub struct NomicBertConfig {
     /// Of the inner layers of the feed-forward part, and of the last one.
     pub mlp_bias: [bool; 2],
     /// Rows of the table of token types; 0: there is none.
-    pub types: usize,
+    pub token_types: usize,
     /// Labels of the classification head, if the checkpoint has one.
     pub labels: Option<usize>,
 }
@@ -37,40 +37,40 @@ const GATES: [(&str, ActivationFunction); 2] =
 
 impl NomicBertConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<NomicBertConfig, ConfigError> {
-        refuse_others(fields)?;
+        refuse_unbuilt_fields(fields)?;
         let mut sizes = ModelSizes::read(fields, Some(TRAINED))?;
         let types = fields.count_or("type_vocab_size", 2)?;
         // Ids and types are one `i32`.
         if types.checked_mul(sizes.vocab).is_none_or(|ids| ids > i32::MAX as usize) {
-            return Err(fields.wrong("type_vocab_size", "a few token types", &types.into()));
+            return Err(fields.invalid_value("type_vocab_size", "a few token types", &types.into()));
         }
         let rope = rope(fields, &mut sizes)?;
         Ok(NomicBertConfig {
-            intermediate: fields.size(fields.first(&["n_inner", "intermediate_size"]))?,
+            intermediate: fields.size(fields.first_present(&["n_inner", "intermediate_size"]))?,
             eps: fields.epsilon(&["layer_norm_epsilon", "layer_norm_eps"], 1e-12)?,
             activation: activation(fields)?,
             rope,
             attention_bias: fields.flag_or("qkv_proj_bias", false)?,
             mlp_bias: [fields.flag_or("mlp_fc1_bias", false)?, fields.flag_or("mlp_fc2_bias", false)?],
-            types,
-            labels: fields.labels()?,
+            token_types: types,
+            labels: fields.label_count()?,
             sizes,
         })
     }
 
-    fn words(&self) -> TypedEmbedding {
-        TypedEmbedding::of(&self.sizes, self.types, Transformer::token_types(self))
+    fn typed_embedding(&self) -> TypedEmbedding {
+        TypedEmbedding::new(&self.sizes, self.token_types, Transformer::token_types(self))
     }
 }
 
 /// What the published code can do beside the published models.
-fn refuse_others(fields: &ConfigFields) -> Result<(), ConfigError> {
-    fields.only("prenorm", false, "norms in front of the parts of a layer")?;
-    fields.only("causal", false, "a decoder with the layers of Nomic BERT")?;
-    fields.only("parallel_block", false, "parallel parts of a layer")?;
-    fields.only("use_rms_norm", false, "norms without a mean")?;
-    fields.only("norm_mlp", false, "norms inside of feed-forward parts")?;
-    fields.only("rotary_emb_interleaved", false, "rotary embedding of neighbouring elements")?;
+fn refuse_unbuilt_fields(fields: &ConfigFields) -> Result<(), ConfigError> {
+    fields.require_flag("prenorm", false, "norms in front of the parts of a layer")?;
+    fields.require_flag("causal", false, "a decoder with the layers of Nomic BERT")?;
+    fields.require_flag("parallel_block", false, "parallel parts of a layer")?;
+    fields.require_flag("use_rms_norm", false, "norms without a mean")?;
+    fields.require_flag("norm_mlp", false, "norms inside of feed-forward parts")?;
+    fields.require_flag("rotary_emb_interleaved", false, "rotary embedding of neighbouring elements")?;
     let unsupported = |what: &str, supported: &str| ConfigError::NotSupportedYet {
         file: fields.origin.clone(),
         what: what.to_string(),
@@ -87,7 +87,11 @@ fn refuse_others(fields: &ConfigFields) -> Result<(), ConfigError> {
     }
     match fields.float_or("rotary_emb_fraction", 1.0)? {
         1.0 => Ok(()),
-        other => Err(fields.wrong("rotary_emb_fraction", "1: all of a head is turned", &Value::from(other))),
+        other => Err(fields.invalid_value(
+            "rotary_emb_fraction",
+            "1: all of a head is turned",
+            &Value::from(other),
+        )),
     }
 }
 
@@ -99,7 +103,11 @@ fn activation(fields: &ConfigFields) -> Result<ActivationFunction, ConfigError> 
     let name = fields.string("activation_function")?;
     GATES.iter().find(|(known, _)| *known == name).map(|(_, gate)| *gate).ok_or_else(|| {
         let names: Vec<&str> = GATES.iter().map(|(known, _)| *known).collect();
-        fields.wrong("activation_function", &format!("one of {}", names.join(", ")), &Value::from(name))
+        fields.invalid_value(
+            "activation_function",
+            &format!("one of {}", names.join(", ")),
+            &Value::from(name),
+        )
     })
 }
 
@@ -132,51 +140,56 @@ impl Transformer for NomicBertConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(TypedEmbedding::TABLE, (Norm::None, ""), "cls.predictions.decoder.weight", true)
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
+            TypedEmbedding::TABLE,
+            (Norm::None, ""),
+            "cls.predictions.decoder.weight",
+            true,
+        )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
-        let words = self.words().embed(net);
+        let words = self.typed_embedding().embed(net);
         layer_norm(net, words, "emb_ln", self.eps)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("encoder.layers.{layer}");
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
         let qkv = format!("{name}.attn.Wqkv");
         let qkv = fused.apply(net, x, &LinearLayer::new(&qkv, fused.rows()).bias(self.attention_bias));
-        let attention = SelfAttention::new("", rope, AttentionVariant::of_all(sizes.head_size));
+        let attention = SelfAttention::new("", rope, AttentionVariant::bidirectional(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{name}.attn.out_proj"), hidden)
             .bias(self.attention_bias)
             .apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let x = layer_norm(net, x, &format!("{name}.norm1"), self.eps);
         let [up, gate, down] = ["fc11", "fc12", "fc2"].map(|part| format!("{name}.mlp.{part}"));
         let [inner, last] = self.mlp_bias;
         let [gate, up] = [&gate, &up].map(|name| LinearLayer::new(name, self.intermediate).bias(inner));
         let down = LinearLayer::new(&down, hidden).bias(last);
         let h = mlp::gated(net, x, [gate, up, down], self.activation);
-        let x = net.residual(layer, "mlp", x, h);
+        let x = net.add_residual(layer, "mlp", x, h);
         layer_norm(net, x, &format!("{name}.norm2"), self.eps)
     }
 
     fn token_types(&self) -> usize {
-        self.types.max(1)
+        self.token_types.max(1)
     }
 
-    fn own_head(&self) -> Option<PoolingHead> {
+    fn default_pooling_head(&self) -> Option<PoolingHead> {
         let Some(labels) = self.labels else { return Some(PoolingHead::embedding(PoolingMode::Mean)) };
         let linear = |name: &str, out| PoolingStep::Linear { name: name.into(), out, bias: true };
         let parts =
             vec![linear("pooler.dense", self.sizes.hidden), PoolingStep::Tanh, linear("classifier", labels)];
-        Some(PoolingHead { pooling: PoolingMode::First, parts, purpose: PoolingOutput::Scores })
+        Some(PoolingHead { pooling: PoolingMode::First, steps: parts, output: PoolingOutput::Scores })
     }
 
     /// Without the name of the inner model; transformers has its own names in memory, and these in files.

@@ -8,7 +8,7 @@ use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +61,9 @@ impl Olmo2Config {
         let linear = |net: &mut ModelBuilder, x, which: &str, out| {
             LinearLayer::new(&format!("{part}.{which}"), out).bias(self.bias).apply(net, x)
         };
-        let q = linear(net, x, "q_proj", sizes.query());
-        let k = linear(net, x, "k_proj", sizes.key());
-        let v = linear(net, x, "v_proj", sizes.key());
+        let q = linear(net, x, "q_proj", sizes.query_width());
+        let k = linear(net, x, "k_proj", sizes.key_width());
+        let v = linear(net, x, "v_proj", sizes.key_width());
         let q = rms_norm(net, q, &format!("{part}.q_norm"), self.eps);
         let k = rms_norm(net, k, &format!("{part}.k_norm"), self.eps);
         let attention =
@@ -72,23 +72,23 @@ impl Olmo2Config {
         let h = attention.attend(net, layer, sizes, [q, k, v]);
         let h = linear(net, h, "o_proj", sizes.hidden);
         let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, x, &mlp, self.intermediate, false, self.activation);
         let h = rms_norm(net, h, &format!("{name}.post_feedforward_layernorm"), self.eps);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     pub fn olmo3(fields: &ConfigFields) -> Result<Olmo2Config, ConfigError> {
         let defaults = RopeDefaults { theta: 5e5, ..RopeDefaults::LLAMA };
-        let full = RopeConfig::for_kind(fields, "full_attention")?;
+        let full = RopeConfig::fields_of_kind(fields, "full_attention")?;
         let config = Olmo2Config::read(full.as_ref().unwrap_or(fields), defaults)?;
         // Rotary embedding is scaled on layers without a window only.
-        let windows = fields.windows(config.sizes.layers, |layer| !(layer + 1).is_multiple_of(4))?;
+        let windows = fields.layer_windows(config.sizes.layers, |layer| !(layer + 1).is_multiple_of(4))?;
         let (size, context) = (config.sizes.head_size, config.sizes.context);
-        let local = match RopeConfig::for_kind(fields, "sliding_attention")? {
+        let local = match RopeConfig::fields_of_kind(fields, "sliding_attention")? {
             Some(fields) => RopeConfig::read(&fields, size, context, defaults)?,
-            None => RopeConfig::unscaled(fields, size, context, defaults)?,
+            None => RopeConfig::read_unscaled(fields, size, context, defaults)?,
         };
         Ok(Olmo2Config { windows, local_rope: local.rope, ..config })
     }
@@ -101,19 +101,19 @@ impl Transformer for Olmo2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
-        self.rope.tables_beside(net, &self.local_rope)
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> [RopeTables; 2] {
+        self.rope.tables_with_local(net, &self.local_rope)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 
-    fn block(
+    fn add_layer(
         &self,
         net: &mut ModelBuilder,
         layer: usize,

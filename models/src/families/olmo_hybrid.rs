@@ -4,7 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::families::Olmo2Config;
-use crate::families::qwen3_next::{DeltaNet, attends};
+use crate::families::qwen3_next::{DeltaNet, attention_layers};
 use crate::layers::norm::rms_norm;
 use crate::layers::{Rope, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
@@ -29,7 +29,7 @@ impl OlmoHybridConfig {
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?.rope;
         Ok(OlmoHybridConfig {
             rope: has_positions(fields).then_some(rope),
-            attends: attends(fields, sizes.layers)?,
+            attends: attention_layers(fields, sizes.layers)?,
             delta_net: delta_net(fields, sizes)?,
             olmo: Olmo2Config { eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?, ..olmo },
         })
@@ -67,26 +67,32 @@ impl Transformer for OlmoHybridConfig {
         &self.olmo.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        self.olmo.frame()
+    fn outer_layers(&self) -> OuterLayers {
+        self.olmo.outer_layers()
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> Option<RopeTables> {
         self.rope.as_ref().map(|rope| rope.tables(net, "rope"))
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &Option<RopeTables>) -> ValueId {
+    fn add_layer(
+        &self,
+        net: &mut ModelBuilder,
+        layer: usize,
+        x: ValueId,
+        rope: &Option<RopeTables>,
+    ) -> ValueId {
         if self.attends[layer] {
             return self.olmo.layer(net, layer, x, rope.as_ref());
         }
         let (name, olmo) = (format!("model.layers.{layer}"), &self.olmo);
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), olmo.eps);
         let h = self.delta_net.apply(net, layer, &format!("{name}.linear_attn"), h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), olmo.eps);
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, h, &mlp, olmo.intermediate, false, olmo.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {

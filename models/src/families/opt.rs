@@ -5,7 +5,9 @@ use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
-use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{
+    LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix,
+};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
@@ -32,7 +34,7 @@ const EPS: f64 = 1e-5;
 
 impl OptConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<OptConfig, ConfigError> {
-        fields.only("layer_norm_elementwise_affine", true, "OPT with norms without weights")?;
+        fields.require_flag("layer_norm_elementwise_affine", true, "OPT with norms without weights")?;
         let sizes = ModelSizes::read(fields, Some(2048))?;
         let norm_first = fields.flag_or("do_layer_norm_before", true)?;
         Ok(OptConfig {
@@ -52,7 +54,7 @@ impl OptConfig {
         let ModelSizes { context, hidden, .. } = self.sizes;
         let name = "model.decoder.embed_positions.weight";
         let rows = context + POSITION_OFFSET;
-        let source = net.tensor(name, &[rows, hidden]);
+        let source = net.declare_tensor(name, &[rows, hidden]);
         let source = ParamSource::Rows(RowBlocks::range(POSITION_OFFSET, context, rows), Box::new(source));
         let ty = TensorType::new(DType::F32, [context, hidden]);
         let table = net.param_from(name, ParamRole::Vector, ty, source);
@@ -68,16 +70,16 @@ impl Transformer for OptConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = if self.final_norm { Norm::Layer(EPS) } else { Norm::None };
         let norm = (norm, "model.decoder.final_layer_norm");
-        OuterLayers::named("model.decoder.embed_tokens.weight", norm, "lm_head.weight", self.tied)
+        OuterLayers::with_names("model.decoder.embed_tokens.weight", norm, "lm_head.weight", self.tied)
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
-        let mut x = net.embed(self.frame().embedding, self.sizes.vocab, self.embedding);
+        let mut x = net.embed(self.outer_layers().embedding, self.sizes.vocab, self.embedding);
         if self.embedding != self.sizes.hidden {
             x = LinearLayer::new("model.decoder.project_in", self.sizes.hidden).apply(net, x);
         }
@@ -85,7 +87,7 @@ impl Transformer for OptConfig {
         net.add(x, positions)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("model.decoder.layers.{layer}");
         // The norm of a part, where it stands.
@@ -105,13 +107,13 @@ impl Transformer for OptConfig {
             attention: AttentionVariant::causal(sizes.head_size),
         }
         .apply(net, layer, sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let x = norm(net, x, "self_attn_layer_norm", false);
         let h = norm(net, x, "final_layer_norm", true);
         let (up, down) = (format!("{name}.fc1"), format!("{name}.fc2"));
         let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, sizes.hidden));
-        let h = mlp::plain(net, h, up.bias(bias), down.bias(bias), self.activation);
-        let x = net.residual(layer, "mlp", x, h);
+        let h = mlp::ungated(net, h, up.bias(bias), down.bias(bias), self.activation);
+        let x = net.add_residual(layer, "mlp", x, h);
         norm(net, x, "final_layer_norm", false)
     }
 
@@ -119,14 +121,14 @@ impl Transformer for OptConfig {
         if self.embedding != self.sizes.hidden {
             x = LinearLayer::new("model.decoder.project_out", self.embedding).apply(net, x);
         }
-        self.frame().logits(net, x, self.sizes.vocab)
+        self.outer_layers().logits(net, x, self.sizes.vocab)
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some(LEARNED_POSITIONS)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "model.", &["decoder."])
+        with_prefix(stored_name, "model.", &["decoder."])
     }
 }

@@ -7,7 +7,7 @@ use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ impl Phi3Config {
             eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |_| true)?,
+            windows: fields.layer_windows(sizes.layers, |_| true)?,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             sizes,
         })
@@ -45,35 +45,35 @@ impl Transformer for Phi3Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention =
             AttentionVariant { window: self.windows[layer], ..AttentionVariant::causal(sizes.head_size) };
         let part = format!("{name}.self_attn");
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
         let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.qkv_proj"), fused.rows()));
         let h = SelfAttention::new(&part, rope, attention).attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.o_proj"), hidden).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (gate_up, down) = (format!("{name}.mlp.gate_up_proj"), format!("{name}.mlp.down_proj"));
         let (gate_up, down) =
             (LinearLayer::new(&gate_up, 2 * self.intermediate), LinearLayer::new(&down, hidden));
         let h = mlp::gated_fused(net, h, gate_up, down, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

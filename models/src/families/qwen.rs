@@ -9,7 +9,7 @@ use crate::layers::rope::RopePairing;
 use crate::layers::{
     ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, prefixed};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
 
@@ -26,19 +26,19 @@ pub struct QwenConfig {
 
 impl QwenConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<QwenConfig, ConfigError> {
-        fields.only("tie_word_embeddings", false, "Qwen with a tied head")?;
+        fields.require_flag("tie_word_embeddings", false, "Qwen with a tied head")?;
         let mut sizes = ModelSizes::read(fields, Some(8192))?;
         sizes.context = fields.size_or("seq_length", sizes.context)?;
         let share = fields.float_or("rotary_pct", 1.0)?;
         if share != 1.0 {
-            return Err(fields.wrong("rotary_pct", "1.0", &Value::from(share)));
+            return Err(fields.invalid_value("rotary_pct", "1.0", &Value::from(share)));
         }
         if !sizes.head_size.is_multiple_of(2) {
-            return Err(fields.wrong("kv_channels", "an even number", &Value::from(sizes.head_size)));
+            return Err(fields.invalid_value("kv_channels", "an even number", &Value::from(sizes.head_size)));
         }
         let theta = fields.float_or("rotary_emb_base", 10000.0)?;
         if !(theta > 1.0 && theta.is_finite()) {
-            return Err(fields.wrong("rotary_emb_base", "a number above 1", &Value::from(theta)));
+            return Err(fields.invalid_value("rotary_emb_base", "a number above 1", &Value::from(theta)));
         }
         Ok(QwenConfig {
             intermediate: fields.size("intermediate_size")? / 2,
@@ -57,8 +57,8 @@ impl Transformer for QwenConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
-        OuterLayers::named(
+    fn outer_layers(&self) -> OuterLayers {
+        OuterLayers::with_names(
             "transformer.wte.weight",
             (Norm::Rms(self.eps), "transformer.ln_f"),
             "lm_head.weight",
@@ -66,31 +66,31 @@ impl Transformer for QwenConfig {
         )
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, bias) = (&self.sizes, self.bias);
         let name = format!("transformer.h.{layer}");
         let h = rms_norm(net, x, &format!("{name}.ln_1"), self.eps);
         let part = format!("{name}.attn");
-        let fused = FusedQkv::in_order(sizes.query(), sizes.key());
+        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
         let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.c_attn"), fused.rows()).bias(true));
         let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
         let h = attention.attend(net, layer, sizes, qkv);
         let h = LinearLayer::new(&format!("{part}.c_proj"), sizes.hidden).bias(bias).apply(net, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.ln_2"), self.eps);
         // The second layer is the gate.
         let names = ["w2", "w1", "c_proj"].map(|part| format!("{name}.mlp.{part}"));
         let [gate, up, down] =
             names.each_ref().map(|name| LinearLayer::new(name, self.intermediate).bias(bias));
         let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], ActivationFunction::Silu);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn canonical_name(&self, stored_name: &str) -> String {
-        prefixed(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
+        with_prefix(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
     }
 }

@@ -18,5 +18,5 @@ pub fn windows(fields: &ConfigFields, layers: usize) -> Result<Vec<Option<usize>
         return Ok(vec![None; layers]);
     }
     let first = fields.count_or("max_window_layers", layers)?;
-    fields.windows(layers, |layer| layer >= first)
+    fields.layer_windows(layers, |layer| layer >= first)
 }

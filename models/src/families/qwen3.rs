@@ -27,10 +27,10 @@ pub struct Qwen3Config {
 
 impl Qwen3Config {
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        Qwen3Config::common(fields, ModelSizes::read_sized(fields, Some(32768), Some(128))?)
+        Qwen3Config::read_common(fields, ModelSizes::read_sized(fields, Some(32768), Some(128))?)
     }
 
-    fn common(fields: &ConfigFields, mut sizes: ModelSizes) -> Result<Qwen3Config, ConfigError> {
+    fn read_common(fields: &ConfigFields, mut sizes: ModelSizes) -> Result<Qwen3Config, ConfigError> {
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
         sizes.context = rope.context;
         Ok(Qwen3Config {
@@ -49,7 +49,7 @@ impl Qwen3Config {
 
     /// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let config = Qwen3Config::common(fields, ModelSizes::read_shared(fields, Some(32768))?)?;
+        let config = Qwen3Config::read_common(fields, ModelSizes::read_equal_heads(fields, Some(32768))?)?;
         let experts = MoeLayer::read(
             fields,
             &["num_experts", "num_local_experts"],
@@ -58,7 +58,7 @@ impl Qwen3Config {
         )?;
         // Here no field says where the layers with a window begin.
         let windows = match fields.flag_or("use_sliding_window", false)? {
-            true => fields.windows(config.sizes.layers, |_| true)?,
+            true => fields.layer_windows(config.sizes.layers, |_| true)?,
             false => config.windows,
         };
         let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
@@ -75,15 +75,15 @@ impl Transformer for Qwen3Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention = AttentionVariant {
@@ -97,7 +97,7 @@ impl Transformer for Qwen3Config {
             ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
         }
         .apply(net, layer, &self.sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let mlp = format!("{name}.mlp");
         let h = match &self.experts {
@@ -108,15 +108,15 @@ impl Transformer for Qwen3Config {
                 experts.apply(
                     net,
                     h,
-                    &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+                    &ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored },
                 )
             }
             _ => mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation),
         };
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn reads_texts(&self) -> bool {
+    fn supports_pooling(&self) -> bool {
         true
     }
 

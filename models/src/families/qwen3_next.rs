@@ -27,7 +27,7 @@ pub struct Qwen3NextConfig {
     /// By layer: attention in place of the delta rule.
     pub attends: Vec<bool>,
     pub delta_net: DeltaNet,
-    pub mixture: Option<SparseMoeBlock>,
+    pub sparse_moe: Option<SparseMoeBlock>,
     pub tied: bool,
 }
 
@@ -47,26 +47,26 @@ const INTERVAL: usize = 4;
 impl Qwen3NextConfig {
     /// Projections of the delta rule are fused by key head, experts are stored one by one.
     pub fn next(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, ProjectionLayout::ByKeyHead)?;
+        let config = Qwen3NextConfig::read_common(fields, ProjectionLayout::ByKeyHead)?;
         let normalised = fields.flag_or("norm_topk_prob", true)?;
         let mixture = SparseMoeBlock::read(fields, config.sizes.layers, normalised, false)?;
-        Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
+        Ok(Qwen3NextConfig { sparse_moe: Some(mixture), ..config })
     }
 
     /// Qwen 3.5 without experts.
     pub fn dense(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        Qwen3NextConfig::common(fields, ProjectionLayout::Joined)
+        Qwen3NextConfig::read_common(fields, ProjectionLayout::Joined)
     }
 
     /// Qwen 3.5 with experts.
     pub fn moe(fields: &ConfigFields) -> Result<Qwen3NextConfig, ConfigError> {
-        let config = Qwen3NextConfig::common(fields, ProjectionLayout::Joined)?;
+        let config = Qwen3NextConfig::read_common(fields, ProjectionLayout::Joined)?;
         let mixture = SparseMoeBlock::read(fields, config.sizes.layers, true, true)?;
-        Ok(Qwen3NextConfig { mixture: Some(mixture), ..config })
+        Ok(Qwen3NextConfig { sparse_moe: Some(mixture), ..config })
     }
 
-    fn common(fields: &ConfigFields, form: ProjectionLayout) -> Result<Qwen3NextConfig, ConfigError> {
-        fields.only("attn_output_gate", true, "attention without an output gate")?;
+    fn read_common(fields: &ConfigFields, form: ProjectionLayout) -> Result<Qwen3NextConfig, ConfigError> {
+        fields.require_flag("attn_output_gate", true, "attention without an output gate")?;
         let mut sizes = ModelSizes::read_sized(fields, Some(32768), Some(256))?;
         let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
@@ -78,9 +78,9 @@ impl Qwen3NextConfig {
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
             rope: rope.rope,
             bias: fields.flag_or("attention_bias", false)?,
-            attends: attends(fields, sizes.layers)?,
+            attends: attention_layers(fields, sizes.layers)?,
             delta_net: DeltaNet::read(fields, eps, form)?,
-            mixture: None,
+            sparse_moe: None,
             tied: fields.flag_or("tie_word_embeddings", false)?,
             eps,
             sizes,
@@ -100,14 +100,14 @@ impl Qwen3NextConfig {
         let fused = format!("{name}.q_proj");
         let half = |which: &'static str, start: usize| {
             let rows = RowBlocks { start, len: size, stride: 2 * size, count: heads, of: 2 * size * heads };
-            LinearLayer::new(&fused, 2 * sizes.query()).bias(self.bias).part(which, rows)
+            LinearLayer::new(&fused, 2 * sizes.query_width()).bias(self.bias).with_part(which, rows)
         };
         let (q, gate) = (half("query", 0).apply(net, x), half("gate", size).apply(net, x));
         let project = |net: &mut ModelBuilder, which: &str, x, out| {
             LinearLayer::new(&format!("{name}.{which}"), out).bias(self.bias).apply(net, x)
         };
-        let k = project(net, "k_proj", x, sizes.key());
-        let v = project(net, "v_proj", x, sizes.key());
+        let k = project(net, "k_proj", x, sizes.key_width());
+        let v = project(net, "v_proj", x, sizes.key_width());
         let attention = SelfAttention {
             head_norm: Some((rms_norm_plus_one, self.eps)),
             ..SelfAttention::new(name, rope, AttentionVariant::causal(size))
@@ -119,7 +119,7 @@ impl Qwen3NextConfig {
     }
 
     fn feed_forward(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
-        match &self.mixture {
+        match &self.sparse_moe {
             Some(mixture) if mixture.sparse[layer] => mixture.apply(net, name, x, self.activation),
             _ => mlp::gated_by_name(net, x, name, self.intermediate, false, self.activation),
         }
@@ -127,7 +127,7 @@ impl Qwen3NextConfig {
 }
 
 /// Which layers have attention and not the delta rule: `layer_types`, or every so many-th.
-pub fn attends(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+pub fn attention_layers(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
     if fields.get("layer_types").is_some() {
         let kinds = fields.layer_kinds("layer_types", layers, &["linear_attention", "full_attention"])?;
         return Ok(kinds.into_iter().map(|kind| kind == 1).collect());
@@ -164,7 +164,7 @@ impl SparseMoeBlock {
         let h = self.experts.apply(
             net,
             x,
-            &ExpertNames { router: &router, correction: None, expert_scale: None, stored },
+            &ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored },
         );
         let shared = format!("{name}.shared_expert");
         let shared = mlp::gated_by_name(net, x, &shared, self.shared, false, activation);
@@ -182,28 +182,28 @@ impl Transformer for Qwen3NextConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::RmsPlusOne(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let h = rms_norm_plus_one(net, x, &format!("{name}.input_layernorm"), self.eps);
         let h = match self.attends[layer] {
             true => self.attention(net, layer, &format!("{name}.self_attn"), h, rope),
             false => self.delta_net.apply(net, layer, &format!("{name}.linear_attn"), h),
         };
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = rms_norm_plus_one(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let h = self.feed_forward(net, layer, &format!("{name}.mlp"), h);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn has_experts(&self) -> bool {
-        self.mixture.is_some()
+        self.sparse_moe.is_some()
     }
 }

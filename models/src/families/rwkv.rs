@@ -4,7 +4,7 @@
 pub mod infer;
 
 use crate::definition::EntrySpec;
-use crate::layers::{layer_norm, linear, linear_weight, token_shift, vector};
+use crate::layers::{layer_norm, linear, linear_weight, token_shift, vector_param};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
@@ -26,7 +26,7 @@ pub struct RwkvOuterLayers<'a> {
 
 impl RwkvOuterLayers<'_> {
     /// Adds an entry function with `block` for each layer.
-    pub fn build(
+    pub fn build_entry(
         &self,
         b: &mut GraphBuilder,
         entry: &EntrySpec,
@@ -41,7 +41,7 @@ impl RwkvOuterLayers<'_> {
             for layer in 0..self.layers {
                 x = block(b, layer, x);
             }
-            x = entry.wanted_rows(b, x, inputs);
+            x = entry.output_rows(b, x, inputs);
             x = layer_norm(b, x, self.norm, self.hidden, self.epsilon);
             b.tap("final_norm", x);
             let head = b.param(self.head, ParamRole::Head, table);
@@ -58,7 +58,7 @@ pub fn previous_token(b: &mut GraphBuilder, x: ValueId, state: &str) -> ValueId 
 }
 
 /// `x + delta * mix` with a learned `mix: [size]`, where `delta` is the previous token minus `x`.
-pub fn shifted(b: &mut GraphBuilder, x: ValueId, delta: ValueId, mix: ValueId) -> ValueId {
+pub fn mix_previous(b: &mut GraphBuilder, x: ValueId, delta: ValueId, mix: ValueId) -> ValueId {
     let part = b.mul(delta, mix);
     b.add(x, part)
 }
@@ -81,7 +81,7 @@ pub fn rescaled_weight(
 }
 
 /// Halves the hidden values where the weights of the layers after them are divided by one more 2.
-pub fn rescaled(b: &mut GraphBuilder, x: ValueId, (layer, rescale_every): (usize, usize)) -> ValueId {
+pub fn halve_at_rescale(b: &mut GraphBuilder, x: ValueId, (layer, rescale_every): (usize, usize)) -> ValueId {
     match rescale_every > 0 && (layer + 1).is_multiple_of(rescale_every) {
         true => b.scale(x, 0.5),
         false => x,
@@ -151,7 +151,7 @@ impl RwkvHeads {
 
     /// A vector `[heads * size]` under its checkpoint name, as `[heads, size]`.
     pub fn vector(self, b: &mut GraphBuilder, name: &str) -> ValueId {
-        let flat = vector(b, name, self.count * self.size);
+        let flat = vector_param(b, name, self.count * self.size);
         b.reshape(flat, [self.count, self.size])
     }
 

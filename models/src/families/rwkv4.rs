@@ -12,9 +12,9 @@ pub use config::Rwkv4Config;
 use crate::checkpoint::Distribution;
 use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    RwkvOuterLayers, gated_channel_mixing, previous_token, rescaled, rescaled_weight,
+    RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, previous_token, rescaled_weight,
 };
-use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
+use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -34,7 +34,7 @@ impl ModelDefinition for Rwkv4Config {
             norm: "rwkv.ln_out",
             head: "head.weight",
         };
-        frame.build(b, entry, |b, layer, x| block(b, self, layer, x))
+        frame.build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -49,7 +49,7 @@ impl ModelDefinition for Rwkv4Config {
         false
     }
 
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         naming::rwkv4_tensors(self)
     }
 
@@ -79,7 +79,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueI
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
-    rescaled(b, x, (layer, config.rescale_every))
+    halve_at_rescale(b, x, (layer, config.rescale_every))
 }
 
 /// The attention-free mixing over time.
@@ -88,7 +88,7 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: Valu
     let name = format!("rwkv.blocks.{layer}.attention");
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let project = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
+        let mix = vector_param(b, &format!("{name}.time_mix_{which}"), hidden);
         let mixed = interpolate(b, x, previous, mix);
         let weight = linear_weight(b, &format!("{name}.{which}.weight"), attention, hidden);
         linear(b, mixed, weight)
@@ -102,7 +102,7 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: Valu
     let decay_name = format!("{name}.time_decay");
     let decay_source = ParamSource::NegExp(Box::new(ParamSource::Tensor(decay_name.clone())));
     let decay = b.param_from(&decay_name, ParamRole::Vector, channels.clone(), decay_source);
-    let bonus = vector(b, &format!("{name}.time_first"), attention);
+    let bonus = vector_param(b, &format!("{name}.time_first"), attention);
     let states = [("a", 0.0), ("b", 0.0), ("p", EMPTY)]
         .map(|(s, init)| b.state(&format!("blocks.{layer}.att.{s}"), channels.clone(), init));
     let body = wkv_step(b, attention);
@@ -152,7 +152,7 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: V
     let name = format!("rwkv.blocks.{layer}.feed_forward");
     let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let mixed = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
+        let mix = vector_param(b, &format!("{name}.time_mix_{which}"), config.hidden);
         interpolate(b, x, previous, mix)
     };
     let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));

@@ -12,11 +12,11 @@ pub use config::Rwkv5Config;
 use crate::checkpoint::Distribution;
 use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    RwkvHeads, RwkvOuterLayers, gated_channel_mixing, linear_attention_step, previous_token, rescaled,
-    rescaled_weight, silu,
+    RwkvHeads, RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, linear_attention_step,
+    previous_token, rescaled_weight, silu,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
-use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector};
+use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -25,7 +25,7 @@ use naming::{rwkv5_distribution, rwkv5_tensors};
 
 impl ModelDefinition for Rwkv5Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
+        frame(self).build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -40,7 +40,7 @@ impl ModelDefinition for Rwkv5Config {
         false
     }
 
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         rwkv5_tensors(self)
     }
 
@@ -83,7 +83,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueI
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
-    rescaled(b, x, (layer, config.rescale_every))
+    halve_at_rescale(b, x, (layer, config.rescale_every))
 }
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
@@ -92,7 +92,7 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: Valu
     let name = format!("rwkv.blocks.{layer}.attention");
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let project = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.time_mix_{which}"), hidden);
+        let mix = vector_param(b, &format!("{name}.time_mix_{which}"), hidden);
         let mixed = interpolate(b, x, previous, mix);
         let weight = linear_weight(b, &format!("{name}.{which}.weight"), attention, hidden);
         linear(b, mixed, weight)
@@ -107,7 +107,7 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: Valu
     let decay = ParamSource::Exp(Box::new(ParamSource::NegExp(Box::new(decay))));
     let width = TensorType::new(DType::F32, [attention]);
     let decay = b.param_from(&decay_name, ParamRole::Vector, width, decay);
-    let bonus = vector(b, &format!("{name}.time_faaaa"), attention);
+    let bonus = vector_param(b, &format!("{name}.time_faaaa"), attention);
     let (decay, bonus) = (heads.along_keys(b, decay), heads.along_keys(b, bonus));
 
     let seqs = [heads.keys(b, r), heads.keys(b, k), heads.values(b, v)];
@@ -141,7 +141,7 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: V
     let name = format!("rwkv.blocks.{layer}.feed_forward");
     let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let mixed = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.time_mix_{which}"), config.hidden);
+        let mix = vector_param(b, &format!("{name}.time_mix_{which}"), config.hidden);
         interpolate(b, x, previous, mix)
     };
     let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));

@@ -12,13 +12,13 @@ pub use config::Rwkv6Config;
 use crate::checkpoint::Distribution;
 use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    RwkvHeads, gated_channel_mixing, linear_attention_step, low_rank_weight, previous_token, rescaled,
-    shifted,
+    RwkvHeads, gated_channel_mixing, halve_at_rescale, linear_attention_step, low_rank_weight, mix_previous,
+    previous_token,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv5::naming::rwkv5_distribution;
 use crate::families::rwkv5::{frame, gated_output};
-use crate::layers::{layer_norm, linear, linear_weight, vector};
+use crate::layers::{layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -28,7 +28,7 @@ use naming::{RWKV6_MIXES, rwkv6_tensors};
 
 impl ModelDefinition for Rwkv6Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build(b, entry, |b, layer, x| block(b, self, layer, x))
+        frame(self).build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
     }
 
     fn vocab(&self) -> usize {
@@ -43,7 +43,7 @@ impl ModelDefinition for Rwkv6Config {
         false
     }
 
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         rwkv6_tensors(self)
     }
 
@@ -73,7 +73,7 @@ fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueI
     b.tap(format!("layer.{layer}.mlp"), h);
     x = b.add(x, h);
     b.tap(format!("layer.{layer}"), x);
-    rescaled(b, x, (layer, config.rescale_every))
+    halve_at_rescale(b, x, (layer, config.rescale_every))
 }
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {
@@ -92,7 +92,7 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: Valu
     let v = project(b, vx, "value");
     let g = project(b, gx, "gate");
     let decay = decays(b, config, &name, wx);
-    let bonus = vector(b, &format!("{name}.time_faaaa"), attention);
+    let bonus = vector_param(b, &format!("{name}.time_faaaa"), attention);
     let bonus = heads.along_keys(b, bonus);
 
     let seqs = [heads.keys(b, r), heads.keys(b, k), heads.values(b, v), heads.keys(b, decay)];
@@ -105,8 +105,8 @@ fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: Valu
 /// `x + delta * (mix + tanh(shifted x A) B)`.
 fn mixes(b: &mut GraphBuilder, config: &Rwkv6Config, name: &str, x: ValueId, delta: ValueId) -> [ValueId; 5] {
     let (hidden, rank) = (config.hidden, config.mix_rank);
-    let mix = vector(b, &format!("{name}.time_maa_x"), hidden);
-    let common = shifted(b, x, delta, mix);
+    let mix = vector_param(b, &format!("{name}.time_maa_x"), hidden);
+    let common = mix_previous(b, x, delta, mix);
     let down = transposed(b, &format!("{name}.time_maa_w1"), RWKV6_MIXES.len() * rank, hidden);
     let down = linear(b, common, down);
     let down = b.tanh(down);
@@ -119,9 +119,9 @@ fn mixes(b: &mut GraphBuilder, config: &Rwkv6Config, name: &str, x: ValueId, del
         let up = low_rank_weight(b, &format!("{stored}.{}", RWKV6_MIXES[i]), source, hidden, rank);
         let own = b.slice(down, 1, Dim::from(i * rank), Dim::from(rank));
         let own = linear(b, own, up);
-        let mix = vector(b, &format!("{name}.time_maa_{}", RWKV6_MIXES[i]), hidden);
+        let mix = vector_param(b, &format!("{name}.time_maa_{}", RWKV6_MIXES[i]), hidden);
         let mix = b.add(own, mix);
-        shifted(b, x, delta, mix)
+        mix_previous(b, x, delta, mix)
     })
 }
 
@@ -133,7 +133,7 @@ fn decays(b: &mut GraphBuilder, config: &Rwkv6Config, name: &str, x: ValueId) ->
     let down = b.tanh(down);
     let up = transposed(b, &format!("{name}.time_decay_w2"), attention, rank);
     let up = linear(b, down, up);
-    let base = vector(b, &format!("{name}.time_decay"), attention);
+    let base = vector_param(b, &format!("{name}.time_decay"), attention);
     let w = b.add(up, base);
     let w = b.exp(w);
     let w = b.unary(UnOp::Neg, w);
@@ -151,8 +151,8 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: V
     let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let delta = b.sub(previous, x);
     let mixed = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.time_maa_{which}"), config.hidden);
-        shifted(b, x, delta, mix)
+        let mix = vector_param(b, &format!("{name}.time_maa_{which}"), config.hidden);
+        mix_previous(b, x, delta, mix)
     };
     let (k, r) = (mixed(b, "k"), mixed(b, "r"));
     let rescale = (layer, config.rescale_every);

@@ -12,9 +12,9 @@ pub use config::Rwkv7Config;
 use crate::checkpoint::Distribution;
 use crate::definition::{EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
-    RwkvHeads, RwkvOuterLayers, low_rank_weight, previous_token, shifted, squared_relu,
+    RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu,
 };
-use crate::layers::{layer_norm, linear, linear_weight, vector};
+use crate::layers::{layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -39,7 +39,7 @@ impl ModelDefinition for Rwkv7Config {
             head: "lm_head.weight",
         };
         let mut first_value = None;
-        frame.build(b, entry, |b, layer, x| block(b, self, layer, x, &mut first_value))
+        frame.build_entry(b, entry, |b, layer, x| block(b, self, layer, x, &mut first_value))
     }
 
     fn vocab(&self) -> usize {
@@ -54,7 +54,7 @@ impl ModelDefinition for Rwkv7Config {
         false
     }
 
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
         rwkv7_tensors(self)
     }
 
@@ -114,8 +114,8 @@ fn time_mixing(
     let previous = previous_token(b, x, &format!("blocks.{layer}.att.x"));
     let delta = b.sub(previous, x);
     let mixed = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector(b, &format!("{name}.x_{which}"), hidden);
-        shifted(b, x, delta, mix)
+        let mix = vector_param(b, &format!("{name}.x_{which}"), hidden);
+        mix_previous(b, x, delta, mix)
     };
     let [xr, xw, xk, xv, xa, xg] = ["r", "w", "k", "v", "a", "g"].map(|which| mixed(b, which));
     let project = |b: &mut GraphBuilder, x, which: &str| {
@@ -136,7 +136,7 @@ fn time_mixing(
     // `sigmoid(x B + bias)`.
     let gate = |b: &mut GraphBuilder, x, which: &str, rank| {
         let x = low_rank_up(b, &module(which), x, (hidden, rank));
-        let bias = vector(b, &format!("{}.lora.2.bias", module(which)), hidden);
+        let bias = vector_param(b, &format!("{}.lora.2.bias", module(which)), hidden);
         let x = b.add(x, bias);
         b.sigmoid(x)
     };
@@ -246,8 +246,8 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv7Config, layer: usize, x: V
     let name = format!("model.layers.{layer}.ffn");
     let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let delta = b.sub(previous, x);
-    let mix = vector(b, &format!("{name}.x_k"), config.hidden);
-    let x = shifted(b, x, delta, mix);
+    let mix = vector_param(b, &format!("{name}.x_k"), config.hidden);
+    let x = mix_previous(b, x, delta, mix);
     let weight = linear_weight(b, &format!("{name}.key.weight"), config.intermediate, config.hidden);
     let k = linear(b, x, weight);
     let k = squared_relu(b, k);

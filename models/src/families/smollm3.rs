@@ -12,17 +12,17 @@ pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
     let ModelSizes { head_size, layers, .. } = config.sizes;
     let defaults = RopeDefaults { theta: 2e6, ..RopeDefaults::LLAMA };
     let rope = RopeConfig::read(fields, head_size, config.sizes.context, defaults)?;
-    let turned = turned(fields, layers)?;
+    let turned = layers_with_rope(fields, layers)?;
     let windows = match fields.flag_or("use_sliding_window", false)? {
         false => vec![None; layers],
-        true => fields.windows(layers, |layer| !turned[layer])?,
+        true => fields.layer_windows(layers, |layer| !turned[layer])?,
     };
     let tied = fields.flag_or("tie_word_embeddings", true)?;
-    Ok(LlamaConfig { rope: rope.rope, turned, windows, tied, ..config })
+    Ok(LlamaConfig { rope: rope.rope, use_rope: turned, windows, tied, ..config })
 }
 
 /// By layer, whether it has rotary embedding: `no_rope_layers` has a 1 where it has, and a 0 where it has not.
-fn turned(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
+fn layers_with_rope(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError> {
     let field = "no_rope_layers";
     let Some(found) = fields.get(field) else {
         let interval = fields.size_or("no_rope_layer_interval", 4)?;
@@ -31,6 +31,6 @@ fn turned(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, ConfigError
     let flags = fields.numbers(field)?;
     match flags.len() == layers && flags.iter().all(|flag| [0.0, 1.0].contains(flag)) {
         true => Ok(flags.into_iter().map(|flag| flag == 1.0).collect()),
-        false => Err(fields.wrong(field, &format!("a list of {layers} of 0 and 1"), found)),
+        false => Err(fields.invalid_value(field, &format!("a list of {layers} of 0 and 1"), found)),
     }
 }

@@ -56,15 +56,15 @@ impl Transformer for StableLmConfig {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let name = format!("model.layers.{layer}");
         let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let part = format!("{name}.self_attn");
@@ -75,13 +75,13 @@ impl Transformer for StableLmConfig {
             ..part
         };
         let h = part.apply(net, layer, &self.sizes, normalised);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let input = match self.parallel {
             true => normalised,
             false => layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps),
         };
         let mlp = format!("{name}.mlp");
         let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 }

@@ -7,7 +7,7 @@ use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest};
+use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ impl Starcoder2Config {
             eps: fields.epsilon(&["norm_epsilon"], 1e-5)?,
             activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::GeluTanh)?,
             rope: rope.rope,
-            windows: fields.windows(sizes.layers, |_| true)?,
+            windows: fields.layer_windows(sizes.layers, |_| true)?,
             bias: fields.flag_or("use_bias", true)?,
             tied: fields.flag_or("tie_word_embeddings", true)?,
             sizes,
@@ -47,15 +47,15 @@ impl Transformer for Starcoder2Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
     }
 
-    fn shared(&self, net: &mut ModelBuilder) -> RopeTables {
+    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
         self.rope.tables(net, "rope")
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
         let (sizes, bias, name) = (&self.sizes, self.bias, format!("model.layers.{layer}"));
         let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
         let attention =
@@ -64,15 +64,15 @@ impl Transformer for Starcoder2Config {
         let part =
             SelfAttention { qkv_bias: bias, output_bias: bias, ..SelfAttention::new(&part, rope, attention) };
         let h = part.apply(net, layer, sizes, h);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
         let (up, down) = (format!("{name}.mlp.c_fc"), format!("{name}.mlp.c_proj"));
         let up = LinearLayer::new(&up, self.intermediate).bias(bias);
-        let h = mlp::plain(net, h, up, LinearLayer::new(&down, sizes.hidden).bias(bias), self.activation);
-        net.residual(layer, "mlp", x, h)
+        let h = mlp::ungated(net, h, up, LinearLayer::new(&down, sizes.hidden).bias(bias), self.activation);
+        net.add_residual(layer, "mlp", x, h)
     }
 
     fn window(&self) -> Option<usize> {
-        widest(&self.windows)
+        widest_window(&self.windows)
     }
 }

@@ -9,7 +9,7 @@
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::error::ConfigError;
-use crate::layers::attention::keep;
+use crate::layers::attention::append_key_values;
 use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, DistanceBias, DistanceBuckets, KeyScope, mlp};
@@ -28,13 +28,13 @@ pub struct T5Config {
     /// The feed-forward part has a gate.
     pub gated: bool,
     pub buckets: usize,
-    pub most_distance: usize,
+    pub max_distance: usize,
     /// Every layer has a table of distances, not only the first one.
-    pub own_distances: bool,
+    pub per_layer_bias: bool,
     pub tied: bool,
     /// Logits are multiplied by `hidden^-0.5`.
-    pub scaled: bool,
-    pub start: u32,
+    pub scale_logits: bool,
+    pub start_token_id: u32,
 }
 
 /// Which stack a block is in.
@@ -71,17 +71,17 @@ impl T5Config {
 
     /// `tied` where the file does not say whether the head is the embedding.
     fn read(fields: &ConfigFields, tied: bool, own_distances: bool) -> Result<T5Config, ConfigError> {
-        refuse_parts(fields)?;
+        refuse_single_stacks(fields)?;
         let encoder_layers = fields.size("num_layers")?;
         let layers = fields.size_or("num_decoder_layers", encoder_layers)?;
         let heads = fields.size("num_heads")?;
         let sizes = ModelSizes {
-            vocab: fields.vocab()?,
-            hidden: fields.size(fields.first(&HIDDEN))?,
-            layers: fields.within("num_decoder_layers", layers, MOST_LAYERS)?,
-            heads: fields.within("num_heads", heads, MOST_HEADS)?,
+            vocab: fields.vocab_size()?,
+            hidden: fields.size(fields.first_present(&HIDDEN))?,
+            layers: fields.check_max("num_decoder_layers", layers, MOST_LAYERS)?,
+            heads: fields.check_max("num_heads", heads, MOST_HEADS)?,
             kv_heads: heads,
-            head_size: fields.within("d_kv", fields.size("d_kv")?, LARGEST_HEAD)?,
+            head_size: fields.check_max("d_kv", fields.size("d_kv")?, LARGEST_HEAD)?,
             // Source and target are in the same caches.
             context: 2 * fields.size_or("n_positions", SOURCE)?,
         };
@@ -90,17 +90,17 @@ impl T5Config {
         // Newer releases of transformers write `true` for all; only heads that are the embedding are scaled.
         let scaled = fields.flag_or("scale_decoder_outputs", tied)?;
         let config = T5Config {
-            encoder_layers: fields.within("num_layers", encoder_layers, MOST_LAYERS)?,
+            encoder_layers: fields.check_max("num_layers", encoder_layers, MOST_LAYERS)?,
             intermediate: fields.size("d_ff")?,
             eps: fields.epsilon(&["layer_norm_epsilon"], 1e-6)?,
             activation,
             gated,
             buckets: fields.size_or("relative_attention_num_buckets", 32)?,
-            most_distance: fields.size_or("relative_attention_max_distance", 128)?,
-            own_distances,
+            max_distance: fields.size_or("relative_attention_max_distance", 128)?,
+            per_layer_bias: own_distances,
             tied: tied && scaled,
-            scaled,
-            start: start_token(fields, sizes.vocab)?,
+            scale_logits: scaled,
+            start_token_id: start_token(fields, sizes.vocab)?,
             sizes,
         };
         config.check_buckets(fields)?;
@@ -109,37 +109,37 @@ impl T5Config {
 
     fn check_buckets(&self, fields: &ConfigFields) -> Result<(), ConfigError> {
         let most = 1 << 16;
-        fields.within("relative_attention_max_distance", self.most_distance, most)?;
+        fields.check_max("relative_attention_max_distance", self.max_distance, most)?;
         for stack in [T5Stack::Encoder, T5Stack::Decoder] {
-            if let Some(why) = self.division(stack).fault() {
+            if let Some(why) = self.distance_buckets(stack).invalid_reason() {
                 let found = Value::from(self.buckets);
                 let expected = format!("a number of buckets that goes with the largest distance: {why}");
-                return Err(fields.wrong("relative_attention_num_buckets", &expected, &found));
+                return Err(fields.invalid_value("relative_attention_num_buckets", &expected, &found));
             }
         }
         Ok(())
     }
 
-    fn division(&self, stack: T5Stack) -> DistanceBuckets {
+    fn distance_buckets(&self, stack: T5Stack) -> DistanceBuckets {
         DistanceBuckets {
             count: self.buckets,
-            most: self.most_distance,
+            max_distance: self.max_distance,
             both_sides: stack == T5Stack::Encoder,
         }
     }
 
-    fn distances(&self, stack: T5Stack, layer: usize) -> DistanceBias {
-        let layer = if self.own_distances { layer } else { 0 };
+    fn distance_bias(&self, stack: T5Stack, layer: usize) -> DistanceBias {
+        let layer = if self.per_layer_bias { layer } else { 0 };
         let part = format!("{}.block.{layer}.layer.0.SelfAttention", stack.name());
         DistanceBias {
             name: format!("{part}.relative_attention_bias.weight"),
-            buckets: self.division(stack),
+            buckets: self.distance_buckets(stack),
             heads: self.sizes.heads,
         }
     }
 
     fn project(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
-        LinearLayer::new(name, self.sizes.query()).apply(net, x)
+        LinearLayer::new(name, self.sizes.query_width()).apply(net, x)
     }
 
     /// Keys and values `[n, heads, size]`.
@@ -160,17 +160,18 @@ impl T5Config {
         let h = rms_norm(net, x, &format!("{block}.layer_norm"), self.eps);
         let q = self.project(net, &format!("{part}.q"), h);
         let [k, v] = self.keys_and_values(net, &part, h);
-        let mut attention = AttentionVariant { scale: 1.0, ..AttentionVariant::of_all(self.sizes.head_size) };
-        attention.bias = Some(self.distances(stack, layer));
+        let mut attention =
+            AttentionVariant { scale: 1.0, ..AttentionVariant::bidirectional(self.sizes.head_size) };
+        attention.bias = Some(self.distance_bias(stack, layer));
         if stack == T5Stack::Decoder {
-            (attention.ahead, attention.keys) = (0, KeyScope::Target);
+            (attention.lookahead, attention.key_scope) = (0, KeyScope::Decoder);
         }
         let (heads, mut seen) = (self.sizes.heads, [k, v]);
         let h = net.per_sequence(&[q, k, v], |net, rows| {
             let [q, k, v] = [rows[0], rows[1], rows[2]].map(|rows| net.split_heads(rows, heads));
             // The encoder keeps nothing of its own.
-            seen = if stack == T5Stack::Decoder { keep(net, layer, [k, v]) } else { [k, v] };
-            vec![attention.over(net, q.into(), seen, None)]
+            seen = if stack == T5Stack::Decoder { append_key_values(net, layer, [k, v]) } else { [k, v] };
+            vec![attention.attend(net, q.into(), seen, None)]
         })[0];
         (LinearLayer::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h), seen)
     }
@@ -189,13 +190,13 @@ impl T5Config {
         let q = self.project(net, &format!("{part}.q"), h);
         let attention = AttentionVariant {
             scale: 1.0,
-            keys: KeyScope::Source,
-            ..AttentionVariant::of_all(self.sizes.head_size)
+            key_scope: KeyScope::EncoderInput,
+            ..AttentionVariant::bidirectional(self.sizes.head_size)
         };
         let heads = self.sizes.heads;
         let h = net.per_sequence(&[q], |net, rows| {
             let q = net.split_heads(rows[0], heads);
-            vec![attention.over(net, q.into(), caches, None)]
+            vec![attention.attend(net, q.into(), caches, None)]
         })[0];
         LinearLayer::new(&format!("{part}.o"), self.sizes.hidden).apply(net, h)
     }
@@ -206,7 +207,7 @@ impl T5Config {
         let (out, width) = (name("wo"), self.intermediate);
         let down = LinearLayer::new(&out, self.sizes.hidden);
         match self.gated {
-            false => mlp::plain(net, h, LinearLayer::new(&name("wi"), width), down, self.activation),
+            false => mlp::ungated(net, h, LinearLayer::new(&name("wi"), width), down, self.activation),
             true => {
                 let (gate, up) = (name("wi_0"), name("wi_1"));
                 mlp::gated(
@@ -227,35 +228,35 @@ impl Transformer for T5Config {
         &self.sizes
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         let norm = (Norm::Rms(self.eps), "decoder.final_layer_norm");
-        let frame = OuterLayers::named(EMBEDDING, norm, "lm_head.weight", self.tied);
-        let scale = self.scaled.then(|| 1.0 / (self.sizes.hidden as f64).sqrt());
+        let frame = OuterLayers::with_names(EMBEDDING, norm, "lm_head.weight", self.tied);
+        let scale = self.scale_logits.then(|| 1.0 / (self.sizes.hidden as f64).sqrt());
         OuterLayers { logit_scale: scale, ..frame }
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         let (h, caches) = self.self_attention(net, T5Stack::Decoder, layer, x);
-        let x = net.residual(layer, "attention", x, h);
+        let x = net.add_residual(layer, "attention", x, h);
         let h = self.cross_attention(net, layer, x, caches);
-        let x = net.residual(layer, "cross_attention", x, h);
+        let x = net.add_residual(layer, "cross_attention", x, h);
         let h = self.feed_forward(net, &format!("decoder.block.{layer}.layer.2"), x);
-        net.residual(layer, "mlp", x, h)
+        net.add_residual(layer, "mlp", x, h)
     }
 
-    fn decoder_start(&self) -> Option<u32> {
-        Some(self.start)
+    fn decoder_start_token_id(&self) -> Option<u32> {
+        Some(self.start_token_id)
     }
 
-    fn encode(&self, net: &mut ModelBuilder) {
+    fn encode_input(&self, net: &mut ModelBuilder) {
         let x = self.embed(net);
-        let x = net.layers(self.encoder_layers, x, |net, layer, x| {
+        let x = net.add_layers(self.encoder_layers, x, |net, layer, x| {
             let (h, _) = self.self_attention(net, T5Stack::Encoder, layer, x);
-            let x = net.residual(layer, "attention", x, h);
+            let x = net.add_residual(layer, "attention", x, h);
             let h = self.feed_forward(net, &format!("encoder.block.{layer}.layer.1"), x);
-            net.residual(layer, "mlp", x, h)
+            net.add_residual(layer, "mlp", x, h)
         });
         let x = rms_norm(net, x, "encoder.final_layer_norm", self.eps);
         net.tap("final_norm", x);
@@ -263,9 +264,9 @@ impl Transformer for T5Config {
             let part = format!("decoder.block.{layer}.layer.1.EncDecAttention");
             let kv = self.keys_and_values(net, &part, x);
             let kv = kv.map(|rows| net.split_heads(rows, self.sizes.heads));
-            keep(net, layer, kv);
+            append_key_values(net, layer, kv);
         }
-        net.keep_source_length();
+        net.store_encoder_length();
     }
 
     /// The tokens of a source see those behind them.
@@ -273,7 +274,7 @@ impl Transformer for T5Config {
         true
     }
 
-    fn cannot_stream(&self) -> Option<&'static str> {
+    fn streaming_obstacle(&self) -> Option<&'static str> {
         Some("the first rows of its caches are the source text, which every token sees")
     }
 
@@ -283,7 +284,7 @@ impl Transformer for T5Config {
     }
 
     /// Some files (MADLAD-400) have the table of token embeddings under the names of its users alone.
-    fn stand_ins(&self, missing: &str) -> &'static [&'static str] {
+    fn fallback_names(&self, missing: &str) -> &'static [&'static str] {
         match missing {
             EMBEDDING => &["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
             _ => &[],
@@ -302,7 +303,7 @@ impl Transformer for T5Config {
 const EMBEDDING: &str = "shared.weight";
 
 /// Encoders and decoders alone are other models.
-fn refuse_parts(fields: &ConfigFields) -> Result<(), ConfigError> {
+fn refuse_single_stacks(fields: &ConfigFields) -> Result<(), ConfigError> {
     let class = fields.get("architectures").and_then(|names| names.as_array()?.first()?.as_str());
     let refused = |what: String| {
         Err(ConfigError::NotSupportedYet {
@@ -332,17 +333,18 @@ fn feed_forward(fields: &ConfigFields) -> Result<(ActivationFunction, bool), Con
     let (name, gated) = kind.strip_prefix("gated-").map_or((kind.as_str(), false), |name| (name, true));
     // As the reference reads it.
     let name = if kind == "gated-gelu" { "gelu_new" } else { name };
-    let activation = ActivationFunction::find(name);
-    let activation = activation.ok_or_else(|| fields.wrong(FIELD, "relu, gated-gelu or the like", found))?;
+    let activation = ActivationFunction::from_name(name);
+    let activation =
+        activation.ok_or_else(|| fields.invalid_value(FIELD, "relu, gated-gelu or the like", found))?;
     Ok((activation, gated))
 }
 
 /// The token that decoders start with.
 fn start_token(fields: &ConfigFields, vocab: usize) -> Result<u32, ConfigError> {
-    let field = fields.first(&["decoder_start_token_id", "pad_token_id"]);
+    let field = fields.first_present(&["decoder_start_token_id", "pad_token_id"]);
     let start = fields.count_or(field, 0)?;
     match u32::try_from(start) {
         Ok(token) if start < vocab => Ok(token),
-        _ => Err(fields.wrong(field, &format!("a token below {vocab}"), &Value::from(start))),
+        _ => Err(fields.invalid_value(field, &format!("a token below {vocab}"), &Value::from(start))),
     }
 }

@@ -40,7 +40,7 @@ const NAMES: [(&str, ActivationFunction); 13] = [
 ];
 
 impl ActivationFunction {
-    pub fn find(name: &str) -> Option<ActivationFunction> {
+    pub fn from_name(name: &str) -> Option<ActivationFunction> {
         NAMES.iter().find(|(n, _)| *n == name).map(|(_, activation)| *activation)
     }
 
@@ -52,16 +52,16 @@ impl ActivationFunction {
     ) -> Result<ActivationFunction, ConfigError> {
         let Some(field) = fields.iter().find(|f| config.get(f).is_some()) else { return Ok(default) };
         let name = config.string(field)?;
-        ActivationFunction::find(&name).ok_or_else(|| {
+        ActivationFunction::from_name(&name).ok_or_else(|| {
             let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
-            config.wrong(field, &format!("one of {}", names.join(", ")), &Value::from(name))
+            config.invalid_value(field, &format!("one of {}", names.join(", ")), &Value::from(name))
         })
     }
 
     pub fn apply(self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         match self {
-            ActivationFunction::Silu => gated(net, x, 1.0),
-            ActivationFunction::QuickGelu => gated(net, x, 1.702),
+            ActivationFunction::Silu => sigmoid_gate(net, x, 1.0),
+            ActivationFunction::QuickGelu => sigmoid_gate(net, x, 1.702),
             ActivationFunction::Relu => net.relu(x),
             ActivationFunction::ReluSquared => {
                 let positive = net.relu(x);
@@ -87,7 +87,7 @@ impl ActivationFunction {
 }
 
 /// `x * sigmoid(factor * x)`.
-fn gated(net: &mut ModelBuilder, x: ValueId, factor: f64) -> ValueId {
+fn sigmoid_gate(net: &mut ModelBuilder, x: ValueId, factor: f64) -> ValueId {
     let scaled = if factor == 1.0 { x } else { net.scale(x, factor) };
     let gate = net.sigmoid(scaled);
     net.mul(x, gate)

@@ -14,46 +14,46 @@ pub struct AttentionVariant {
     /// Factor of the products of queries and keys.
     pub scale: f64,
     /// Queries are divided by it and the scores multiplied: keeps half-precision scores in range (ChatGLM-6B).
-    pub balance: f64,
+    pub score_balance: f64,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f64>,
-    /// Only this many newest keys are seen; [`ModelBuilder::view`] may narrow that.
+    /// Only this many newest keys are seen; [`ModelBuilder::visible_window`] may narrow that.
     pub window: Option<usize>,
-    /// How many later keys are seen: 0 if the attention is causal, [`ops::Attention::ALL`] if it looks at the whole text.
-    pub ahead: usize,
+    /// How many later keys are seen: 0 if the attention is causal, [`ops::AttentionOp::ALL`] if it looks at the whole text.
+    pub lookahead: usize,
     /// Per query head: `slope * (j - p)` is added to the score of key `j` for the query at `p`.
     pub alibi: Option<Vec<f32>>,
     /// Name of a vector `[heads]`: one learned logit per head joins the sum of the softmax, for a key without a value
-    /// (gpt-oss, which calls it a sink; not one of the tokens that [`ModelBuilder::view`] keeps).
+    /// (gpt-oss, which calls it a sink; not one of the tokens that [`ModelBuilder::visible_window`] keeps).
     pub null_logits: Option<String>,
     /// Learned terms of the scores, by the distance of query and key.
     pub bias: Option<DistanceBias>,
     /// Which rows of the caches are keys.
-    pub keys: KeyScope,
+    pub key_scope: KeyScope,
 }
 
 /// Rows of the caches that an attention looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyScope {
     All,
-    /// Those of the source text of an encoder-decoder model ([`ModelBuilder::source_length`]): cross attention.
-    Source,
+    /// Those of the source text of an encoder-decoder model ([`ModelBuilder::encoder_length`]): cross attention.
+    EncoderInput,
     /// Those behind it.
-    Target,
+    Decoder,
 }
 
 /// Queries `[n, heads, size]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RotatedQueries {
-    pub near: ValueId,
+    pub windowed: ValueId,
     /// Turned for the place that they have for attention sinks outside the window.
-    pub far: ValueId,
+    pub for_sinks: ValueId,
 }
 
 impl From<ValueId> for RotatedQueries {
     /// Queries that are not turned.
     fn from(q: ValueId) -> RotatedQueries {
-        RotatedQueries { near: q, far: q }
+        RotatedQueries { windowed: q, for_sinks: q }
     }
 }
 
@@ -65,28 +65,28 @@ impl AttentionVariant {
     pub fn causal(size: usize) -> AttentionVariant {
         AttentionVariant {
             scale: 1.0 / (size as f64).sqrt(),
-            balance: 1.0,
+            score_balance: 1.0,
             softcap: None,
             window: None,
-            ahead: 0,
+            lookahead: 0,
             alibi: None,
             null_logits: None,
             bias: None,
-            keys: KeyScope::All,
+            key_scope: KeyScope::All,
         }
     }
 
     /// Every query sees every key.
-    pub fn of_all(size: usize) -> AttentionVariant {
-        AttentionVariant { ahead: ops::AttentionOp::ALL, ..AttentionVariant::causal(size) }
+    pub fn bidirectional(size: usize) -> AttentionVariant {
+        AttentionVariant { lookahead: ops::AttentionOp::ALL, ..AttentionVariant::causal(size) }
     }
 
     /// Every query sees so many keys on each side of its own; `None`: all.
-    pub fn of_sides(size: usize, side: Option<usize>) -> AttentionVariant {
+    pub fn sliding_bidirectional(size: usize, side: Option<usize>) -> AttentionVariant {
         match side {
-            None => AttentionVariant::of_all(size),
+            None => AttentionVariant::bidirectional(size),
             Some(side) => {
-                AttentionVariant { window: Some(side + 1), ahead: side, ..AttentionVariant::causal(size) }
+                AttentionVariant { window: Some(side + 1), lookahead: side, ..AttentionVariant::causal(size) }
             }
         }
     }
@@ -114,16 +114,19 @@ impl AttentionVariant {
         v: ValueId,
         prefix: Option<ValueId>,
     ) -> ValueId {
-        let rows = net.per_sequence(&[q.near, q.far, k, v], |net, rows| {
-            let q = RotatedQueries { near: rows[0], far: if q.far == q.near { rows[0] } else { rows[1] } };
-            let [k, v] = keep(net, layer, [rows[2], rows[3]]);
-            vec![self.over(net, q, [k, v], prefix)]
+        let rows = net.per_sequence(&[q.windowed, q.for_sinks, k, v], |net, rows| {
+            let q = RotatedQueries {
+                windowed: rows[0],
+                for_sinks: if q.for_sinks == q.windowed { rows[0] } else { rows[1] },
+            };
+            let [k, v] = append_key_values(net, layer, [rows[2], rows[3]]);
+            vec![self.attend(net, q, [k, v], prefix)]
         });
         rows[0]
     }
 
-    /// The attention of one sequence to all its keys and values so far ([`keep`]).
-    pub fn over(
+    /// The attention of one sequence to all its keys and values so far ([`append_key_values`]).
+    pub fn attend(
         &self,
         net: &mut ModelBuilder,
         q: RotatedQueries,
@@ -131,30 +134,30 @@ impl AttentionVariant {
         prefix: Option<ValueId>,
     ) -> ValueId {
         let axis = |net: &ModelBuilder, x, axis: usize| net.ty(x).dims[axis].clone();
-        let (n, heads) = (axis(net, q.near, 0), axis(net, q.near, 1));
+        let (n, heads) = (axis(net, q.windowed, 0), axis(net, q.windowed, 1));
         let (t, kv) = (axis(net, k, 0), axis(net, k, 1));
         let count = |d: &Dim| d.as_const().unwrap_or(1);
         let group = Dim::from(count(&heads) / count(&kv).max(1));
 
         let k = heads_first(net, k);
         let keys = net.permute(k, &[0, 1, 3, 2]);
-        let row = net.rows();
+        let row = net.cache_rows();
         let column = net.iota(Dim::from(0), t);
         let slopes = self.alibi.as_ref().map(|slopes| {
-            let slopes = net.table("alibi.slopes", slopes.clone());
+            let slopes = net.table_param("alibi.slopes", slopes.clone());
             net.reshape(slopes, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
         });
         let null_logits = self.null_logits.as_ref().map(|name| {
-            let logits = net.vector(name, count(&heads) as usize);
+            let logits = net.vector_param(name, count(&heads) as usize);
             net.reshape(logits, [kv.clone(), group.clone(), Dim::from(1), Dim::from(1)])
         });
-        let source = match self.keys {
+        let source = match self.key_scope {
             KeyScope::All => None,
-            KeyScope::Source | KeyScope::Target => Some(net.source_length()),
+            KeyScope::EncoderInput | KeyScope::Decoder => Some(net.encoder_length()),
         };
-        let products = AttentionOperands { keys, column, slopes, kv, group, source };
-        let near = self.scores(net, q.near, row, &products);
-        let seen = self.masked(net, (q.far, near), &products, prefix);
+        let products = AttentionOperands { keys, column, slopes, kv, group, encoder_length: source };
+        let near = self.attention_scores(net, q.windowed, row, &products);
+        let seen = self.mask_scores(net, (q.for_sinks, near), &products, prefix);
         let weights = match null_logits {
             None => net.softmax(seen),
             Some(logits) => softmax_with_null(net, seen, logits),
@@ -167,7 +170,7 @@ impl AttentionVariant {
     }
 
     /// Scores `[kv, group, n, t]` before masks, of queries `[n, heads, size]` that stand at `rows: i32[n]`.
-    fn scores(
+    fn attention_scores(
         &self,
         net: &mut ModelBuilder,
         q: ValueId,
@@ -179,7 +182,7 @@ impl AttentionVariant {
         // Queries that share a key head stand in one group: [kv, group, n, size].
         let q = net.reshape(q, [dims[0].clone(), kv.clone(), group.clone(), dims[2].clone()]);
         let q = net.permute(q, &[1, 2, 0, 3]);
-        let mut scores = match self.balance {
+        let mut scores = match self.score_balance {
             1.0 => {
                 let products = net.matmul(q, *keys);
                 net.scale(products, self.scale)
@@ -207,64 +210,64 @@ impl AttentionVariant {
     }
 
     /// Scores `near` with those of hidden keys replaced, and those of sinks by the scores of the queries `far`.
-    fn masked(
+    fn mask_scores(
         &self,
         net: &mut ModelBuilder,
         (far, near): (ValueId, ValueId),
         products: &AttentionOperands,
         prefix: Option<ValueId>,
     ) -> ValueId {
-        let (row, column) = (net.rows(), products.column);
+        let (row, column) = (net.cache_rows(), products.column);
         let row = column_of(net, row);
         let hidden = net.constant(HIDDEN);
         let mut seen = near;
-        let (window, sinks) = net.view(self.window);
+        let (window, sinks) = net.visible_window(self.window);
         if let Some(window) = window {
-            let behind = if sinks == 0 { hidden } else { self.sinks(net, far, products, sinks) };
-            let reach = integer(net, window as i64 - 1);
+            let behind = if sinks == 0 { hidden } else { self.sink_scores(net, far, products, sinks) };
+            let reach = integer_constant(net, window as i64 - 1);
             let first = net.sub(row, reach);
             seen = net.select_ge(column, first, seen, behind);
         }
-        if self.ahead < ops::AttentionOp::ALL {
-            let last = match self.ahead {
+        if self.lookahead < ops::AttentionOp::ALL {
+            let last = match self.lookahead {
                 0 => row,
                 ahead => {
-                    let ahead = integer(net, ahead as i64);
+                    let ahead = integer_constant(net, ahead as i64);
                     net.add(row, ahead)
                 }
             };
             seen = net.select_ge(last, column, seen, hidden);
         }
         if let Some(prefix) = prefix {
-            let one = integer(net, 1);
+            let one = integer_constant(net, 1);
             let last = net.sub(prefix, one);
             seen = net.select_ge(last, column, near, seen);
         }
-        match (self.keys, products.source) {
-            (KeyScope::Source, Some(source)) => {
-                let one = integer(net, 1);
+        match (self.key_scope, products.encoder_length) {
+            (KeyScope::EncoderInput, Some(source)) => {
+                let one = integer_constant(net, 1);
                 let last = net.sub(source, one);
                 seen = net.select_ge(last, column, seen, hidden);
             }
-            (KeyScope::Target, Some(source)) => seen = net.select_ge(column, source, seen, hidden),
+            (KeyScope::Decoder, Some(source)) => seen = net.select_ge(column, source, seen, hidden),
             (KeyScope::All, _) | (_, None) => {}
         }
         seen
     }
 
     /// Scores of the first keys, which are seen from everywhere; all others hidden.
-    fn sinks(
+    fn sink_scores(
         &self,
         net: &mut ModelBuilder,
         queries: ValueId,
         products: &AttentionOperands,
         sinks: usize,
     ) -> ValueId {
-        let rows = net.rows();
-        let places = net.places_for_sinks(rows).unwrap_or(rows);
-        let scores = self.scores(net, queries, places, products);
+        let rows = net.cache_rows();
+        let places = net.sink_positions(rows).unwrap_or(rows);
+        let scores = self.attention_scores(net, queries, places, products);
         let hidden = net.constant(HIDDEN);
-        let last = integer(net, sinks as i64 - 1);
+        let last = integer_constant(net, sinks as i64 - 1);
         net.select_ge(last, products.column, scores, hidden)
     }
 }
@@ -280,7 +283,7 @@ struct AttentionOperands {
     kv: Dim,
     group: Dim,
     /// Rows of the source text, `i32[1]`, where not all rows are keys.
-    source: Option<ValueId>,
+    encoder_length: Option<ValueId>,
 }
 
 /// Softmax over the last axis of `scores: [kv, group, n, t]`, with `exp(logits)` in the sum.
@@ -304,14 +307,14 @@ fn column_of(net: &mut ModelBuilder, rows: ValueId) -> ValueId {
 
 /// Keys and values of this call join those of the calls before in the layer's caches: all so far, of one sequence. Where whole
 /// texts are read they are all that there is.
-pub fn keep(net: &mut ModelBuilder, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
-    let k = cached(net, &format!("layers.{layer}.key"), k);
-    [k, cached(net, &format!("layers.{layer}.value"), v)]
+pub fn append_key_values(net: &mut ModelBuilder, layer: usize, [k, v]: [ValueId; 2]) -> [ValueId; 2] {
+    let k = append_to_cache(net, &format!("layers.{layer}.key"), k);
+    [k, append_to_cache(net, &format!("layers.{layer}.value"), v)]
 }
 
 /// All rows of a cache with those of this call: `[past + n, ..]`.
-pub fn cached(net: &mut ModelBuilder, name: &str, rows: ValueId) -> ValueId {
-    if net.reads_texts() {
+pub fn append_to_cache(net: &mut ModelBuilder, name: &str, rows: ValueId) -> ValueId {
+    if net.supports_pooling() {
         return rows;
     }
     let dims = net.ty(rows).dims.clone();
@@ -329,7 +332,7 @@ fn heads_first(net: &mut ModelBuilder, x: ValueId) -> ValueId {
 }
 
 /// An `i32` constant.
-pub fn integer(net: &mut ModelBuilder, value: i64) -> ValueId {
+pub fn integer_constant(net: &mut ModelBuilder, value: i64) -> ValueId {
     net.op(Op::Constant { value: value as f64, dtype: DType::I32 }, &[])
 }
 

@@ -28,15 +28,15 @@ impl CausalConv<'_> {
         let equal = channels / self.names.len();
         let stored = self.names.iter().enumerate().map(|(i, name)| {
             let width = self.widths.get(i).copied().unwrap_or(equal);
-            net.tensor(&format!("{name}.weight"), &[width, 1, taps])
+            net.declare_tensor(&format!("{name}.weight"), &[width, 1, taps])
         });
         let stored = stored.collect();
-        let source = ParamSource::Transpose(Box::new(joined(stored)));
+        let source = ParamSource::Transpose(Box::new(concat_sources(stored)));
         let name = format!("{first}.weight");
         let ty = TensorType::new(DType::F32, [taps, channels]);
         let weight = net.param_from(&name, ParamRole::Vector, ty, source);
         let rows = net.per_sequence(&[x], |net, rows| {
-            let joined = with_last_rows(net, &format!("layers.{layer}.conv"), rows[0], taps - 1);
+            let joined = prepend_state_rows(net, &format!("layers.{layer}.conv"), rows[0], taps - 1);
             let n = net.n();
             let tap = |net: &mut ModelBuilder, tap: usize| {
                 let earlier = net.slice(joined, 0, Dim::from(tap), n.clone());
@@ -53,7 +53,7 @@ impl CausalConv<'_> {
         match self.bias {
             false => rows[0],
             true => {
-                let bias = net.vector(&format!("{first}.bias"), channels);
+                let bias = net.vector_param(&format!("{first}.bias"), channels);
                 net.add(rows[0], bias)
             }
         }
@@ -61,7 +61,7 @@ impl CausalConv<'_> {
 }
 
 /// Sources below one another.
-fn joined(mut parts: Vec<ParamSource>) -> ParamSource {
+fn concat_sources(mut parts: Vec<ParamSource>) -> ParamSource {
     match parts.len() {
         1 => parts.remove(0),
         _ => ParamSource::Concat(parts),
@@ -69,7 +69,7 @@ fn joined(mut parts: Vec<ParamSource>) -> ParamSource {
 }
 
 /// `rows: [n, ..]` of one sequence after the `count` rows before them, which are the state `name`.
-fn with_last_rows(net: &mut ModelBuilder, name: &str, rows: ValueId, count: usize) -> ValueId {
+fn prepend_state_rows(net: &mut ModelBuilder, name: &str, rows: ValueId, count: usize) -> ValueId {
     let channels = net.ty(rows).dims[1].clone();
     let state = net.state(name, TensorType::new(DType::F32, [Dim::from(count), channels]), 0.0);
     let before = net.read(state);

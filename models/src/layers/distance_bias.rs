@@ -13,31 +13,34 @@ use mlcc_ir::types::{DType, TensorType};
 pub struct DistanceBuckets {
     pub count: usize,
     /// From here on all distances have the last bucket.
-    pub most: usize,
+    pub max_distance: usize,
     /// Half of the buckets are for keys behind the query.
     pub both_sides: bool,
 }
 
 impl DistanceBuckets {
     /// Buckets of one side.
-    pub fn of_side(&self) -> usize {
+    pub fn buckets_per_side(&self) -> usize {
         if self.both_sides { self.count / 2 } else { self.count }
     }
 
     /// Why no distance has a bucket in such a division, if so.
-    pub fn fault(&self) -> Option<String> {
-        let exact = self.of_side() / 2;
+    pub fn invalid_reason(&self) -> Option<String> {
+        let exact = self.buckets_per_side() / 2;
         if exact == 0 || (self.both_sides && !self.count.is_multiple_of(2)) {
             return Some(format!("{} buckets cannot be divided among distances", self.count));
         }
-        (self.most <= exact).then(|| {
-            format!("the largest distance, {}, is one of the {exact} with a bucket of its own", self.most)
+        (self.max_distance <= exact).then(|| {
+            format!(
+                "the largest distance, {}, is one of the {exact} with a bucket of its own",
+                self.max_distance
+            )
         })
     }
 
     /// The bucket of key `j` for the query at `p`, where `distance` is `j - p`.
-    pub fn of(&self, distance: i64) -> usize {
-        let (side, exact) = (self.of_side(), self.of_side() / 2);
+    pub fn bucket_of(&self, distance: i64) -> usize {
+        let (side, exact) = (self.buckets_per_side(), self.buckets_per_side() / 2);
         let first = if self.both_sides && distance > 0 { side } else { 0 };
         let apart =
             if self.both_sides { distance.unsigned_abs() } else { (-distance).max(0) as u64 } as usize;
@@ -45,15 +48,16 @@ impl DistanceBuckets {
             return first + apart;
         }
         // In f32, as the reference: where one bucket ends and the next begins is a matter of rounding.
-        let ratio = (apart as f32 / exact as f32).ln() / (self.most as f64 / exact as f64).ln() as f32;
+        let ratio =
+            (apart as f32 / exact as f32).ln() / (self.max_distance as f64 / exact as f64).ln() as f32;
         let wider = (ratio * (side - exact) as f32) as usize;
         first + (exact + wider).min(side - 1)
     }
 
     /// The nearest distance from which on nothing changes.
-    fn last(&self) -> usize {
-        let all = self.of(-(self.most as i64));
-        (0..self.most).rev().find(|&d| self.of(-(d as i64)) != all).map_or(0, |d| d + 1)
+    fn last_distance(&self) -> usize {
+        let all = self.bucket_of(-(self.max_distance as i64));
+        (0..self.max_distance).rev().find(|&d| self.bucket_of(-(d as i64)) != all).map_or(0, |d| d + 1)
     }
 }
 
@@ -76,10 +80,10 @@ impl DistanceBias {
         (kv, group): (&Dim, &Dim),
     ) -> ValueId {
         let DistanceBuckets { count, both_sides, .. } = self.buckets;
-        let last = self.buckets.last() as i64;
+        let last = self.buckets.last_distance() as i64;
         let ahead = if both_sides { last } else { 0 };
-        let bucket = |distance| RowBlocks::range(self.buckets.of(distance), 1, count);
-        let source = net.tensor(&self.name, &[count, self.heads]);
+        let bucket = |distance| RowBlocks::range(self.buckets.bucket_of(distance), 1, count);
+        let source = net.declare_tensor(&self.name, &[count, self.heads]);
         let rows = (-last..=ahead).map(|d| ParamSource::Rows(bucket(d), Box::new(source.clone())));
         let ty = TensorType::new(DType::F32, [self.heads, (last + ahead + 1) as usize]);
         let name = format!("{}.by_distance", self.name);
@@ -109,8 +113,8 @@ mod tests {
     /// Buckets that transformers 4.56 gives, of both sides and of one.
     #[test]
     fn buckets_are_those_of_the_reference() {
-        let both = DistanceBuckets { count: 32, most: 128, both_sides: true };
-        let of = |b: &DistanceBuckets, ds: &[i64]| ds.iter().map(|&d| b.of(d)).collect::<Vec<_>>();
+        let both = DistanceBuckets { count: 32, max_distance: 128, both_sides: true };
+        let of = |b: &DistanceBuckets, ds: &[i64]| ds.iter().map(|&d| b.bucket_of(d)).collect::<Vec<_>>();
         assert_eq!(
             of(&both, &[0, -1, -7, -8, -11, -12, -16, -23, -64, -127, -500]),
             [0, 1, 7, 8, 8, 9, 10, 11, 14, 15, 15]
@@ -121,13 +125,15 @@ mod tests {
             of(&one, &[5, 0, -15, -16, -18, -19, -32, -64, -128, -900]),
             [0, 0, 15, 16, 16, 17, 21, 26, 31, 31]
         );
-        assert_eq!(both.last(), 91);
-        assert_eq!(one.last(), 113);
+        assert_eq!(both.last_distance(), 91);
+        assert_eq!(one.last_distance(), 113);
     }
 
     #[test]
     fn divisions_that_are_none() {
-        let fault = |count, most, both_sides| DistanceBuckets { count, most, both_sides }.fault();
+        let fault = |count, most, both_sides| {
+            DistanceBuckets { count, max_distance: most, both_sides }.invalid_reason()
+        };
         assert!(fault(32, 128, true).is_none());
         assert!(fault(2, 128, true).is_some() && fault(33, 128, true).is_some());
         assert!(fault(32, 16, false).is_some() && fault(32, 8, true).is_some());

@@ -39,7 +39,7 @@ impl<'a> LinearLayer<'a> {
         self.out
     }
     /// Only these rows of a fused layer, under a name of their own.
-    pub fn part(self, part: &'a str, rows: RowBlocks) -> Self {
+    pub fn with_part(self, part: &'a str, rows: RowBlocks) -> Self {
         LinearLayer { part: Some((part, rows)), ..self }
     }
     /// Kept in f32 whatever the quantization: routers.
@@ -48,7 +48,7 @@ impl<'a> LinearLayer<'a> {
     }
 
     /// Whether there are slots for adapters beside it: of tensors as a checkpoint has them, neither parts nor transposed.
-    fn takes_adapters(&self) -> bool {
+    fn accepts_adapters(&self) -> bool {
         self.role == ParamRole::Linear && self.part.is_none() && !self.transposed
     }
 
@@ -56,19 +56,19 @@ impl<'a> LinearLayer<'a> {
     pub fn apply(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let input = net.width(x);
         let stored = if self.transposed { [input, self.out] } else { [self.out, input] };
-        let mut source = net.tensor(&format!("{}.weight", self.name), &stored);
+        let mut source = net.declare_tensor(&format!("{}.weight", self.name), &stored);
         if self.transposed {
             source = ParamSource::Transpose(Box::new(source));
         }
         let weight = self.param(net, "weight", source, self.role, Some(input));
         let mut y = linear(net, x, weight);
-        if self.takes_adapters() {
-            y = net.adapted(&format!("{}.weight", self.name), x, y);
+        if self.accepts_adapters() {
+            y = net.add_adapters(&format!("{}.weight", self.name), x, y);
         }
         if !self.bias {
             return y;
         }
-        let source = net.tensor(&format!("{}.bias", self.name), &[self.out]);
+        let source = net.declare_tensor(&format!("{}.bias", self.name), &[self.out]);
         let bias = self.param(net, "bias", source, ParamRole::Vector, None);
         net.add(y, bias)
     }
@@ -85,7 +85,7 @@ impl<'a> LinearLayer<'a> {
             None => (format!("{}.{kind}", self.name), self.out, source),
             Some((part, blocks)) => {
                 let name = format!("{}.{part}.{kind}", self.name);
-                (name, blocks.rows().unwrap_or(0), ParamSource::Rows(blocks, Box::new(source)))
+                (name, blocks.row_count().unwrap_or(0), ParamSource::Rows(blocks, Box::new(source)))
             }
         };
         let ty = TensorType::new(DType::F32, [rows].into_iter().chain(input));
@@ -94,10 +94,17 @@ impl<'a> LinearLayer<'a> {
 }
 
 /// The products with several layers `{name}.weight: [out, in]`, side by side, as one product with the weight `{joined}.weight`.
-pub fn joined_layers(net: &mut ModelBuilder, joined: &str, layers: &[(&str, usize)], x: ValueId) -> ValueId {
+pub fn apply_concatenated(
+    net: &mut ModelBuilder,
+    joined: &str,
+    layers: &[(&str, usize)],
+    x: ValueId,
+) -> ValueId {
     let input = net.width(x);
-    let parts =
-        layers.iter().map(|(name, out)| net.tensor(&format!("{name}.weight"), &[*out, input])).collect();
+    let parts = layers
+        .iter()
+        .map(|(name, out)| net.declare_tensor(&format!("{name}.weight"), &[*out, input]))
+        .collect();
     let out: usize = layers.iter().map(|(_, out)| out).sum();
     let ty = TensorType::new(DType::F32, [out, input]);
     let weight =
@@ -125,7 +132,7 @@ impl FusedQkv {
     }
 
     /// By key head: the queries of its group, the key, the value. With one query per key this is GPT-NeoX's order.
-    pub fn by_group(heads: usize, kv_heads: usize, size: usize) -> FusedQkv {
+    pub fn grouped_by_key_head(heads: usize, kv_heads: usize, size: usize) -> FusedQkv {
         let group = heads / kv_heads.max(1);
         let stride = (group + 2) * size;
         let block = |start, len| RowBlocks { start, len, stride, count: kv_heads, of: stride * kv_heads };
@@ -144,19 +151,19 @@ impl FusedQkv {
     /// The three products, `[n, width]` each.
     pub fn apply(&self, net: &mut ModelBuilder, x: ValueId, layer: &LinearLayer) -> [ValueId; 3] {
         let parts = [("query", self.query), ("key", self.key), ("value", self.value)];
-        parts.map(|(name, rows)| layer.clone().part(name, rows).apply(net, x))
+        parts.map(|(name, rows)| layer.clone().with_part(name, rows).apply(net, x))
     }
 }
 
 /// Logits of the head `name: [vocab, hidden]`.
-pub fn head(net: &mut ModelBuilder, x: ValueId, name: &str, vocab: usize) -> ValueId {
+pub fn logit_head(net: &mut ModelBuilder, x: ValueId, name: &str, vocab: usize) -> ValueId {
     let hidden = net.width(x);
-    let weight = net.weight(name, ParamRole::Head, &[vocab, hidden]);
+    let weight = net.weight_param(name, ParamRole::Head, &[vocab, hidden]);
     linear(net, x, weight)
 }
 
 /// Logits by the embedding table `embedding` where it is tied, else by `name`.
-pub fn head_or_tied(
+pub fn logit_head_or_tied(
     net: &mut ModelBuilder,
     x: ValueId,
     name: &str,
@@ -164,10 +171,10 @@ pub fn head_or_tied(
     vocab: usize,
 ) -> ValueId {
     match tied {
-        None => head(net, x, name, vocab),
+        None => logit_head(net, x, name, vocab),
         Some(embedding) => {
             let hidden = net.width(x);
-            let table = net.weight(embedding, ParamRole::Embedding, &[vocab, hidden]);
+            let table = net.weight_param(embedding, ParamRole::Embedding, &[vocab, hidden]);
             linear(net, x, table)
         }
     }

@@ -38,14 +38,14 @@ const WIDTH_PER_RANK: usize = 16;
 impl Mamba {
     pub fn read(fields: &ConfigFields) -> Result<Mamba, ConfigError> {
         let size =
-            |field: &str, default: usize| fields.within(field, fields.size_or(field, default)?, LARGEST);
-        let hidden = fields.size(fields.first(&HIDDEN))?;
-        let inner_field = fields.first(&["intermediate_size", "d_inner"]);
+            |field: &str, default: usize| fields.check_max(field, fields.size_or(field, default)?, LARGEST);
+        let hidden = fields.size(fields.first_present(&HIDDEN))?;
+        let inner_field = fields.first_present(&["intermediate_size", "d_inner"]);
         let inner = size(inner_field, hidden.saturating_mul(fields.size_or("expand", 2)?))?;
         let taps = fields.size_or("conv_kernel", 4)?;
         if !(2..=64).contains(&taps) {
             let expected = "a number of taps from 2 to 64";
-            return Err(fields.wrong("conv_kernel", expected, &Value::from(taps)));
+            return Err(fields.invalid_value("conv_kernel", expected, &Value::from(taps)));
         }
         let auto = hidden.div_ceil(WIDTH_PER_RANK);
         let rank = match fields.get("time_step_rank").and_then(Value::as_str) {
@@ -90,7 +90,7 @@ impl Mamba {
         let n = net.n();
         let y = net.reshape(y, [n, Dim::from(inner)]);
         // What passes by the state.
-        let direct = net.vector(&format!("{name}.D"), inner);
+        let direct = net.vector_param(&format!("{name}.D"), inner);
         let direct = net.mul(x, direct);
         let y = net.add(y, direct);
         let gate = ActivationFunction::Silu.apply(net, gate);
@@ -102,7 +102,7 @@ impl Mamba {
     fn slopes(&self, net: &mut ModelBuilder, name: &str) -> ValueId {
         let name = format!("{name}.A_log");
         let (inner, size) = (self.inner, self.state_size);
-        let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[inner, size])));
+        let source = ParamSource::NegExp(Box::new(net.declare_tensor(&name, &[inner, size])));
         let slopes =
             net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [inner, size]), source);
         net.reshape(slopes, [1, inner, size])

@@ -61,14 +61,18 @@ impl Mamba2 {
     /// bias of the projections.
     pub fn read(fields: &ConfigFields, names: [&'static str; 7], eps: f64) -> Result<Mamba2, ConfigError> {
         let [heads_field, size_field, groups_field, state_field, taps_field, conv_bias, bias] = names;
-        let size = |field: &str| fields.within(field, fields.size(field)?, LARGEST);
+        let size = |field: &str| fields.check_max(field, fields.size(field)?, LARGEST);
         let (heads, groups, taps) = (size(heads_field)?, size(groups_field)?, size(taps_field)?);
         if !heads.is_multiple_of(groups) {
             let expected = format!("a divisor of {heads_field}, which is {heads}");
-            return Err(fields.wrong(groups_field, &expected, &Value::from(groups)));
+            return Err(fields.invalid_value(groups_field, &expected, &Value::from(groups)));
         }
         if !(2..=64).contains(&taps) {
-            return Err(fields.wrong(taps_field, "a number of taps from 2 to 64", &Value::from(taps)));
+            return Err(fields.invalid_value(
+                taps_field,
+                "a number of taps from 2 to 64",
+                &Value::from(taps),
+            ));
         }
         let bias = fields.flag_or(bias, false)?;
         Ok(Mamba2 {
@@ -82,7 +86,7 @@ impl Mamba2 {
             bias,
             output_bias: bias,
             multipliers: None,
-            time_steps: time_steps(fields)?,
+            time_steps: read_time_step_bounds(fields)?,
             eps,
             norm: GatedNorm::After { groups },
         })
@@ -99,8 +103,8 @@ impl Mamba2 {
         let widths = [inner, inner + 2 * shared, self.heads];
         let input = format!("{name}.in_proj");
         let projected = LinearLayer::new(&input, widths.iter().sum()).bias(self.bias).apply(net, x);
-        let projected = self.scaled(net, projected);
-        let [gate, xbc, dt] = cut(net, projected, widths);
+        let projected = self.scale_output(net, projected);
+        let [gate, xbc, dt] = split_columns(net, projected, widths);
         let conv = CausalConv {
             names: &[&format!("{name}.conv1d")],
             widths: &[],
@@ -109,7 +113,7 @@ impl Mamba2 {
         };
         let xbc = conv.apply(net, layer, xbc);
         let xbc = self.conv_activation.apply(net, xbc);
-        let [x, b, c] = cut(net, xbc, [inner, shared, shared]);
+        let [x, b, c] = split_columns(net, xbc, [inner, shared, shared]);
         let x = net.split_heads(x, self.heads);
         let [b, c] = [b, c].map(|x| net.split_heads(x, self.groups));
         let dt = self.time_step(net, name, dt);
@@ -125,26 +129,26 @@ impl Mamba2 {
         };
         let y = state.state_space(net, layer, [c, b, scaled], decay);
         // What passes by the state.
-        let direct = net.vector(&format!("{name}.D"), self.heads);
+        let direct = net.vector_param(&format!("{name}.D"), self.heads);
         let direct = net.reshape(direct, [self.heads, 1]);
         let direct = net.mul(x, direct);
         let y = net.add(y, direct);
         let y = net.reshape(y, [n, Dim::from(inner)]);
-        let y = self.gated(net, name, y, gate);
+        let y = self.apply_gate(net, name, y, gate);
         LinearLayer::new(&format!("{name}.out_proj"), hidden).bias(self.output_bias).apply(net, y)
     }
 
     /// What the input projection gives, `[n, ..]`, times its multipliers.
-    fn scaled(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
+    fn scale_output(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         let Some(multipliers) = self.multipliers else { return x };
         let shared = self.groups * self.state_size;
         let widths = [self.inner(), self.inner(), shared, shared, self.heads];
         let factors = multipliers.iter().zip(widths).flat_map(|(&m, width)| vec![m as f32; width]);
-        let factors = net.table("mamba.multipliers", factors.collect());
+        let factors = net.table_param("mamba.multipliers", factors.collect());
         net.mul(x, factors)
     }
 
-    fn gated(&self, net: &mut ModelBuilder, name: &str, y: ValueId, gate: ValueId) -> ValueId {
+    fn apply_gate(&self, net: &mut ModelBuilder, name: &str, y: ValueId, gate: ValueId) -> ValueId {
         let name = format!("{name}.norm");
         let gate = ActivationFunction::Silu.apply(net, gate);
         match self.norm {
@@ -162,7 +166,7 @@ impl Mamba2 {
 
     /// `softplus(dt + bias)` within the bounds, `[n, heads]`.
     fn time_step(&self, net: &mut ModelBuilder, name: &str, dt: ValueId) -> ValueId {
-        let bias = net.vector(&format!("{name}.dt_bias"), self.heads);
+        let bias = net.vector_param(&format!("{name}.dt_bias"), self.heads);
         let dt = net.add(dt, bias);
         let mut dt = softplus(net, dt);
         let (low, high) = self.time_steps;
@@ -180,7 +184,7 @@ impl Mamba2 {
     /// `exp(-exp(A) * dt)`, `[n, heads]`.
     fn decay(&self, net: &mut ModelBuilder, name: &str, dt: ValueId) -> ValueId {
         let name = format!("{name}.A_log");
-        let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[self.heads])));
+        let source = ParamSource::NegExp(Box::new(net.declare_tensor(&name, &[self.heads])));
         let ty = TensorType::new(DType::F32, [self.heads]);
         let slope = net.param_from(&name, ParamRole::Vector, ty, source);
         let log = net.mul(dt, slope);
@@ -189,7 +193,7 @@ impl Mamba2 {
 }
 
 /// Columns of `x: [n, ..]`, one part after the other.
-fn cut<const N: usize>(net: &mut ModelBuilder, x: ValueId, widths: [usize; N]) -> [ValueId; N] {
+fn split_columns<const N: usize>(net: &mut ModelBuilder, x: ValueId, widths: [usize; N]) -> [ValueId; N] {
     let mut start = 0;
     widths.map(|width| {
         let part = net.slice(x, 1, Dim::from(start), Dim::from(width));
@@ -198,13 +202,13 @@ fn cut<const N: usize>(net: &mut ModelBuilder, x: ValueId, widths: [usize; N]) -
     })
 }
 
-/// `time_step_limit`, by default none. JSON has no infinity, but Python writes it ([`ConfigFields::parse`]).
-fn time_steps(fields: &ConfigFields) -> Result<(f64, f64), ConfigError> {
+/// `time_step_limit`, by default none. JSON has no infinity, but Python writes it ([`ConfigFields::read`]).
+fn read_time_step_bounds(fields: &ConfigFields) -> Result<(f64, f64), ConfigError> {
     let field = "time_step_limit";
     let Some(found) = fields.get(field) else { return Ok((0.0, f64::INFINITY)) };
     match *fields.numbers(field)? {
         [low, f64::MAX] if low >= 0.0 => Ok((low, f64::INFINITY)),
         [low, high] if 0.0 <= low && low <= high => Ok((low, high)),
-        _ => Err(fields.wrong(field, "two numbers of at least 0, the smaller first", found)),
+        _ => Err(fields.invalid_value(field, "two numbers of at least 0, the smaller first", found)),
     }
 }

@@ -54,7 +54,7 @@ impl MatrixState {
             let &[q, k, v, decay, beta] = x else { unreachable!("five inputs are declared") };
             let kept = b.mul(state, decay);
             let found = b.mul(kept, k);
-            let found = b.reduce(RedOp::Sum, found, self.lead().len() + 1);
+            let found = b.reduce(RedOp::Sum, found, self.head_dims().len() + 1);
             let missing = b.sub(v, found);
             let change = b.mul(missing, beta);
             let added = b.mul(change, k);
@@ -111,7 +111,7 @@ impl MatrixState {
         (name, inputs): (&str, &[(ValueId, StateAxis)]),
         step: impl FnOnce(&mut GraphBuilder, ValueId, &[ValueId]) -> (ValueId, ValueId),
     ) -> ValueId {
-        let body = self.body(net, name, inputs, step);
+        let body = self.step_function(net, name, inputs, step);
         let n = net.n();
         // What stays the same comes last.
         let fixed: Vec<ValueId> =
@@ -133,7 +133,7 @@ impl MatrixState {
         net.reshape(out[0], [n, Dim::from(self.heads), Dim::from(self.values)])
     }
 
-    fn body(
+    fn step_function(
         self,
         net: &mut ModelBuilder,
         name: &str,
@@ -145,7 +145,7 @@ impl MatrixState {
         net.function(name, FunctionKind::Body, &types, |b, inputs| {
             let (state, q) = step(b, inputs[0], &inputs[1..]);
             let read = b.mul(state, q);
-            vec![state, b.reduce(RedOp::Sum, read, self.lead().len() + 1)]
+            vec![state, b.reduce(RedOp::Sum, read, self.head_dims().len() + 1)]
         })
     }
 
@@ -154,15 +154,15 @@ impl MatrixState {
     }
 
     /// The axes of heads: those that have queries of their own, and if there are several of these, those that share them.
-    fn lead(self) -> Vec<usize> {
+    fn head_dims(self) -> Vec<usize> {
         let groups = self.heads / self.shared_by;
         if groups == 1 || self.shared_by == 1 { vec![self.heads] } else { vec![groups, self.shared_by] }
     }
 
     fn dims(self, along: StateAxis) -> Vec<usize> {
-        let mut dims = self.lead();
+        let mut dims = self.head_dims();
         if along == StateAxis::Keys && self.shared_by > 1 {
-            dims[self.lead().len() - 1] = 1;
+            dims[self.head_dims().len() - 1] = 1;
         }
         dims.extend(match along {
             StateAxis::Keys => [1, self.keys],

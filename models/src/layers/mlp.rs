@@ -44,13 +44,13 @@ pub fn gated_fused(
     activation: ActivationFunction,
 ) -> ValueId {
     let rows = gate_up.out();
-    let gate = gate_up.clone().part("gate", RowBlocks::range(0, rows / 2, rows));
-    let up = gate_up.part("up", RowBlocks::range(rows / 2, rows / 2, rows));
+    let gate = gate_up.clone().with_part("gate", RowBlocks::range(0, rows / 2, rows));
+    let up = gate_up.with_part("up", RowBlocks::range(rows / 2, rows / 2, rows));
     gated(net, x, [gate, up, down], activation)
 }
 
 /// `down(act(up(x)))`.
-pub fn plain(
+pub fn ungated(
     net: &mut ModelBuilder,
     x: ValueId,
     up: LinearLayer,

@@ -18,14 +18,14 @@ use serde_json::Value;
 pub struct ExpertRouter {
     pub count: usize,
     /// Experts per token.
-    pub chosen: usize,
-    pub scores: RouterScoring,
+    pub experts_per_token: usize,
+    pub scoring: RouterScoring,
     /// The router has a bias.
     pub bias: bool,
     /// The weights of the chosen experts are scaled to sum to 1.
     pub normalised: bool,
     /// Added to that sum, which for sigmoids could be 0.
-    pub smallest_sum: f64,
+    pub sum_epsilon: f64,
     /// Factor of the weights.
     pub scale: f64,
     /// The choice is among the experts of the best groups only.
@@ -37,9 +37,9 @@ pub struct ExpertRouter {
 pub struct ExpertGroups {
     pub count: usize,
     /// Groups per token.
-    pub chosen: usize,
+    pub groups_per_token: usize,
     /// How many experts of a group are looked at: one (DeepSeek-V2) or two (V3).
-    pub best: usize,
+    pub scored_experts: usize,
 }
 
 impl ExpertGroups {
@@ -55,29 +55,29 @@ impl ExpertGroups {
         let chosen = fields.size_or("topk_group", count)?;
         if count > 1 && (!experts.is_multiple_of(count) || experts / count < best) {
             let expected = format!("a number of groups of at least {best} among {experts} experts");
-            return Err(fields.wrong(groups_field, &expected, &Value::from(count)));
+            return Err(fields.invalid_value(groups_field, &expected, &Value::from(count)));
         }
         if chosen > count {
             let expected = format!("at most {groups_field}, which is {count}");
-            return Err(fields.wrong("topk_group", &expected, &Value::from(chosen)));
+            return Err(fields.invalid_value("topk_group", &expected, &Value::from(chosen)));
         }
-        let (per_token, within) = (fields.first(&PER_TOKEN), chosen * (experts / count));
+        let (per_token, within) = (fields.first_present(&PER_TOKEN), chosen * (experts / count));
         if fields.size(per_token)? > within {
             let expected = format!("at most {within}, the experts of {chosen} of {count} groups");
-            return Err(fields.wrong(per_token, &expected, &fields.raw[per_token]));
+            return Err(fields.invalid_value(per_token, &expected, &fields.raw[per_token]));
         }
-        Ok((chosen < count).then_some(ExpertGroups { count, chosen, best }))
+        Ok((chosen < count).then_some(ExpertGroups { count, groups_per_token: chosen, scored_experts: best }))
     }
 
     /// Scores `[n, experts]` with [`UNTAKEN`] in place of those of groups that are not chosen.
-    fn masked(self, net: &mut ModelBuilder, scores: ValueId, experts: usize) -> ValueId {
+    fn mask_groups(self, net: &mut ModelBuilder, scores: ValueId, experts: usize) -> ValueId {
         let (n, count, size) = (net.n(), self.count, experts / self.count);
         let by_group = net.reshape(scores, [n.product(&Dim::from(count)), Dim::from(size)]);
-        let (best, _) = net.top_k(by_group, self.best);
+        let (best, _) = net.top_k(by_group, self.scored_experts);
         let best = net.reduce(RedOp::Sum, best, 1);
         let best = net.reshape(best, [n.clone(), Dim::from(count)]);
-        let (chosen, _) = net.top_k(best, self.chosen);
-        let least = net.slice(chosen, 1, Dim::from(self.chosen - 1), Dim::from(1));
+        let (chosen, _) = net.top_k(best, self.groups_per_token);
+        let least = net.slice(chosen, 1, Dim::from(self.groups_per_token - 1), Dim::from(1));
         let of = |net: &mut ModelBuilder, x, groups: usize, size: usize| {
             net.reshape(x, [n.clone(), Dim::from(groups), Dim::from(size)])
         };
@@ -110,22 +110,22 @@ const PER_TOKEN: [&str; 2] = ["num_experts_per_tok", "num_experts_per_token"];
 impl ExpertRouter {
     /// Softmax over all. `count` are the names of the field with the number of experts.
     pub fn read(fields: &ConfigFields, count: &[&'static str]) -> Result<ExpertRouter, ConfigError> {
-        let field = fields.first(count);
-        let chosen_field = fields.first(&PER_TOKEN);
+        let field = fields.first_present(count);
+        let chosen_field = fields.first_present(&PER_TOKEN);
         let (count, chosen) = (fields.size(field)?, fields.size(chosen_field)?);
-        fields.within(field, count, MOST_EXPERTS)?;
+        fields.check_max(field, count, MOST_EXPERTS)?;
         if chosen > count {
             let expected = format!("at most {field}, which is {count}");
-            return Err(fields.wrong(chosen_field, &expected, &Value::from(chosen)));
+            return Err(fields.invalid_value(chosen_field, &expected, &Value::from(chosen)));
         }
         let scores = RouterScoring::Softmax;
         Ok(ExpertRouter {
             count,
-            chosen,
-            scores,
+            experts_per_token: chosen,
+            scoring: scores,
             bias: false,
             normalised: false,
-            smallest_sum: 0.0,
+            sum_epsilon: 0.0,
             scale: 1.0,
             groups: None,
         })
@@ -134,27 +134,27 @@ impl ExpertRouter {
     /// Weights `f32[n, chosen]` and numbers `i32[n, chosen]` of the experts for `x: [n, hidden]`.
     fn apply(&self, net: &mut ModelBuilder, x: ValueId, names: &ExpertNames) -> (ValueId, ValueId) {
         let scores = LinearLayer::new(names.router, self.count).bias(self.bias).unquantized().apply(net, x);
-        let (mut weights, ids) = match self.scores {
+        let (mut weights, ids) = match self.scoring {
             RouterScoring::Softmax => {
                 let mut probabilities = net.softmax(scores);
                 if let Some(groups) = self.groups {
-                    probabilities = groups.masked(net, probabilities, self.count);
+                    probabilities = groups.mask_groups(net, probabilities, self.count);
                 }
-                net.top_k(probabilities, self.chosen)
+                net.top_k(probabilities, self.experts_per_token)
             }
             RouterScoring::SoftmaxOfChosen => {
-                let (chosen, ids) = net.top_k(scores, self.chosen);
+                let (chosen, ids) = net.top_k(scores, self.experts_per_token);
                 (net.softmax(chosen), ids)
             }
             RouterScoring::Sigmoid => {
                 let scores = net.sigmoid(scores);
-                self.corrected(net, scores, names.correction)
+                self.choose_by_corrected_scores(net, scores, names.correction)
             }
         };
         if self.normalised {
             let mut sum = net.reduce(RedOp::Sum, weights, 1);
-            if self.smallest_sum > 0.0 {
-                let smallest = net.constant(self.smallest_sum);
+            if self.sum_epsilon > 0.0 {
+                let smallest = net.constant(self.sum_epsilon);
                 sum = net.add(sum, smallest);
             }
             weights = net.div(weights, sum);
@@ -163,34 +163,35 @@ impl ExpertRouter {
             weights = net.scale(weights, self.scale);
         }
         if let Some(name) = names.expert_scale {
-            let scales = net.vector(name, self.count);
-            let scales = self.of_chosen(net, scales, ids);
+            let scales = net.vector_param(name, self.count);
+            let scales = self.gather_per_expert(net, scales, ids);
             weights = net.mul(weights, scales);
         }
         (weights, ids)
     }
 
     /// The choice by scores plus a learned correction, and the scores of the chosen without it.
-    fn corrected(
+    fn choose_by_corrected_scores(
         &self,
         net: &mut ModelBuilder,
         scores: ValueId,
         correction: Option<&str>,
     ) -> (ValueId, ValueId) {
-        let Some(name) = correction else { return net.top_k(scores, self.chosen) };
-        let bias = net.vector(name, self.count);
+        let Some(name) = correction else { return net.top_k(scores, self.experts_per_token) };
+        let bias = net.vector_param(name, self.count);
         let mut corrected = net.add(scores, bias);
         if let Some(groups) = self.groups {
-            corrected = groups.masked(net, corrected, self.count);
+            corrected = groups.mask_groups(net, corrected, self.count);
         }
-        let (_, ids) = net.top_k(corrected, self.chosen);
-        (self.scores_of(net, scores, ids), ids)
+        let (_, ids) = net.top_k(corrected, self.experts_per_token);
+        (self.gather_scores(net, scores, ids), ids)
     }
 
     /// The scores `[n, count]` of the chosen experts as they are, `[n, chosen]`. Taking the correction away from what was
     /// chosen by would leave the rounding of the sum, which a correction of 9 makes larger than small scores.
-    fn scores_of(&self, net: &mut ModelBuilder, scores: ValueId, ids: ValueId) -> ValueId {
-        let (n, one, chosen, count) = (net.n(), Dim::from(1), Dim::from(self.chosen), Dim::from(self.count));
+    fn gather_scores(&self, net: &mut ModelBuilder, scores: ValueId, ids: ValueId) -> ValueId {
+        let (n, one, chosen, count) =
+            (net.n(), Dim::from(1), Dim::from(self.experts_per_token), Dim::from(self.count));
         let ids = net.reshape(ids, [n.clone(), chosen.clone(), one.clone()]);
         let scores = net.reshape(scores, [n.clone(), one.clone(), count.clone()]);
         let numbers = net.iota(Dim::from(0), count.clone());
@@ -204,8 +205,8 @@ impl ExpertRouter {
     }
 
     /// The numbers of the chosen experts among those of all, `f32[count]`: `[n, chosen]`.
-    fn of_chosen(&self, net: &mut ModelBuilder, numbers: ValueId, ids: ValueId) -> ValueId {
-        let (n, chosen) = (net.n(), Dim::from(self.chosen));
+    fn gather_per_expert(&self, net: &mut ModelBuilder, numbers: ValueId, ids: ValueId) -> ValueId {
+        let (n, chosen) = (net.n(), Dim::from(self.experts_per_token));
         let column = net.reshape(numbers, [self.count, 1]);
         let flat = net.reshape(ids, [n.product(&chosen)]);
         let of_chosen = net.gather(column, flat);
@@ -279,7 +280,7 @@ pub struct ExpertNames<'a> {
     pub correction: Option<&'a str>,
     /// A vector of factors of the experts' weights.
     pub expert_scale: Option<&'a str>,
-    pub stored: ExpertStorage<'a>,
+    pub storage: ExpertStorage<'a>,
 }
 
 /// How the matrices of the experts are stored.
@@ -360,7 +361,11 @@ impl MoeLayer {
         let correction = format!("{router}.e_score_correction_bias");
         let correction = corrected.then_some(correction.as_str());
         let stored = ExpertStorage::Single { experts: &inside, parts };
-        let h = self.apply(net, x, &ExpertNames { router: &router, correction, expert_scale: None, stored });
+        let h = self.apply(
+            net,
+            x,
+            &ExpertNames { router: &router, correction, expert_scale: None, storage: stored },
+        );
         let beside = format!("{name}.shared_experts");
         let beside = mlp::gated_by_name(net, x, &beside, shared.width, false, shared.activation);
         net.add(h, beside)
@@ -374,13 +379,14 @@ impl MoeLayer {
         x: ValueId,
         names: &ExpertNames,
     ) -> ValueId {
-        let (hidden, chosen) = (net.width(x), Dim::from(self.routing.chosen));
+        let (hidden, chosen) = (net.width(x), Dim::from(self.routing.experts_per_token));
         let (weights, ids) = self.routing.apply(net, input, names);
         let n = net.n();
         let rows = net.reshape(x, [n.clone(), Dim::from(1), Dim::from(hidden)]);
-        let part = |part| move |net: &mut ModelBuilder| self.product(net, rows, ids, (names, part), hidden);
+        let part =
+            |part| move |net: &mut ModelBuilder| self.expert_matmul(net, rows, ids, (names, part), hidden);
         let product = self.glu.apply(net, part(ExpertProjection::Gate), part(ExpertProjection::Up));
-        let outputs = self.product(net, product, ids, (names, ExpertProjection::Down), hidden);
+        let outputs = self.expert_matmul(net, product, ids, (names, ExpertProjection::Down), hidden);
         let weights = net.reshape(weights, [n.clone(), chosen, Dim::from(1)]);
         let weighted = net.mul(outputs, weights);
         let sum = net.reduce(RedOp::Sum, weighted, 1);
@@ -388,7 +394,7 @@ impl MoeLayer {
     }
 
     /// Rows `[n, chosen or 1, in]` times one matrix of each chosen expert: `[n, chosen, out]`.
-    fn product(
+    fn expert_matmul(
         &self,
         net: &mut ModelBuilder,
         x: ValueId,
@@ -401,22 +407,25 @@ impl MoeLayer {
             ExpertProjection::Down => (hidden, self.intermediate),
         };
         let count = self.routing.count;
-        let (name, source) = self.source(net, &names.stored, part, (out, input));
+        let (name, source) = self.expert_weight_source(net, &names.storage, part, (out, input));
         let ty = TensorType::new(DType::F32, [count * out, input]);
         let weight = net.param_from(&name, ParamRole::Linear, ty, source);
         let y = net.matmul_experts(x, weight, ids, count);
-        let table = match names.stored {
-            ExpertStorage::Columns { gate_up, down } => {
-                self.bias(net, if part == ExpertProjection::Down { down } else { gate_up }, part, out)
-            }
+        let table = match names.storage {
+            ExpertStorage::Columns { gate_up, down } => self.expert_biases(
+                net,
+                if part == ExpertProjection::Down { down } else { gate_up },
+                part,
+                out,
+            ),
             ExpertStorage::Apart { parts } => {
                 let name = format!("{}_bias", parts[part as usize]);
-                let source = net.tensor(&name, &[count, out]);
+                let source = net.declare_tensor(&name, &[count, out]);
                 net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [count, out]), source)
             }
             ExpertStorage::Single { .. } | ExpertStorage::Packed { .. } => return y,
         };
-        let (n, chosen) = (net.n(), Dim::from(self.routing.chosen));
+        let (n, chosen) = (net.n(), Dim::from(self.routing.experts_per_token));
         let flat = net.reshape(ids, [n.product(&chosen)]);
         let bias = net.gather(table, flat);
         let bias = net.reshape(bias, [n, chosen, Dim::from(out)]);
@@ -424,7 +433,7 @@ impl MoeLayer {
     }
 
     /// One matrix of every expert, below one another: `[count * out, input]`.
-    fn source(
+    fn expert_weight_source(
         &self,
         net: &mut ModelBuilder,
         stored: &ExpertStorage,
@@ -438,29 +447,29 @@ impl MoeLayer {
                 match (self.glu, part) {
                     (Glu::Ungated(_), ExpertProjection::Up) => {
                         let name = format!("{experts}.up_proj");
-                        let source = net.tensor(&name, &[count, out, input]);
+                        let source = net.declare_tensor(&name, &[count, out, input]);
                         (name, source)
                     }
                     _ => {
                         let packed = ExpertStorage::Packed { gate_up: &gate_up, down: &down };
-                        self.source(net, &packed, part, (out, input))
+                        self.expert_weight_source(net, &packed, part, (out, input))
                     }
                 }
             }
             ExpertStorage::Single { experts, parts } => {
                 let which = parts[part as usize];
-                let one = |i| net.tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);
+                let one = |i| net.declare_tensor(&format!("{experts}.{i}.{which}.weight"), &[out, input]);
                 (format!("{experts}.{which}.weight"), ParamSource::Concat((0..count).map(one).collect()))
             }
             ExpertStorage::Apart { parts } => {
                 let name = parts[part as usize];
-                (name.to_string(), net.tensor(name, &[count, out, input]))
+                (name.to_string(), net.declare_tensor(name, &[count, out, input]))
             }
             ExpertStorage::Packed { down, .. } if part == ExpertProjection::Down => {
-                (down.to_string(), net.tensor(down, &[count, out, input]))
+                (down.to_string(), net.declare_tensor(down, &[count, out, input]))
             }
             ExpertStorage::Packed { gate_up, .. } => {
-                let source = Box::new(net.tensor(gate_up, &[count, 2 * out, input]));
+                let source = Box::new(net.declare_tensor(gate_up, &[count, 2 * out, input]));
                 let start = if part == ExpertProjection::Gate { 0 } else { inner };
                 let rows = RowBlocks { start, len: inner, stride: 2 * inner, count, of: count * 2 * inner };
                 (format!("{gate_up}.{}", part.name()), ParamSource::Rows(rows, source))
@@ -468,11 +477,11 @@ impl MoeLayer {
             ExpertStorage::Columns { gate_up, down } => {
                 let (name, columns) =
                     if part == ExpertProjection::Down { (down, out) } else { (gate_up, 2 * out) };
-                let tensor = net.tensor(name, &[count, input, columns]);
+                let tensor = net.declare_tensor(name, &[count, input, columns]);
                 let expert = |i: usize| {
                     let rows = RowBlocks::range(i * input, input, count * input);
                     let one = ParamSource::Rows(rows, Box::new(tensor.clone()));
-                    part.of_columns(ParamSource::Transpose(Box::new(one)), columns)
+                    part.select_columns(ParamSource::Transpose(Box::new(one)), columns)
                 };
                 (format!("{name}.{}", part.name()), ParamSource::Concat((0..count).map(expert).collect()))
             }
@@ -480,11 +489,17 @@ impl MoeLayer {
     }
 
     /// The biases of all experts, `[count, out]`.
-    fn bias(&self, net: &mut ModelBuilder, name: &str, part: ExpertProjection, out: usize) -> ValueId {
+    fn expert_biases(
+        &self,
+        net: &mut ModelBuilder,
+        name: &str,
+        part: ExpertProjection,
+        out: usize,
+    ) -> ValueId {
         let (count, name) = (self.routing.count, format!("{name}_bias"));
         let columns = if part == ExpertProjection::Down { out } else { 2 * out };
-        let tensor = net.tensor(&name, &[count, columns]);
-        let transposed = part.of_columns(ParamSource::Transpose(Box::new(tensor)), columns);
+        let tensor = net.declare_tensor(&name, &[count, columns]);
+        let transposed = part.select_columns(ParamSource::Transpose(Box::new(tensor)), columns);
         let ty = TensorType::new(DType::F32, [count, out]);
         let source = ParamSource::Transpose(Box::new(transposed));
         net.param_from(&format!("{name}.{}", part.name()), ParamRole::Vector, ty, source)
@@ -493,7 +508,7 @@ impl MoeLayer {
 
 impl ExpertProjection {
     /// Its rows where those of gate and up take turns.
-    fn of_columns(self, transposed: ParamSource, columns: usize) -> ParamSource {
+    fn select_columns(self, transposed: ParamSource, columns: usize) -> ParamSource {
         let start = match self {
             ExpertProjection::Down => return transposed,
             ExpertProjection::Gate => 0,

@@ -35,14 +35,14 @@ impl Norm {
 /// `x / rms(x) * weight` (Zhang and Sennrich 2019) with `{name}.weight`.
 pub fn rms_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let size = net.width(x);
-    let weight = net.vector(&format!("{name}.weight"), size);
+    let weight = net.vector_param(&format!("{name}.weight"), size);
     net.rms_norm(x, weight, eps)
 }
 
 /// `x / rms(x)`.
 pub fn rms_norm_unweighted(net: &mut ModelBuilder, x: ValueId, eps: f64) -> ValueId {
     let size = net.width(x);
-    let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);
+    let ones = net.table_param(&format!("ones.{size}"), vec![1.0; size]);
     net.rms_norm(x, ones, eps)
 }
 
@@ -55,14 +55,14 @@ pub fn grouped_rms_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64
     let parts = net.split_heads(x, groups);
     let unit = rms_norm_unweighted(net, parts, eps);
     let unit = net.reshape(unit, [n, Dim::from(size)]);
-    let weight = net.vector(&format!("{name}.weight"), size);
+    let weight = net.vector_param(&format!("{name}.weight"), size);
     net.mul(unit, weight)
 }
 
 /// RMS norm whose checkpoint stores the weight less one (Gemma).
 pub fn rms_norm_plus_one(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let (name, size) = (format!("{name}.weight"), net.width(x));
-    let source = ParamSource::Offset(1.0, Box::new(net.tensor(&name, &[size])));
+    let source = ParamSource::Offset(1.0, Box::new(net.declare_tensor(&name, &[size])));
     let weight = net.param_from(&name, ParamRole::Vector, TensorType::new(DType::F32, [size]), source);
     net.rms_norm(x, weight, eps)
 }
@@ -70,8 +70,8 @@ pub fn rms_norm_plus_one(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f6
 /// LayerNorm (Ba et al. 2016) with `{name}.weight` and `{name}.bias`.
 pub fn layer_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let size = net.width(x);
-    let weight = net.vector(&format!("{name}.weight"), size);
-    let bias = net.vector(&format!("{name}.bias"), size);
+    let weight = net.vector_param(&format!("{name}.weight"), size);
+    let bias = net.vector_param(&format!("{name}.bias"), size);
     net.layer_norm(x, weight, bias, eps)
 }
 
@@ -81,8 +81,8 @@ pub fn layer_norm_bias(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64,
         return layer_norm(net, x, name, eps);
     }
     let size = net.width(x);
-    let weight = net.vector(&format!("{name}.weight"), size);
-    let zeros = net.table(&format!("zeros.{size}"), vec![0.0; size]);
+    let weight = net.vector_param(&format!("{name}.weight"), size);
+    let zeros = net.table_param(&format!("zeros.{size}"), vec![0.0; size]);
     net.layer_norm(x, weight, zeros, eps)
 }
 
@@ -91,10 +91,11 @@ pub fn layer_norm_bias(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64,
 pub fn layer_norm_by_head(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
     let heads = net.ty(x).dims.get(1).and_then(Dim::as_const).unwrap_or(0) as usize;
     let size = net.width(x);
-    let ones = net.table(&format!("ones.{size}"), vec![1.0; size]);
-    let zeros = net.table(&format!("zeros.{size}"), vec![0.0; size]);
+    let ones = net.table_param(&format!("ones.{size}"), vec![1.0; size]);
+    let zeros = net.table_param(&format!("zeros.{size}"), vec![0.0; size]);
     let x = net.layer_norm(x, ones, zeros, eps);
-    let parts = (0..heads).map(|head| net.tensor(&format!("{name}.norms.{head}.weight"), &[size])).collect();
+    let parts =
+        (0..heads).map(|head| net.declare_tensor(&format!("{name}.norms.{head}.weight"), &[size])).collect();
     let (name, ty) = (format!("{name}.weight"), TensorType::new(DType::F32, [heads * size]));
     let weight = net.param_from(&name, ParamRole::Vector, ty, ParamSource::Concat(parts));
     let weight = net.reshape(weight, [Dim::from(heads), Dim::from(size)]);

@@ -24,7 +24,7 @@ impl QueryTemperature {
         let beta = parameters.float_or("llama_4_scaling_beta", 0.0)?;
         if !(0.0..=1e3).contains(&beta) {
             let expected = "a number from 0 to 1000";
-            return Err(parameters.wrong("llama_4_scaling_beta", expected, &Value::from(beta)));
+            return Err(parameters.invalid_value("llama_4_scaling_beta", expected, &Value::from(beta)));
         }
         let original_context = parameters.size_or("original_max_position_embeddings", context)?;
         Ok(QueryTemperature { beta, original_context })
@@ -33,7 +33,7 @@ impl QueryTemperature {
     /// `1 + beta * log(1 + floor(position / original context))` for the tokens of one sequence, `[n, 1, 1]`.
     pub fn factors(&self, net: &mut ModelBuilder) -> ValueId {
         let (n, positions) = (net.n(), net.positions());
-        let period = attention::integer(net, self.original_context as i64);
+        let period = attention::integer_constant(net, self.original_context as i64);
         let periods = net.div(positions, period);
         let periods = net.cast(periods, DType::F32);
         let one = net.constant(1.0);

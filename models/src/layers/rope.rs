@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al. 2021): heads as pairs that are turned by the position times a frequency.
 
-use super::attention::integer;
+use super::attention::integer_constant;
 use crate::transformer::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -13,7 +13,7 @@ use std::f64::consts::TAU;
 pub struct Rope {
     pub frequencies: RopeFrequencies,
     /// Which elements form a pair.
-    pub pairs: RopePairing,
+    pub pairing: RopePairing,
     /// Factor of cosine and sine (the attention factor of YaRN and LongRoPE).
     pub scale: f32,
 }
@@ -47,9 +47,9 @@ pub enum RopeFrequencies {
 /// Cosine and sine at the positions of a call, computed once and used by all layers.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeTables {
-    at: CosSinTables,
+    tables: CosSinTables,
     /// Where queries stand for attention sinks.
-    at_sinks: Option<CosSinTables>,
+    sink_tables: Option<CosSinTables>,
     half: usize,
     pairs: RopePairing,
 }
@@ -63,23 +63,23 @@ struct CosSinTables {
 
 impl Rope {
     /// The unscaled embedding of the first `dims` elements of each head.
-    pub fn plain(dims: usize, theta: f64, pairs: RopePairing) -> Rope {
-        Rope { frequencies: RopeFrequencies::Fixed(frequencies(dims, theta)), pairs, scale: 1.0 }
+    pub fn plain(dims: usize, theta: f64, pairing: RopePairing) -> Rope {
+        Rope { frequencies: RopeFrequencies::Fixed(frequencies(dims, theta)), pairing, scale: 1.0 }
     }
 
     /// Tables for the positions of this call. `name` tells tables of one model from each other.
     pub fn tables(&self, net: &mut ModelBuilder, name: &str) -> RopeTables {
-        let (positions, rows) = (net.positions(), net.rows());
+        let (positions, rows) = (net.positions(), net.cache_rows());
         net.for_sequences(|net| {
             let tables = self.tables_at(net, name, positions);
-            let places = net.places_for_sinks(rows);
-            let at_sinks = places.map(|places| self.tables_at(net, name, places).at);
-            RopeTables { at_sinks, ..tables }
+            let places = net.sink_positions(rows);
+            let at_sinks = places.map(|places| self.tables_at(net, name, places).tables);
+            RopeTables { sink_tables: at_sinks, ..tables }
         })
     }
 
     /// Tables of a model with two kinds of layers: by this embedding, and by that of layers with a window.
-    pub fn tables_beside(&self, net: &mut ModelBuilder, local: &Rope) -> [RopeTables; 2] {
+    pub fn tables_with_local(&self, net: &mut ModelBuilder, local: &Rope) -> [RopeTables; 2] {
         let tables = self.tables(net, "rope");
         [tables, if local == self { tables } else { local.tables(net, "rope.local") }]
     }
@@ -96,12 +96,12 @@ impl Rope {
             net.reshape(table, [n.clone(), Dim::from(1), Dim::from(half)])
         };
         let (cos, sin) = (table(net, UnOp::Cos), table(net, UnOp::Sin));
-        RopeTables { at: CosSinTables { cos, sin }, at_sinks: None, half, pairs: self.pairs }
+        RopeTables { tables: CosSinTables { cos, sin }, sink_tables: None, half, pairs: self.pairing }
     }
 
     /// Angles `[n, half]` at positions `i32[n]` (or floats), and how many there are of one.
     fn angles(&self, net: &mut ModelBuilder, name: &str, positions: ValueId) -> (ValueId, usize) {
-        if let (Some(_), Some(table)) = (net.stream(), self.fixed(net)) {
+        if let (Some(_), Some(table)) = (net.streaming_window(), self.fixed_frequencies(net)) {
             return (unbounded_angles(net, name, positions, table), table.len());
         }
         let (frequencies, half) = self.frequencies(net, name);
@@ -111,37 +111,41 @@ impl Rope {
     }
 
     /// Frequencies that hold for all lengths that are possible here.
-    fn fixed(&self, net: &ModelBuilder) -> Option<&[f32]> {
+    fn fixed_frequencies(&self, net: &ModelBuilder) -> Option<&[f32]> {
         match &self.frequencies {
             RopeFrequencies::Fixed(table) => Some(table),
-            RopeFrequencies::Long { short, original, .. } => (longest(net) <= *original).then_some(short),
-            RopeFrequencies::Dynamic { table, original, .. } => (longest(net) <= *original).then_some(table),
+            RopeFrequencies::Long { short, original, .. } => {
+                (max_positions(net) <= *original).then_some(short)
+            }
+            RopeFrequencies::Dynamic { table, original, .. } => {
+                (max_positions(net) <= *original).then_some(table)
+            }
         }
         .map(Vec::as_slice)
     }
 
     /// Frequencies `[half]` for this call, and how many there are.
     fn frequencies(&self, net: &mut ModelBuilder, name: &str) -> (ValueId, usize) {
-        if let Some(table) = self.fixed(net) {
-            return (net.table(name, table.to_vec()), table.len());
+        if let Some(table) = self.fixed_frequencies(net) {
+            return (net.table_param(name, table.to_vec()), table.len());
         }
         match &self.frequencies {
-            RopeFrequencies::Fixed(table) => (net.table(name, table.clone()), table.len()),
+            RopeFrequencies::Fixed(table) => (net.table_param(name, table.clone()), table.len()),
             RopeFrequencies::Long { short, long, original } => {
                 let half = short.len();
-                let short = net.table(&format!("{name}.short"), short.clone());
-                let long = net.table(&format!("{name}.long"), long.clone());
-                let length = length(net);
+                let short = net.table_param(&format!("{name}.short"), short.clone());
+                let long = net.table_param(&format!("{name}.long"), long.clone());
+                let length = sequence_length_f32(net);
                 let limit = net.constant((*original + 1) as f64);
                 (net.select_ge(length, limit, long, short), half)
             }
             RopeFrequencies::Dynamic { table, original, factor } => {
                 let half = table.len();
                 let exponents = (0..half).map(|i| (-2.0 * i as f64 / (2.0 * half as f64 - 2.0)) as f32);
-                let exponents = net.table(&format!("{name}.exponents"), exponents.collect());
-                let table = net.table(name, table.clone());
+                let exponents = net.table_param(&format!("{name}.exponents"), exponents.collect());
+                let table = net.table_param(name, table.clone());
                 // (factor * length / original - (factor - 1))^(exponent), which is 1 up to the original length.
-                let length = length(net);
+                let length = sequence_length_f32(net);
                 let original_length = net.constant(*original as f64);
                 let length = net.max(length, original_length);
                 let stretch = net.scale(length, factor / *original as f64);
@@ -157,13 +161,13 @@ impl Rope {
 }
 
 /// Tokens that positions may come to.
-fn longest(net: &ModelBuilder) -> usize {
-    net.stream().map_or(net.context(), |s| s.window)
+fn max_positions(net: &ModelBuilder) -> usize {
+    net.streaming_window().map_or(net.context(), |s| s.window)
 }
 
-/// [`ModelBuilder::length`] as `f32[1]`.
-fn length(net: &mut ModelBuilder) -> ValueId {
-    let length = net.length();
+/// [`ModelBuilder::sequence_length`] as `f32[1]`.
+fn sequence_length_f32(net: &mut ModelBuilder) -> ValueId {
+    let length = net.sequence_length();
     net.cast(length, DType::F32)
 }
 
@@ -174,7 +178,7 @@ const DIGIT: u32 = 11;
 /// apart. So positions are taken as digits of [`DIGIT`] bits, and what a step of the higher ones turns is known up to whole
 /// turns; all products stay below 2^11 pi. Up to 2^11 the angles are the plain ones.
 fn unbounded_angles(net: &mut ModelBuilder, name: &str, positions: ValueId, table: &[f32]) -> ValueId {
-    let (n, base) = (net.n(), integer(net, 1 << DIGIT));
+    let (n, base) = (net.n(), integer_constant(net, 1 << DIGIT));
     let mut rest = positions;
     let [low, middle, high] = [0, 1, 2].map(|digit| {
         let higher = net.div(rest, base);
@@ -190,7 +194,7 @@ fn unbounded_angles(net: &mut ModelBuilder, name: &str, positions: ValueId, tabl
             _ => table.iter().map(|f| (f64::from(*f) * step - turns(f) * TAU) as f32).collect(),
         };
         let name = if digit == 0 { name.to_string() } else { format!("{name}.digit{digit}") };
-        let frequencies = net.table(&name, frequencies);
+        let frequencies = net.table_param(&name, frequencies);
         net.mul(value, frequencies)
     });
     let sum = net.add(low, middle);
@@ -215,32 +219,32 @@ impl RopeTables {
 
     /// Turns the first [`RopeTables::dims`] elements of every head of `x: [n, heads, size]`.
     pub fn apply(&self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
-        self.apply_at(net, x, self.at)
+        self.apply_at(net, x, self.tables)
     }
 
     /// The same with queries for attention sinks; `None` where there are no sinks.
     pub fn apply_for_sinks(&self, net: &mut ModelBuilder, x: ValueId) -> Option<ValueId> {
-        self.at_sinks.map(|at| self.apply_at(net, x, at))
+        self.sink_tables.map(|at| self.apply_at(net, x, at))
     }
 
     fn apply_at(&self, net: &mut ModelBuilder, x: ValueId, at: CosSinTables) -> ValueId {
         let (size, dims) = (net.width(x), self.dims());
         if dims >= size {
-            return self.turn(net, x, at);
+            return self.rotate(net, x, at);
         }
-        let turned = part(net, x, 0, dims);
-        let turned = self.turn(net, turned, at);
-        let rest = part(net, x, dims, size - dims);
+        let turned = slice_head_elements(net, x, 0, dims);
+        let turned = self.rotate(net, turned, at);
+        let rest = slice_head_elements(net, x, dims, size - dims);
         net.concat(&[turned, rest], 2)
     }
 
     /// All elements of `x: [n, heads, dims]`.
-    fn turn(&self, net: &mut ModelBuilder, x: ValueId, at: CosSinTables) -> ValueId {
+    fn rotate(&self, net: &mut ModelBuilder, x: ValueId, at: CosSinTables) -> ValueId {
         let half = self.half;
         match self.pairs {
             RopePairing::Half => {
-                let (a, b) = (part(net, x, 0, half), part(net, x, half, half));
-                let (a, b) = turn_pairs(net, (a, b), at);
+                let (a, b) = (slice_head_elements(net, x, 0, half), slice_head_elements(net, x, half, half));
+                let (a, b) = rotate_pairs(net, (a, b), at);
                 net.concat(&[a, b], 2)
             }
             RopePairing::Interleaved => {
@@ -252,7 +256,7 @@ impl RopeTables {
                     net.reshape(side, [n.clone(), heads.clone(), Dim::from(half)])
                 };
                 let (a, b) = (side(net, 0), side(net, 1));
-                let (a, b) = turn_pairs(net, (a, b), at);
+                let (a, b) = rotate_pairs(net, (a, b), at);
                 let column = |net: &mut ModelBuilder, x| {
                     net.reshape(x, [n.clone(), heads.clone(), Dim::from(half), Dim::from(1)])
                 };
@@ -265,7 +269,7 @@ impl RopeTables {
 }
 
 /// `(a cos - b sin, b cos + a sin)`.
-fn turn_pairs(
+fn rotate_pairs(
     net: &mut ModelBuilder,
     (a, b): (ValueId, ValueId),
     CosSinTables { cos, sin }: CosSinTables,
@@ -276,6 +280,6 @@ fn turn_pairs(
 }
 
 /// Elements `start..start + len` of every head of `x: [n, heads, size]`.
-pub fn part(net: &mut ModelBuilder, x: ValueId, start: usize, len: usize) -> ValueId {
+pub fn slice_head_elements(net: &mut ModelBuilder, x: ValueId, start: usize, len: usize) -> ValueId {
     net.slice(x, 2, Dim::from(start), Dim::from(len))
 }

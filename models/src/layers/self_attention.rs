@@ -50,9 +50,9 @@ impl<'a> SelfAttention<'a> {
         let project = |net: &mut ModelBuilder, which: &str, out: usize| {
             LinearLayer::new(&format!("{}.{which}", self.name), out).bias(self.qkv_bias).apply(net, x)
         };
-        let q = project(net, "q_proj", sizes.query());
-        let k = project(net, "k_proj", sizes.key());
-        let v = project(net, "v_proj", sizes.key());
+        let q = project(net, "q_proj", sizes.query_width());
+        let k = project(net, "k_proj", sizes.key_width());
+        let v = project(net, "v_proj", sizes.key_width());
         let h = self.attend(net, layer, sizes, [q, k, v]);
         let output = format!("{}.{}", self.name, self.output);
         LinearLayer::new(&output, sizes.hidden).bias(self.output_bias).apply(net, h)
@@ -93,6 +93,6 @@ impl<'a> SelfAttention<'a> {
         if let Some(scale) = self.query_scale {
             q = net.mul(q, scale);
         }
-        self.attention.apply(net, layer, RotatedQueries { near: q, far: far.unwrap_or(q) }, k, v)
+        self.attention.apply(net, layer, RotatedQueries { windowed: q, for_sinks: far.unwrap_or(q) }, k, v)
     }
 }

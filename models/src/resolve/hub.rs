@@ -43,33 +43,37 @@ pub(super) fn download(
 ) -> Result<(), ResolveError> {
     let fail = |name: Option<&str>, error: HubError| ResolveError::Download {
         repo: repo.full_name(),
-        detail: format!("{}{}", name.map_or(String::new(), |name| format!("{name}: ")), explain(&error)),
+        detail: format!(
+            "{}{}",
+            name.map_or(String::new(), |name| format!("{name}: ")),
+            explain_error(&error)
+        ),
     };
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_string());
-    let client = HubClient::new(endpoint.trim(), token(variable));
-    let listing = client.listing(repo).map_err(|error| fail(None, error))?;
-    let wanted = wanted(&listing.files);
-    let folder = cache.root(repo).join("snapshots").join(listing.commit.as_str());
+    let client = HubClient::new(endpoint.trim(), read_token(variable));
+    let listing = client.list_repository(repo).map_err(|error| fail(None, error))?;
+    let wanted = select_files(&listing.files);
+    let folder = cache.repo_folder(repo).join("snapshots").join(listing.commit.as_str());
     for (done, name) in wanted.iter().enumerate() {
-        listener.tell(DownloadEvent::File { name, done, files: wanted.len() });
+        listener.report_event(DownloadEvent::File { name, done, files: wanted.len() });
         let link = folder.join(name);
         if !link.exists() {
             let fetch = || {
-                let file = attempts(|| client.file(repo, &listing.commit, name))?;
-                let blobs = cache.root(repo).join("blobs");
-                attempts(|| fetch_blob(&client, &file, &blobs, listener))?;
-                point_to(&link, &file)
+                let file = with_retries(|| client.describe_file(repo, &listing.commit, name))?;
+                let blobs = cache.repo_folder(repo).join("blobs");
+                with_retries(|| fetch_blob(&client, &file, &blobs, listener))?;
+                link_to_blob(&link, &file)
             };
             fetch().map_err(|error| fail(Some(name), error))?;
         }
     }
-    listener.tell(DownloadEvent::Finished);
-    remember(repo, cache, listing.commit.as_str())
+    listener.report_event(DownloadEvent::Finished);
+    write_ref(repo, cache, listing.commit.as_str())
 }
 
 /// The variable HF_TOKEN, or the file that `hf auth login` writes.
-fn token(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+fn read_token(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     let path = |name: &str| variable(name).map(PathBuf::from);
     let file = path("HF_TOKEN_PATH")
         .or_else(|| path("HF_HOME").map(|home| home.join("token")))
@@ -79,7 +83,7 @@ fn token(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 }
 
 /// Tries again what may pass, after a wait that doubles.
-fn attempts<T>(mut attempt: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+fn with_retries<T>(mut attempt: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
     for retry in 0..RETRIES {
         match attempt() {
             Err(error) if error.passes() => std::thread::sleep(Duration::from_millis(300 << retry)),
@@ -97,30 +101,31 @@ fn fetch_blob(
     listener: &DownloadListener,
 ) -> Result<(), HubError> {
     let blob = blobs.join(file.blob.as_str());
-    let partial = blobs.join(file.blob.partial());
+    let partial = blobs.join(file.blob.partial_file_name());
     let is_there = || blob.metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes);
-    std::fs::create_dir_all(blobs).map_err(at(blobs))?;
+    std::fs::create_dir_all(blobs).map_err(io_error_at(blobs))?;
     if is_there() {
         return Ok(());
     }
-    let mut output = OpenOptions::new().append(true).create(true).open(&partial).map_err(at(&partial))?;
+    let mut output =
+        OpenOptions::new().append(true).create(true).open(&partial).map_err(io_error_at(&partial))?;
     // A file system without locks is used without them.
     if let Err(error) = output.lock()
         && error.kind() != std::io::ErrorKind::Unsupported
     {
-        return Err(at(&partial)(error));
+        return Err(io_error_at(&partial)(error));
     }
     // Another program may have completed it during the wait, and then this is a handle of what it became.
     if is_there() {
         return Ok(());
     }
-    append_rest(client, file, &mut output, &partial, listener)?;
-    output.sync_all().map_err(at(&partial))?;
-    std::fs::rename(&partial, &blob).map_err(at(&blob))
+    append_missing_bytes(client, file, &mut output, &partial, listener)?;
+    output.sync_all().map_err(io_error_at(&partial))?;
+    std::fs::rename(&partial, &blob).map_err(io_error_at(&blob))
 }
 
 /// Appends what is missing of a partial blob, and not a byte more than the size told.
-fn append_rest(
+fn append_missing_bytes(
     client: &HubClient,
     file: &RemoteFile,
     output: &mut File,
@@ -128,18 +133,18 @@ fn append_rest(
     listener: &DownloadListener,
 ) -> Result<(), HubError> {
     let total = file.bytes;
-    let mut done = output.metadata().map_err(at(path))?.len();
+    let mut done = output.metadata().map_err(io_error_at(path))?.len();
     if done > total {
-        output.set_len(0).map_err(at(path))?;
+        output.set_len(0).map_err(io_error_at(path))?;
         done = 0;
     }
-    listener.tell(DownloadEvent::Bytes { done, total });
+    listener.report_event(DownloadEvent::Bytes { done, total });
     if done == total {
         return Ok(());
     }
     let (first, body) = client.bytes_from(file, done)?;
     if first != done {
-        output.set_len(first).map_err(at(path))?;
+        output.set_len(first).map_err(io_error_at(path))?;
         done = first;
     }
     let mut body = body.into_reader();
@@ -152,31 +157,31 @@ fn append_rest(
             Err(error) => Err(error.to_string()),
         };
         let read = read.map_err(|detail| HubError::Broken { done, total, detail })?;
-        output.write_all(&buffer[..read]).map_err(at(path))?;
+        output.write_all(&buffer[..read]).map_err(io_error_at(path))?;
         done += read as u64;
-        listener.tell(DownloadEvent::Bytes { done, total });
+        listener.report_event(DownloadEvent::Bytes { done, total });
     }
     Ok(())
 }
 
 /// Links a name of a snapshot to its blob. A link that leads nowhere is replaced.
-fn point_to(link: &Path, file: &RemoteFile) -> Result<(), HubError> {
+fn link_to_blob(link: &Path, file: &RemoteFile) -> Result<(), HubError> {
     let folder = link.parent().unwrap_or(Path::new(""));
-    std::fs::create_dir_all(folder).map_err(at(folder))?;
+    std::fs::create_dir_all(folder).map_err(io_error_at(folder))?;
     let unfinished = folder.join(format!(".{}.{}", file.blob.as_str(), std::process::id()));
     let target = Path::new("../../blobs").join(file.blob.as_str());
-    std::os::unix::fs::symlink(target, &unfinished).map_err(at(&unfinished))?;
-    std::fs::rename(&unfinished, link).map_err(at(link))
+    std::os::unix::fs::symlink(target, &unfinished).map_err(io_error_at(&unfinished))?;
+    std::fs::rename(&unfinished, link).map_err(io_error_at(link))
 }
 
-fn at(path: &Path) -> impl FnOnce(std::io::Error) -> HubError {
+fn io_error_at(path: &Path) -> impl FnOnce(std::io::Error) -> HubError {
     let path = path.display().to_string();
     move |source| HubError::Io { path, source }
 }
 
 /// Writes which commit the revision is.
-fn remember(repo: &RepoName, cache: &HubCache, commit: &str) -> Result<(), ResolveError> {
-    let reference = cache.root(repo).join("refs").join(&repo.revision);
+fn write_ref(repo: &RepoName, cache: &HubCache, commit: &str) -> Result<(), ResolveError> {
+    let reference = cache.repo_folder(repo).join("refs").join(&repo.revision);
     let write = || {
         let folder = reference.parent().unwrap_or(&cache.directory);
         std::fs::create_dir_all(folder)?;
@@ -191,7 +196,7 @@ fn remember(repo: &RepoName, cache: &HubCache, commit: &str) -> Result<(), Resol
 }
 
 /// What went wrong, and what helps.
-fn explain(error: &HubError) -> String {
+fn explain_error(error: &HubError) -> String {
     let advice = match error {
         HubError::Status(401 | 403) => {
             "; private and gated repositories need HF_TOKEN, gated ones also that you accept their terms on their page"
@@ -204,7 +209,7 @@ fn explain(error: &HubError) -> String {
     format!("{error}{advice}")
 }
 
-fn wanted(names: &[String]) -> Vec<&str> {
+fn select_files(names: &[String]) -> Vec<&str> {
     let has_safetensors = names.iter().any(|name| name.ends_with(".safetensors"));
     let is_weights = |name: &str| match has_safetensors {
         true => name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"),
@@ -231,8 +236,8 @@ mod tests {
             "pytorch_model.bin",
             "onnx/model.safetensors",
         ]);
-        assert_eq!(wanted(&both), ["config.json", "model.safetensors"]);
+        assert_eq!(select_files(&both), ["config.json", "model.safetensors"]);
         let torch = names(&["RWKV-4.pth", "rwkv_vocab_v1.txt"]);
-        assert_eq!(wanted(&torch), ["RWKV-4.pth", "rwkv_vocab_v1.txt"]);
+        assert_eq!(select_files(&torch), ["RWKV-4.pth", "rwkv_vocab_v1.txt"]);
     }
 }

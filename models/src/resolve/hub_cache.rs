@@ -71,8 +71,8 @@ impl HubCache {
     }
 
     /// The snapshot directory of a repository; `None` if it was never downloaded.
-    pub fn find(&self, repo: &RepoName) -> Result<Option<HubSnapshot>, ResolveError> {
-        let root = self.root(repo);
+    pub fn find_snapshot(&self, repo: &RepoName) -> Result<Option<HubSnapshot>, ResolveError> {
+        let root = self.repo_folder(repo);
         if !root.is_dir() {
             return Ok(None);
         }
@@ -100,7 +100,7 @@ impl HubCache {
         }
     }
 
-    pub(super) fn root(&self, repo: &RepoName) -> PathBuf {
+    pub(super) fn repo_folder(&self, repo: &RepoName) -> PathBuf {
         self.directory.join(format!("models--{}--{}", repo.org, repo.repo))
     }
 }

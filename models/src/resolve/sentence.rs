@@ -29,7 +29,7 @@ pub struct PromptPrefixes {
 }
 
 /// Reads them; `None` where the directory has no modules.json.
-pub fn read(dir: &Path) -> Result<Option<SentenceTransformerConfig>, ConfigError> {
+pub fn read_sentence_transformer(dir: &Path) -> Result<Option<SentenceTransformerConfig>, ConfigError> {
     let path = dir.join("modules.json");
     if !mlcc_files::is_file(&path)? {
         return Ok(None);
@@ -79,7 +79,7 @@ pub fn read(dir: &Path) -> Result<Option<SentenceTransformerConfig>, ConfigError
     }
     let head = match (answer, pooling) {
         (Some(head), _) => head,
-        (None, Some(pooling)) => PoolingHead { pooling, parts, purpose: PoolingOutput::Embedding },
+        (None, Some(pooling)) => PoolingHead { pooling, steps: parts, output: PoolingOutput::Embedding },
         (None, None) => return Err(form("there is no module for pooling")),
     };
     let prompts = PromptPrefixes { opens_answer: read_opens_answer(dir)?, ..read_prompts(dir)? };
@@ -89,11 +89,11 @@ pub fn read(dir: &Path) -> Result<Option<SentenceTransformerConfig>, ConfigError
 fn read_answer(dir: &Path) -> Result<PoolingHead, ConfigError> {
     let fields = ConfigFields::read(&dir.join("config.json"))?;
     let token = |field: &str| match fields.get(field) {
-        None => Err(fields.missing(field, "the id of a token")),
+        None => Err(fields.missing_field(field, "the id of a token")),
         Some(_) => fields.count_or(field, 0),
     };
     let no = fields.get("false_token_id").map(|_| token("false_token_id")).transpose()?;
-    Ok(PoolingHead::answer(token("true_token_id")?, no))
+    Ok(PoolingHead::token_score(token("true_token_id")?, no))
 }
 
 /// What is passed to the chat template of a pair.
@@ -102,8 +102,8 @@ fn read_opens_answer(dir: &Path) -> Result<bool, ConfigError> {
     if !mlcc_files::is_file(&path)? {
         return Ok(false);
     }
-    let Some(how) = ConfigFields::read(&path)?.object("processing_kwargs")? else { return Ok(false) };
-    match how.object("chat_template")? {
+    let Some(how) = ConfigFields::read(&path)?.nested_object("processing_kwargs")? else { return Ok(false) };
+    match how.nested_object("chat_template")? {
         None => Ok(false),
         Some(template) => template.flag_or("add_generation_prompt", false),
     }
@@ -113,7 +113,7 @@ fn read_pooling(dir: &Path) -> Result<PoolingMode, ConfigError> {
     let fields = ConfigFields::read(&dir.join("config.json"))?;
     if fields.get("pooling_mode").is_some() {
         let name = fields.string("pooling_mode")?;
-        return PoolingMode::find(&name).ok_or_else(|| unknown_pooling(&fields, &name));
+        return PoolingMode::from_name(&name).ok_or_else(|| unknown_pooling(&fields, &name));
     }
     let mut found = None;
     for (field, value) in &fields.raw {
@@ -122,13 +122,13 @@ fn read_pooling(dir: &Path) -> Result<PoolingMode, ConfigError> {
             continue;
         }
         let name = name.strip_suffix("_token").or(name.strip_suffix("_tokens")).unwrap_or(name);
-        let pooling = PoolingMode::find(name).ok_or_else(|| unknown_pooling(&fields, field))?;
+        let pooling = PoolingMode::from_name(name).ok_or_else(|| unknown_pooling(&fields, field))?;
         if found.replace(pooling).is_some() {
             return Err(unknown_pooling(&fields, "two at once"));
         }
     }
     found.ok_or_else(|| {
-        fields.missing("pooling_mode_mean_tokens", "true in it, or in another field of this kind")
+        fields.missing_field("pooling_mode_mean_tokens", "true in it, or in another field of this kind")
     })
 }
 
@@ -161,7 +161,11 @@ fn read_dense(dir: &Path, name: String) -> Result<Vec<PoolingStep>, ConfigError>
         "SiLU" => parts.push(PoolingStep::Activation(ActivationFunction::Silu)),
         _ => {
             let found = Value::from(activation);
-            return Err(fields.wrong(field, "Identity, Tanh, ReLU, GELU or SiLU of torch.nn", &found));
+            return Err(fields.invalid_value(
+                field,
+                "Identity, Tanh, ReLU, GELU or SiLU of torch.nn",
+                &found,
+            ));
         }
     }
     Ok(parts)
@@ -174,7 +178,7 @@ fn read_prompts(dir: &Path) -> Result<PromptPrefixes, ConfigError> {
     }
     let fields = ConfigFields::read(&path)?;
     let mut prompts = PromptPrefixes::default();
-    if let Some(named) = fields.object("prompts")? {
+    if let Some(named) = fields.nested_object("prompts")? {
         for name in named.raw.keys() {
             prompts.named.push((name.clone(), named.string(name)?));
         }
@@ -183,7 +187,11 @@ fn read_prompts(dir: &Path) -> Result<PromptPrefixes, ConfigError> {
         let name = fields.string("default_prompt_name")?;
         if !prompts.named.iter().any(|(known, _)| *known == name) {
             let found = Value::from(name);
-            return Err(fields.wrong("default_prompt_name", "the name of one of the prompts", &found));
+            return Err(fields.invalid_value(
+                "default_prompt_name",
+                "the name of one of the prompts",
+                &found,
+            ));
         }
         prompts.default = Some(name);
     }

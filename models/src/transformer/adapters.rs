@@ -19,15 +19,15 @@ pub const FACTOR_B: &str = ".lora_B";
 /// The slot of each row, `i32[rows, 1]`.
 pub(super) struct AdapterSlotIds {
     slots: AdapterSlots,
-    of_all: ValueId,
+    all_rows: ValueId,
     /// The same for the rows of one sequence.
-    of_sequence: ValueId,
+    sequence_rows: ValueId,
 }
 
 impl AdapterSlotIds {
     /// Slots of the rows of a call.
-    pub fn of_rows(net: &mut ModelBuilder, slots: AdapterSlots) -> AdapterSlotIds {
-        let mut of_sequence = net.rows;
+    pub fn for_rows(net: &mut ModelBuilder, slots: AdapterSlots) -> AdapterSlotIds {
+        let mut sequence_rows = net.rows;
         let of_all = net.per_sequence(&[], |net, _| {
             let state = net.state(ADAPTER_SLOT, TensorType::new(DType::I32, [1]), 0.0);
             let slot = net.read(state);
@@ -36,21 +36,21 @@ impl AdapterSlotIds {
             let first = net.iota(Dim::from(0), n.clone());
             let none = net.sub(first, first);
             let slot = net.add(none, slot);
-            of_sequence = net.reshape(slot, [n, Dim::from(1)]);
-            vec![of_sequence]
+            sequence_rows = net.reshape(slot, [n, Dim::from(1)]);
+            vec![sequence_rows]
         });
-        AdapterSlotIds { slots, of_all: of_all[0], of_sequence }
+        AdapterSlotIds { slots, all_rows: of_all[0], sequence_rows }
     }
 }
 
 impl ModelBuilder<'_> {
     /// `y: [n, out]`, the product of `x: [n, in]` with the tensor `name`, with what the adapters of the rows add. Without slots, and where
     /// not every row of the call is computed, `y` as it is.
-    pub fn adapted(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {
+    pub fn add_adapters(&mut self, name: &str, x: ValueId, y: ValueId) -> ValueId {
         let Some(adapters) = &self.adapters else { return y };
         let AdapterSlots { rank, .. } = adapters.slots;
-        let matrices = adapters.slots.matrices();
-        let ids = if self.in_sequence() { adapters.of_sequence } else { adapters.of_all };
+        let matrices = adapters.slots.matrix_count();
+        let ids = if self.in_sequence() { adapters.sequence_rows } else { adapters.all_rows };
         let (rows, (input, out)) = (self.ty(ids).dims[0].clone(), (self.width(x), self.width(y)));
         if self.ty(x).rank() != 2 || self.ty(x).dims[0] != rows {
             return y;

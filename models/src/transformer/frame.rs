@@ -1,6 +1,6 @@
 //! What stands around the layers of a transformer: the embedding table before them, the final norm and the head after them.
 
-use crate::layers::linear::{LinearLayer, head_or_tied};
+use crate::layers::linear::{LinearLayer, logit_head_or_tied};
 use crate::layers::norm::Norm;
 use crate::transformer::ModelBuilder;
 use mlcc_ir::graph::ValueId;
@@ -25,7 +25,7 @@ pub struct OuterLayers {
 }
 
 impl OuterLayers {
-    pub fn named(
+    pub fn with_names(
         embedding: &'static str,
         norm: (Norm, &'static str),
         head: &'static str,
@@ -36,7 +36,7 @@ impl OuterLayers {
 
     /// With the names of the Hugging Face classes whose inner model is called `model`.
     pub fn hugging_face(norm: Norm, tied: bool) -> OuterLayers {
-        OuterLayers::named("model.embed_tokens.weight", (norm, "model.norm"), "lm_head.weight", tied)
+        OuterLayers::with_names("model.embed_tokens.weight", (norm, "model.norm"), "lm_head.weight", tied)
     }
 
     /// Embeddings `[n, hidden]` of the tokens of a call.
@@ -48,19 +48,25 @@ impl OuterLayers {
     /// Logits `[rows, vocab]` of `x: [rows, hidden]`.
     pub fn logits(&self, net: &mut ModelBuilder, x: ValueId, vocab: usize) -> ValueId {
         let tied = self.tied.then_some(self.embedding);
-        let logits = head_or_tied(net, x, self.head, tied, vocab);
-        self.scaled(net, logits)
+        let logits = logit_head_or_tied(net, x, self.head, tied, vocab);
+        self.scale_logits(net, logits)
     }
 
     /// The logit `[rows, 1]` of one token, by its row of the head, which is kept in f32.
-    pub(crate) fn logit(&self, net: &mut ModelBuilder, x: ValueId, vocab: usize, token: usize) -> ValueId {
+    pub(crate) fn token_logit(
+        &self,
+        net: &mut ModelBuilder,
+        x: ValueId,
+        vocab: usize,
+        token: usize,
+    ) -> ValueId {
         let head = if self.tied { self.embedding } else { self.head };
         let head = LinearLayer::new(head.strip_suffix(".weight").unwrap_or(head), vocab).unquantized();
-        let logit = head.part(&format!("token{token}"), RowBlocks::range(token, 1, vocab)).apply(net, x);
-        self.scaled(net, logit)
+        let logit = head.with_part(&format!("token{token}"), RowBlocks::range(token, 1, vocab)).apply(net, x);
+        self.scale_logits(net, logit)
     }
 
-    fn scaled(&self, net: &mut ModelBuilder, mut logits: ValueId) -> ValueId {
+    fn scale_logits(&self, net: &mut ModelBuilder, mut logits: ValueId) -> ValueId {
         if let Some(factor) = self.logit_scale {
             logits = net.scale(logits, factor);
         }

@@ -11,12 +11,12 @@ pub const SOURCE_LENGTH: &str = "source.length";
 
 impl ModelBuilder<'_> {
     /// How many first rows of the caches are of the source text, `i32[1]`. Of one sequence.
-    pub fn source_length(&mut self) -> ValueId {
+    pub fn encoder_length(&mut self) -> ValueId {
         let state = self.b.state(SOURCE_LENGTH, TensorType::new(DType::I32, [1]), 0.0);
         self.b.read(state)
     }
     /// Keeps the length of the source text, which is that of the call.
-    pub fn keep_source_length(&mut self) {
+    pub fn store_encoder_length(&mut self) {
         let length = self.b.iota(self.n(), Dim::from(1));
         let state = self.b.state(SOURCE_LENGTH, TensorType::new(DType::I32, [1]), 0.0);
         self.b.write(state, length);

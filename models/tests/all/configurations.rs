@@ -2,7 +2,7 @@
 
 use crate::common::{golden, project, shared, tiny_books};
 use mlcc_models::golden::{GoldenFile, PerplexityEvaluation};
-use mlcc_models::presets::{Preset, all};
+use mlcc_models::presets::{Preset, all_presets};
 use mlcc_models::resolve::{HubCache, ModelRequest, WeightSource, resolve};
 use mlcc_models::{ModelConfig, Rwkv4Config};
 use serde_json::{Value, json};
@@ -28,13 +28,13 @@ fn refused(json: &str, parts: &[&str]) {
 #[test]
 fn defaults_are_those_of_transformers() {
     let config = ModelConfig::parse("x", SMALL.as_bytes()).unwrap();
-    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
+    let rwkv: &Rwkv4Config = config.architecture.downcast_family().unwrap();
     assert_eq!((rwkv.attention_hidden, rwkv.intermediate), (64, 256));
     assert_eq!((rwkv.layer_norm_epsilon, rwkv.rescale_every, rwkv.context_length), (1e-5, 6, 1024));
     // As older converters write it.
     let nulls = with("intermediate_size", "null");
     let config = ModelConfig::parse("x", nulls.as_bytes()).unwrap();
-    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
+    let rwkv: &Rwkv4Config = config.architecture.downcast_family().unwrap();
     assert_eq!(rwkv.intermediate, 256);
     assert!(config.raw.contains_key("vocab_size"));
 }
@@ -42,7 +42,7 @@ fn defaults_are_those_of_transformers() {
 #[test]
 fn the_case_configurations_are_read_in_full() {
     let config = ModelConfig::read(&golden("rwkv4-hf-odd").join("config.json")).unwrap();
-    let rwkv: &Rwkv4Config = config.architecture.family().unwrap();
+    let rwkv: &Rwkv4Config = config.architecture.downcast_family().unwrap();
     assert_eq!((rwkv.vocab, rwkv.hidden, rwkv.intermediate, rwkv.layers), (333, 96, 320, 3));
     assert_eq!((rwkv.bos_token_id, rwkv.eos_token_ids.as_slice()), (Some(0), &[0][..]));
 }
@@ -262,17 +262,17 @@ fn presets_have_the_published_sizes() {
         ("kimi-linear-48b-a3b", "4.912e10"),
     ];
     for (name, parameters) in published {
-        let tensors = Preset::find(name).unwrap().config().architecture.tensors();
+        let tensors = Preset::from_name(name).unwrap().model_config().architecture.tensor_shapes();
         let elements: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         assert_eq!(format!("{:.3e}", elements as f64), parameters, "{name}");
     }
     let rwkv = |name: &str| name.to_ascii_lowercase().starts_with("rwkv");
     let (known, stated) =
-        (all().filter(|p| rwkv(p.name)).count(), published.iter().filter(|(n, _)| rwkv(n)).count());
+        (all_presets().filter(|p| rwkv(p.name)).count(), published.iter().filter(|(n, _)| rwkv(n)).count());
     assert_eq!(known, stated);
     // The configurations of all presets are read.
-    assert!(all().all(|preset| preset.config().architecture.context_length() >= 1024));
-    assert_eq!(Preset::find("rwkv-2b"), None);
+    assert!(all_presets().all(|preset| preset.model_config().architecture.context_length() >= 1024));
+    assert_eq!(Preset::from_name("rwkv-2b"), None);
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn check_against(golden: &Path, file: &Path) {
         (open(file), Checkpoint::open(&WeightFiles::in_directory(golden).unwrap()).unwrap());
     let mut compared = 0;
     for info in original.tensors() {
-        let tied = info.name == "lm_head.weight" && gguf.info("lm_head.weight").is_none();
+        let tied = info.name == "lm_head.weight" && gguf.tensor_info("lm_head.weight").is_none();
         if !info.dtype.is_weight() || info.name.contains("inv_freq") || tied {
             continue;
         }
@@ -231,7 +231,7 @@ fn refused(writer: &GgufWriter, parts: &[&str]) {
 #[test]
 fn files_that_are_wrong() {
     let good = GgufWriter::new().pair("a", 4, &7u32.to_le_bytes()).tensor("w", &[4, 2], 0, 0);
-    assert_eq!(read(good.bytes()).unwrap().info("w").unwrap().shape, [2, 4]);
+    assert_eq!(read(good.bytes()).unwrap().tensor_info("w").unwrap().shape, [2, 4]);
     refused(&GgufWriter { version: 1, ..good.clone() }, &["version 1"]);
     refused(&GgufWriter { version: 3u32.swap_bytes(), ..good.clone() }, &["big-endian"]);
     refused(&GgufWriter { version: 99, ..good.clone() }, &["version 99"]);

@@ -129,12 +129,12 @@ const Q: &str = "model.layers.0.self_attn.q_proj";
 fn biases_are_changed_and_replaced() {
     let model = golden("qwen2");
     let plain = open(&model, &[]).unwrap();
-    let weight = plain.info(&format!("{Q}.weight")).unwrap();
+    let weight = plain.tensor_info(&format!("{Q}.weight")).unwrap();
     let (rows, columns) = (weight.shape[0], weight.shape[1]);
     let folder = tempfile::tempdir().unwrap();
     let [a, b, term] = ["lora_A.weight", "lora_B.weight", "lora_B.bias"].map(|end| format!("{Q}.{end}"));
     let k = "model.layers.0.self_attn.k_proj";
-    let keys = plain.info(&format!("{k}.bias")).unwrap().shape.clone();
+    let keys = plain.tensor_info(&format!("{k}.bias")).unwrap().shape.clone();
     let replaced = format!("{k}.base_layer.bias");
     let tensors: [(&str, &[usize]); 4] =
         [(&a, &[2, columns]), (&b, &[rows, 2]), (&term, &[rows]), (&replaced, &keys)];
@@ -226,7 +226,7 @@ fn what_is_replaced_twice_or_tied_is_refused() {
     assert!(open(&base(), &two).unwrap_err().to_string().contains("before it"));
     // Here the table is the head.
     let model = golden("llama3-gqa-tied");
-    let shape = open(&model, &[]).unwrap().info("model.embed_tokens.weight").unwrap().shape.clone();
+    let shape = open(&model, &[]).unwrap().tensor_info("model.embed_tokens.weight").unwrap().shape.clone();
     let folder = tempfile::tempdir().unwrap();
     written(folder.path(), json!({}), &[("model.embed_tokens.weight", &shape)]);
     assert!(refusal(&model, folder.path()).contains("ensure_weight_tying"));
@@ -245,7 +245,7 @@ fn what_is_replaced_twice_or_tied_is_refused() {
 fn bases_that_come_quantized_are_changed_as_floats() {
     for model in [golden("quant-awq"), golden("quant-gptq-desc-act"), golden("quant-fp8-block")] {
         let plain = open(&model, &[]).unwrap();
-        let weight = plain.info(&format!("{Q}.weight")).unwrap();
+        let weight = plain.tensor_info(&format!("{Q}.weight")).unwrap();
         assert!(weight.dtype.is_quantized(), "{}", model.display());
         let (rows, columns) = (weight.shape[0], weight.shape[1]);
         let folder = tempfile::tempdir().unwrap();
@@ -259,7 +259,7 @@ fn bases_that_come_quantized_are_changed_as_floats() {
             let added = if changed { 0.25 } else { 0.0 };
             let expected: Vec<f32> = values(&plain).iter().map(|x| x + added + added).collect();
             assert!(values(&merged) == expected, "{}, {}", model.display(), info.name);
-            let stored = if changed { StoredType::F16 } else { plain.info(&info.name).unwrap().dtype };
+            let stored = if changed { StoredType::F16 } else { plain.tensor_info(&info.name).unwrap().dtype };
             assert_eq!(info.dtype, stored, "{}, {}", model.display(), info.name);
             assert_eq!(
                 merged.stored_groups(&info.name).is_some(),
@@ -285,7 +285,7 @@ fn encoders_and_decoders_are_changed() {
         let model = golden(model);
         let plain = open(&model, &[]).unwrap();
         let name = format!("{part}.weight");
-        let shape = plain.info(&name).unwrap().shape.clone();
+        let shape = plain.tensor_info(&name).unwrap().shape.clone();
         let folder = tempfile::tempdir().unwrap();
         let [a, b] = ["lora_A.weight", "lora_B.weight"].map(|end| format!("{part}.{end}"));
         written(folder.path(), json!({}), &[(&a, &[2, shape[1]]), (&b, &[shape[0], 2])]);
@@ -331,7 +331,7 @@ fn bases_in_gguf_are_changed_as_their_checkpoints_are() {
         let modules = weights.map(|weight| format!("model.layers.1.{weight}"));
         let tensors: Vec<(String, [usize; 2])> = (modules.iter())
             .flat_map(|module| {
-                let shape = &plain.info(&format!("{module}.weight")).unwrap().shape;
+                let shape = &plain.tensor_info(&format!("{module}.weight")).unwrap().shape;
                 [
                     (format!("{module}.lora_A.weight"), [2, shape[1]]),
                     (format!("{module}.lora_B.weight"), [shape[0], 2]),
@@ -356,7 +356,7 @@ fn bases_in_gguf_are_changed_as_their_checkpoints_are() {
 
 /// Shapes of the embedding table and the head of the base with `more` rows.
 fn tables(more: usize) -> [usize; 2] {
-    let shape = open(&base(), &[]).unwrap().info("model.embed_tokens.weight").unwrap().shape.clone();
+    let shape = open(&base(), &[]).unwrap().tensor_info("model.embed_tokens.weight").unwrap().shape.clone();
     [shape[0] + more, shape[1]]
 }
 
@@ -378,7 +378,7 @@ fn tokens_that_were_added_before_training_make_the_model_larger() {
     let merged = model.open_weights().unwrap();
     for name in ["model.embed_tokens.weight", "lm_head.weight"] {
         let values = merged.read(name).unwrap().to_f32().unwrap();
-        assert_eq!(merged.info(name).unwrap().shape, shape);
+        assert_eq!(merged.tensor_info(name).unwrap().shape, shape);
         assert_eq!(values[values.len() - 1], (values.len() - 1) as f32);
     }
     // A slot has no room for it, and says what has.
@@ -401,7 +401,7 @@ fn tokens_that_were_added_before_training_make_the_model_larger() {
 #[test]
 fn names_of_adapters_may_stand_in_the_names_of_tensors() {
     let folder = tempfile::tempdir().unwrap();
-    let columns = open(&base(), &[]).unwrap().info(&format!("{Q}.weight")).unwrap().shape.clone();
+    let columns = open(&base(), &[]).unwrap().tensor_info(&format!("{Q}.weight")).unwrap().shape.clone();
     let (a, b): ([usize; 2], [usize; 2]) = ([2, columns[1]], [columns[0], 2]);
     let fields = || json!({"r": 2});
     let merged = |a_name: &str, b_name: &str| {
@@ -422,7 +422,7 @@ fn names_of_adapters_may_stand_in_the_names_of_tensors() {
 #[test]
 fn ranks_are_those_that_the_file_states() {
     let folder = tempfile::tempdir().unwrap();
-    let columns = open(&base(), &[]).unwrap().info(&format!("{Q}.weight")).unwrap().shape.clone();
+    let columns = open(&base(), &[]).unwrap().tensor_info(&format!("{Q}.weight")).unwrap().shape.clone();
     let names = [format!("{Q}.lora_A.weight"), format!("{Q}.lora_B.weight")];
     let tensors: [(&str, &[usize]); 2] = [(&names[0], &[2, columns[1]]), (&names[1], &[columns[0], 2])];
     for (rank, part) in [

@@ -17,7 +17,7 @@ fn published(changes: Value) -> Map<String, Value> {
 fn parse(fields: Map<String, Value>) -> Result<NomicBertConfig, String> {
     let json = Value::Object(fields).to_string();
     let config = ModelConfig::parse("dir/config.json", json.as_bytes()).map_err(|e| e.to_string())?;
-    Ok(config.architecture.family::<NomicBertConfig>().unwrap().clone())
+    Ok(config.architecture.downcast_family::<NomicBertConfig>().unwrap().clone())
 }
 
 #[test]

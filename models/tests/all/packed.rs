@@ -51,9 +51,10 @@ impl PackedCase {
         let file = file_of(&Value::Object(header).to_string(), &data);
         let fields = json!({"quantization_config": self.config}).to_string();
         let fields = ConfigFields::parse("config.json", fields.as_bytes()).unwrap();
-        let quantization = quantized::read(&fields).unwrap_or_else(|e| panic!("{}: {e}", self.name)).unwrap();
+        let quantization =
+            quantized::read_quantization(&fields).unwrap_or_else(|e| panic!("{}: {e}", self.name)).unwrap();
         Checkpoint::from_bytes("model.safetensors", CheckpointFormat::Safetensors, file)?
-            .unpacked(&quantization)
+            .with_packed_weights(&quantization)
     }
 
     fn part(&mut self, name: &str) -> &mut (String, Vec<usize>, Vec<u8>) {
@@ -286,7 +287,7 @@ fn weights_of_a_checkpoint_with_quantized_experts() {
     let dir = golden("gpt-oss-mxfp4");
     let request = mlcc_models::resolve::ModelRequest::new(dir.to_str().unwrap());
     let checkpoint = mlcc_models::resolve::resolve(&request).unwrap().open_weights().unwrap();
-    let info = checkpoint.info("model.layers.1.mlp.experts.gate_up_proj").unwrap();
+    let info = checkpoint.tensor_info("model.layers.1.mlp.experts.gate_up_proj").unwrap();
     assert_eq!((info.shape.as_slice(), info.dtype.name()), (&[4, 64, 128][..], "MXFP4"));
-    assert!(checkpoint.info("model.layers.1.mlp.experts.gate_up_proj_blocks").is_none());
+    assert!(checkpoint.tensor_info("model.layers.1.mlp.experts.gate_up_proj_blocks").is_none());
 }

@@ -15,7 +15,7 @@ fn every_case_resolves_and_fits_its_configuration() {
     for dir in cases.map(golden).into_iter().chain([tiny_books()]) {
         let model = resolve::resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
         let checkpoint = model.open_weights().unwrap();
-        assert_eq!(checkpoint.tensors().len(), model.config.architecture.tensors().len());
+        assert_eq!(checkpoint.tensors().len(), model.config.architecture.tensor_shapes().len());
         for info in checkpoint.tensors() {
             let values = checkpoint.read(&info.name).unwrap().to_f32().unwrap();
             FiniteCheck::new(info).check(0, &values).unwrap();
@@ -45,7 +45,7 @@ fn pth_alone_tells_its_configuration() {
     std::fs::copy(golden("rwkv4-pth").join("model.pth"), &file).unwrap();
     let model = resolve::resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap();
     assert_eq!(model.name, "RWKV-4-Tiny");
-    let config: &Rwkv4Config = model.config.architecture.family().unwrap();
+    let config: &Rwkv4Config = model.config.architecture.downcast_family().unwrap();
     let sizes = [config.vocab, config.hidden, config.attention_hidden, config.intermediate, config.layers];
     assert_eq!(sizes, [320, 64, 64, 256, 4]);
     assert_eq!(config.rescale_every, 6);
@@ -53,7 +53,7 @@ fn pth_alone_tells_its_configuration() {
     // A config.json beside it wins.
     std::fs::copy(golden("rwkv4-pth").join("config.json"), dir.path().join("config.json")).unwrap();
     let model = resolve::resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap();
-    let config: &Rwkv4Config = model.config.architecture.family().unwrap();
+    let config: &Rwkv4Config = model.config.architecture.downcast_family().unwrap();
     assert_eq!(config.rescale_every, 2);
 }
 

@@ -46,7 +46,7 @@ fn versions_before_5_2_are_refused_by_name() {
         assert!(error.contains("RWKV-5.1 is not supported yet"), "{error}");
     }
     let config = infer_config(&zeros(&rwkv5_block(&[2, 4], true))).unwrap();
-    let rwkv: &Rwkv5Config = config.architecture.family().unwrap();
+    let rwkv: &Rwkv5Config = config.architecture.downcast_family().unwrap();
     assert_eq!((rwkv.heads(), rwkv.head_size, rwkv.intermediate, rwkv.layers), (2, 4, 28, 1));
     let json = r#"{"model_type":"rwkv5","model_version":"5_1","hidden_size":8,"vocab_size":16,"num_hidden_layers":1}"#;
     let error = ModelConfig::parse("c.json", json.as_bytes()).unwrap_err().to_string();
@@ -100,7 +100,7 @@ fn thin_matrices_in_the_other_orientation_are_turned() {
     checkpoint.rename(|name| rwkv7.canonical_name(name)).unwrap();
     checkpoint.transpose(|name| rwkv7.is_stored_transposed(name));
     let name = "model.layers.1.attn.w_lora.lora.0.weight";
-    assert_eq!(checkpoint.info(name).unwrap().shape, [3, 2]);
+    assert_eq!(checkpoint.tensor_info(name).unwrap().shape, [3, 2]);
     assert_eq!(checkpoint.read(name).unwrap().to_f32().unwrap(), [0., 3., 1., 4., 2., 5.]);
     checkpoint.transpose(|_| true);
     assert_eq!(checkpoint.read(name).unwrap().to_f32().unwrap(), [0., 1., 2., 3., 4., 5.]);
@@ -139,7 +139,11 @@ fn pth_alone_tells_version_and_sizes() {
         let model = resolve::resolve(&ModelRequest::new(file.to_str().unwrap())).unwrap();
         let written = ModelConfig::read(&case.join("config.json")).unwrap();
         assert_eq!(model.config.model_type, written.model_type);
-        assert_eq!(model.config.architecture.tensors(), written.architecture.tensors(), "rwkv{version}");
+        assert_eq!(
+            model.config.architecture.tensor_shapes(),
+            written.architecture.tensor_shapes(),
+            "rwkv{version}"
+        );
         model.open_weights().unwrap();
     }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 fn write(dir: &Path, config: &Value, of: &ModelConfig, stored: fn(&str) -> String, turned: fn(&str) -> bool) {
     let architecture = &of.architecture;
     let (mut header, mut data) = (String::new(), Vec::new());
-    for (name, shape) in architecture.tensors() {
+    for (name, shape) in architecture.tensor_shapes() {
         let distribution = architecture.distribution(&name, &shape);
         let one = Checkpoint::random(7, vec![(name.clone(), shape.clone(), distribution)]).unwrap();
         let values = one.read(&name).unwrap().to_f32().unwrap();
@@ -147,7 +147,7 @@ fn fields_that_are_left_out_are_read_off_the_tensors() {
         config.as_object_mut().unwrap().retain(|field, _| left_out.get(field).is_none());
         write(dir.path(), &config, &full, str::to_string, |_| false);
         let model = open(dir.path()).unwrap_or_else(|e| panic!("{said} without {left_out}: {e}"));
-        assert_eq!(model.config.architecture.tensors(), full.architecture.tensors(), "{said}");
+        assert_eq!(model.config.architecture.tensor_shapes(), full.architecture.tensor_shapes(), "{said}");
         assert_eq!(Value::Object(model.config.raw), config, "metadata has the file as it is");
     }
 }
@@ -238,7 +238,7 @@ fn ranks_of_rwkv_are_the_same_under_both_namings() {
             }
         }
         for model in &models {
-            assert_eq!(model.config.architecture.tensors(), full.architecture.tensors());
+            assert_eq!(model.config.architecture.tensor_shapes(), full.architecture.tensor_shapes());
         }
     }
 }
@@ -291,8 +291,8 @@ fn reference_cases_need_none_of_these_fields() {
         request.weights = Some(case.clone());
         let model = resolve::resolve(&request).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         assert_eq!(
-            model.config.architecture.tensors(),
-            whole.config.architecture.tensors(),
+            model.config.architecture.tensor_shapes(),
+            whole.config.architecture.tensor_shapes(),
             "{}",
             case.display()
         );
@@ -308,7 +308,7 @@ fn a_copy_of_the_embedding_is_no_head_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &config, &untied, str::to_string, |_| false);
     let has_head = |model: &ResolvedModel| {
-        model.config.architecture.tensors().iter().any(|(name, _)| name == "lm_head.weight")
+        model.config.architecture.tensor_shapes().iter().any(|(name, _)| name == "lm_head.weight")
     };
     assert!(has_head(&open(dir.path()).unwrap()));
     // The same file with the embedding's bytes in the place of the head's.
@@ -333,7 +333,7 @@ fn a_head_that_differs_is_used_although_the_flag_ties_it() {
         "num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 8});
     let tied = json!({"tie_word_embeddings": true});
     let head = |model: &ResolvedModel| {
-        model.config.architecture.tensors().iter().any(|(name, _)| name == "lm_head.weight")
+        model.config.architecture.tensor_shapes().iter().any(|(name, _)| name == "lm_head.weight")
     };
     for kind in ["llama", "qwen2", "qwen3", "granite", "gemma", "mistral"] {
         let config = joined(&[&sizes, &json!({"model_type": kind})]);

@@ -27,7 +27,7 @@ fn parse(fields: Map<String, Value>) -> Result<ModelConfig, String> {
 }
 
 fn read(changes: Value) -> LlamaConfig {
-    parse(with(changes)).unwrap().architecture.family::<LlamaConfig>().unwrap().clone()
+    parse(with(changes)).unwrap().architecture.downcast_family::<LlamaConfig>().unwrap().clone()
 }
 
 #[track_caller]
@@ -94,7 +94,7 @@ fn contradictions_and_unknown_names_are_refused() {
 fn the_class_decides_where_the_model_type_is_unknown() {
     let config =
         parse(with(json!({ "model_type": "my-llama", "architectures": ["LlamaForCausalLM"] }))).unwrap();
-    assert!(config.architecture.family::<LlamaConfig>().is_some());
+    assert!(config.architecture.downcast_family::<LlamaConfig>().is_some());
     refused(
         json!({ "model_type": "my-llama" }),
         &["`my-llama` is unknown", "did you mean `llama`?", "`mlcc models`"],
@@ -223,8 +223,9 @@ fn newer_spellings() {
     let older = mamba(
         json!({ "hybrid_override_pattern": "M*-", "num_hidden_layers": 3, "time_step_limit": [0.0, f64::MAX] }),
     );
-    let family =
-        |fields| parse(with(fields)).unwrap().architecture.family::<NemotronHConfig>().cloned().unwrap();
+    let family = |fields| {
+        parse(with(fields)).unwrap().architecture.downcast_family::<NemotronHConfig>().cloned().unwrap()
+    };
     assert_eq!(family(newer), family(older));
     refused(
         mamba(json!({ "layers_block_type": ["sliding_attention"] })),
@@ -243,7 +244,7 @@ fn patterns_of_windows() {
         let mut fields = json!({ "model_type": "exaone4", "num_hidden_layers": 4 });
         fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let config = parse(with(fields)).unwrap();
-        let config: &Exaone4Config = config.architecture.family().unwrap();
+        let config: &Exaone4Config = config.architecture.downcast_family().unwrap();
         assert_eq!(config.hybrid, config.windows.iter().any(Option::is_some));
         config.windows.iter().map(Option::is_some).collect::<Vec<_>>()
     };
@@ -303,7 +304,7 @@ fn longrope_has_two_tables() {
         "rope_scaling": { "type": "longrope", "short_factor": factors(0.0), "long_factor": factors(1.0) } }),
     );
     let config = parse(fields).unwrap();
-    let rope = &config.architecture.family::<Phi3Config>().unwrap().rope;
+    let rope = &config.architecture.downcast_family::<Phi3Config>().unwrap().rope;
     let RopeFrequencies::Long { short, long, original } = &rope.frequencies else { panic!("{rope:?}") };
     assert_eq!(
         (short[3], long[3], *original),
@@ -326,7 +327,7 @@ fn windows_are_by_layer() {
 #[test]
 fn tensors_of_another_model_are_refused() {
     let stored = parse(llama()).unwrap().architecture;
-    let tensors = stored.tensors().into_iter().map(|(name, shape)| {
+    let tensors = stored.tensor_shapes().into_iter().map(|(name, shape)| {
         let values = stored.distribution(&name, &shape);
         (name, shape, values)
     });
@@ -334,7 +335,7 @@ fn tensors_of_another_model_are_refused() {
     let other =
         read(json!({ "num_key_value_heads": 4, "attention_bias": true, "tie_word_embeddings": true }));
     let ignored = |name: &str| ModelDefinition::is_ignored(&other, name);
-    let error = expect::check_tensors(&other.tensors(), &checkpoint, ignored).unwrap_err();
+    let error = expect::check_tensors(&other.tensor_shapes(), &checkpoint, ignored).unwrap_err();
     assert_eq!(error.misshaped.len(), 4);
     assert_eq!(
         error.misshaped[0],
@@ -356,7 +357,9 @@ fn heads_of_single_layers() {
         fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         fields
     };
-    let read = |changes| parse(with(gemma(changes))).unwrap().architecture.family::<Gemma4Config>().cloned();
+    let read = |changes| {
+        parse(with(gemma(changes))).unwrap().architecture.downcast_family::<Gemma4Config>().cloned()
+    };
     let layer = json!({ "head_dim": 32, "num_key_value_heads": 1 });
     let newer = read(json!({ "per_layer_config": { "1": layer, "2": layer } }));
     assert_eq!(newer, read(json!({ "global_head_dim": 32, "num_global_key_value_heads": 1 })));
@@ -388,7 +391,7 @@ fn rotary_embedding_by_kind_of_layer() {
     let read = |changes: Value| {
         let mut fields = with(json!({ "model_type": "olmo3", "sliding_window": 8 }));
         fields.extend(changes.as_object().unwrap().clone());
-        parse(fields).unwrap().architecture.family::<Olmo2Config>().cloned()
+        parse(fields).unwrap().architecture.downcast_family::<Olmo2Config>().cloned()
     };
     let older = read(json!({ "rope_theta": 5e5, "rope_scaling": yarn }));
     assert_eq!(read(json!({ "rope_parameters": kinds })), older);

@@ -6,7 +6,7 @@ use super::{FunctionFusion, FusionClass, FusionGroup};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{GraphNode, NodeId, ValueId};
 use mlcc_ir::ops::Op;
-use mlcc_kernels::lower::contraction::{computes_activations, is_of_heads, parts};
+use mlcc_kernels::lower::contraction::{computes_activations, is_of_heads, result_parts};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::rows::RowHeads;
 use mlcc_target::Arch;
@@ -19,7 +19,7 @@ struct RowReaders {
     /// Groups, by their numbers.
     products: Vec<usize>,
     /// The rows that are new values of states.
-    kept: Vec<ValueId>,
+    new_states: Vec<ValueId>,
     /// Rows of heads in the shape of activations.
     reshapes: Vec<NodeId>,
 }
@@ -37,7 +37,8 @@ impl FunctionFusion<'_> {
         }
         // From the last on: rows that are computed of others bring these along.
         for rows in (0..self.groups.len()).rev() {
-            let Some(RowReaders { products, kept, reshapes }) = self.readers_of(rows, target) else {
+            let Some(RowReaders { products, new_states: kept, reshapes }) = self.readers_of(rows, target)
+            else {
                 continue;
             };
             let mut nodes = std::mem::take(&mut self.groups[rows].nodes);
@@ -71,9 +72,11 @@ impl FunctionFusion<'_> {
     /// True for what reads a part of a product that it can join: it is no mere movement of elements.
     pub(super) fn is_of_parts(&self, node: &GraphNode) -> bool {
         let is_part = |v: &ValueId| {
-            let Some(GraphNode { op: Op::Slice { .. }, inputs, .. }) = self.f.def(*v) else { return false };
+            let Some(GraphNode { op: Op::Slice { .. }, inputs, .. }) = self.f.defining_node(*v) else {
+                return false;
+            };
             let product = self.f.def_id(inputs[0]).map(|def| self.class[def.index()]);
-            product == Some(FusionClass::Contraction) && parts(self.f, inputs[0]).contains(v)
+            product == Some(FusionClass::Contraction) && result_parts(self.f, inputs[0]).contains(v)
         };
         let dims = &self.f.ty(node.outputs[0]).dims;
         self.target.is_some_and(|target| target.joins_single_rows(dims)) && node.inputs.iter().any(is_part)
@@ -83,14 +86,14 @@ impl FunctionFusion<'_> {
     pub(super) fn is_of_reduction(&self, node: &GraphNode) -> bool {
         let gpu = self.target.is_some_and(|target| target.arch == Arch::Nvptx);
         let read = |v: &ValueId| {
-            let mut users = self.users(*v).peekable();
+            let mut users = self.users_of(*v).peekable();
             users.peek().is_some() && users.all(|(_, user)| matches!(user.op, Op::Reduce { .. }))
         };
         gpu && node.outputs.iter().all(|v| read(v) && !self.f.outputs.contains(v))
     }
 
-    fn users(&self, v: ValueId) -> impl Iterator<Item = (NodeId, &GraphNode)> {
-        self.f.live().filter(move |(_, n)| n.inputs.contains(&v))
+    fn users_of(&self, v: ValueId) -> impl Iterator<Item = (NodeId, &GraphNode)> {
+        self.f.live_nodes().filter(move |(_, n)| n.inputs.contains(&v))
     }
 
     /// The rows that are computed of equal parts of a product alone, column by column.
@@ -101,12 +104,12 @@ impl FunctionFusion<'_> {
         if g.class != FusionClass::Contraction || !target.joins_single_rows(&g.shape) {
             return None;
         }
-        let parts = parts(self.f, result);
+        let parts = result_parts(self.f, result);
         if parts.len() > MOST_PARTS || parts.iter().any(|v| self.f.outputs.contains(v)) {
             return None;
         }
         let part = &self.f.ty(*parts.first()?).dims;
-        let mut users = parts.iter().flat_map(|&v| self.users(v)).map(|(n, _)| self.group_of[n.index()]);
+        let mut users = parts.iter().flat_map(|&v| self.users_of(v)).map(|(n, _)| self.group_of[n.index()]);
         let rows = users.next()??;
         let together = users.all(|group| group == Some(rows));
         let fits = |&n: &NodeId| {
@@ -114,7 +117,7 @@ impl FunctionFusion<'_> {
             let other = |v: &&ValueId| !parts.contains(*v) && self.producer_group(**v) != Some(rows);
             node.op.is_elementwise()
                 && self.f.ty(node.outputs[0]).dims == *part
-                && node.inputs.iter().filter(other).all(|&v| !self.depends(v, product))
+                && node.inputs.iter().filter(other).all(|&v| !self.depends_on_group(v, product))
         };
         let group = &self.groups[rows];
         (group.class == FusionClass::Row && together && group.nodes.iter().all(fits)).then_some(rows)
@@ -132,7 +135,7 @@ impl FunctionFusion<'_> {
             if self.f.outputs.contains(&v) {
                 return None;
             }
-            for (id, user) in self.users(v) {
+            for (id, user) in self.users_of(v) {
                 let group = self.group_of[id.index()];
                 if group == Some(rows) {
                     continue;
@@ -144,7 +147,7 @@ impl FunctionFusion<'_> {
                 if self.is_row_of_heads(user, &g.nodes) {
                     let row = user.outputs[0];
                     reshapes.push(id);
-                    for (id, user) in self.users(row) {
+                    for (id, user) in self.users_of(row) {
                         products.push(self.product_of(row, (id, user), target)?);
                     }
                     continue;
@@ -157,7 +160,7 @@ impl FunctionFusion<'_> {
         }
         products.sort_unstable();
         products.dedup();
-        (!products.is_empty()).then_some(RowReaders { products, kept, reshapes })
+        (!products.is_empty()).then_some(RowReaders { products, new_states: kept, reshapes })
     }
 
     /// The products that compute a node of rows, if nothing else does.
@@ -187,7 +190,7 @@ impl FunctionFusion<'_> {
     /// True for what makes a row of heads, which `nodes` compute, activations of products.
     fn is_row_of_heads(&self, reshape: &GraphNode, nodes: &[NodeId]) -> bool {
         let &[row] = &reshape.outputs[..] else { return false };
-        let Some(heads) = RowHeads::of(self.f, row).filter(|_| !self.f.outputs.contains(&row)) else {
+        let Some(heads) = RowHeads::of_value(self.f, row).filter(|_| !self.f.outputs.contains(&row)) else {
             return false;
         };
         let fits = |&n: &NodeId| {
@@ -200,7 +203,7 @@ impl FunctionFusion<'_> {
     /// True for what makes its operand the new value of a state.
     fn is_new_state(&self, node: &GraphNode) -> bool {
         let [result] = node.outputs[..] else { return matches!(node.op, Op::StateWrite(_)) };
-        let mut users = self.users(result).peekable();
+        let mut users = self.users_of(result).peekable();
         matches!(node.op, Op::Reshape { .. })
             && !self.f.outputs.contains(&result)
             && users.peek().is_some()

@@ -20,7 +20,7 @@ pub struct ScoreBias {
     pub table: ValueId,
     pub transposed: bool,
     /// The row of distance 0.
-    pub behind: usize,
+    pub zero_row: usize,
 }
 
 /// True for what may be such terms.
@@ -31,7 +31,7 @@ pub fn is_gathered(f: &Function, v: ValueId) -> bool {
 /// The rows of a table that a value is made of.
 fn rows_of(f: &Function, mut v: ValueId) -> Option<(ValueId, &GraphNode)> {
     loop {
-        let node = f.def(v)?;
+        let node = f.defining_node(v)?;
         match node.op {
             Op::Gather => return Some((v, node)),
             Op::Reshape { .. } | Op::Permute { .. } => v = node.inputs[0],
@@ -45,24 +45,24 @@ impl ScoreBias {
         let Some((rows, GraphNode { inputs, .. })) = rows_of(r.f, added) else { return Err(None) };
         let (table, places) = (inputs[0], inputs[1]);
         let count = r.f.ty(table).dims[0].as_const().unwrap_or(0) as f64;
-        let (table, transposed) = match r.f.def(table) {
+        let (table, transposed) = match r.f.defining_node(table) {
             Some(GraphNode { op: Op::Permute { perm }, inputs, .. }) if perm[..] == [1, 0] => {
                 (inputs[0], true)
             }
             _ => (table, false),
         };
         let whole = r.f.ty(places).dims == [r.n.clone(), r.t.clone()];
-        let Some(place) = bounded(r, places).filter(|_| whole) else {
+        let Some(place) = match_clamped(r, places).filter(|_| whole) else {
             return miss("rows of a table are added to the scores that are not taken by distance");
         };
         // place = min(max(j - p + c, low), high) + shift
         let (c, behind) = (place.form.constant, place.form.constant - place.low);
-        let by_distance = place.form.form() == (-1.0, 1.0, 0.0, c);
+        let by_distance = place.form.coefficients() == (-1.0, 1.0, 0.0, c);
         let in_table = place.low + place.shift == 0.0 && place.high + place.shift == count - 1.0;
         if !by_distance || !in_table || !(0.0..count).contains(&behind) {
             return miss("rows of a table are added to the scores for other distances than it has");
         }
-        Ok(ScoreBias { added, rows, table, transposed, behind: behind as usize })
+        Ok(ScoreBias { added, rows, table, transposed, zero_row: behind as usize })
     }
 
     /// The terms, if each is that of the head, query and key of its score.
@@ -78,7 +78,7 @@ impl ScoreBias {
         if ty.dtype != DType::F32 || *of_heads != Dim::from(heads) || rank != axes.len() + 2 {
             return miss(format!("terms by distance {ty} are not one per head"));
         }
-        let chain = LayoutChain::of(f, self.added, false);
+        let chain = LayoutChain::trace(f, self.added, false);
         let of = |role: AxisRole| axes.iter().enumerate().filter(move |(_, a)| a.1 == role).map(|(i, _)| i);
         let order = [rank - 2, rank - 1].into_iter().chain(of(AxisRole::Kv)).chain(of(AxisRole::Group));
         let order: Vec<usize> = order.flat_map(|axis| chain.axes[axis].clone()).collect();
@@ -97,11 +97,11 @@ struct ClampedForm {
     shift: f64,
 }
 
-fn bounded(r: &PositionReader, v: ValueId) -> Option<ClampedForm> {
+fn match_clamped(r: &PositionReader, v: ValueId) -> Option<ClampedForm> {
     if let Some(form) = r.read(v) {
         return Some(ClampedForm { form, low: f64::NEG_INFINITY, high: f64::INFINITY, shift: 0.0 });
     }
-    let node = r.f.def(v)?;
+    let node = r.f.defining_node(v)?;
     let Op::Binary(op) = node.op else { return None };
     let [a, b] = [node.inputs[0], node.inputs[1]];
     let (x, c) = match (constant(r.f, a), constant(r.f, b)) {
@@ -109,7 +109,7 @@ fn bounded(r: &PositionReader, v: ValueId) -> Option<ClampedForm> {
         (Some(c), None) if op != BinOp::Sub => (b, c),
         _ => return None,
     };
-    let inner = bounded(r, x).filter(|_| r.f.ty(x).dims == r.f.ty(v).dims)?;
+    let inner = match_clamped(r, x).filter(|_| r.f.ty(x).dims == r.f.ty(v).dims)?;
     let limit = c - inner.shift;
     Some(match op {
         BinOp::Add => ClampedForm { shift: inner.shift + c, ..inner },

@@ -22,7 +22,7 @@ pub struct LayoutChain {
 
 impl LayoutChain {
     /// Follows `v` up through reshapes, permutations, float casts, and factors that are constants if `scaled`.
-    pub fn of(f: &Function, v: ValueId, scaled: bool) -> LayoutChain {
+    pub fn trace(f: &Function, v: ValueId, scaled: bool) -> LayoutChain {
         let mut chain =
             LayoutChain { sizes: Vec::new(), parts: Vec::new(), axes: Vec::new(), places: Vec::new() };
         let mut axes: Vec<Vec<AxisFactor>> = f.ty(v).dims.iter().map(|d| chain.axis(d)).collect();
@@ -30,13 +30,13 @@ impl LayoutChain {
         let (mut v, mut scale) = (v, 1.0);
         loop {
             chain.places.push((v, axes.concat(), scale));
-            let Some(node) = f.def(v) else { break };
+            let Some(node) = f.defining_node(v) else { break };
             let x = match node.inputs.first() {
                 Some(&x) => x,
                 None => break,
             };
             match &node.op {
-                Op::Reshape { .. } => match chain.regroup(&axes, &f.ty(x).dims) {
+                Op::Reshape { .. } => match chain.regroup_axes(&axes, &f.ty(x).dims) {
                     Some(regrouped) => axes = regrouped,
                     None => break,
                 },
@@ -62,8 +62,8 @@ impl LayoutChain {
 
     /// The highest value that holds the elements in this order of factors, with its scale.
     pub fn in_order(&self, order: &[AxisFactor]) -> Option<(ValueId, f64)> {
-        let order = self.expand(order);
-        let found = self.places.iter().rev().find(|(_, flat, _)| self.expand(flat) == order);
+        let order = self.expand_factors(order);
+        let found = self.places.iter().rev().find(|(_, flat, _)| self.expand_factors(flat) == order);
         found.map(|(v, _, scale)| (*v, *scale))
     }
 
@@ -78,11 +78,11 @@ impl LayoutChain {
     }
 
     /// Divided factors replaced by their parts.
-    fn expand(&self, factors: &[AxisFactor]) -> Vec<AxisFactor> {
+    fn expand_factors(&self, factors: &[AxisFactor]) -> Vec<AxisFactor> {
         let mut out = Vec::new();
         for &factor in factors {
             match self.parts[factor] {
-                Some((outer, inner)) => out.extend(self.expand(&[outer, inner])),
+                Some((outer, inner)) => out.extend(self.expand_factors(&[outer, inner])),
                 None => out.push(factor),
             }
         }
@@ -90,8 +90,8 @@ impl LayoutChain {
     }
 
     /// The same flat order of elements under other dims.
-    fn regroup(&mut self, axes: &[Vec<AxisFactor>], dims: &[Dim]) -> Option<Vec<Vec<AxisFactor>>> {
-        let mut flat = self.expand(&axes.concat());
+    fn regroup_axes(&mut self, axes: &[Vec<AxisFactor>], dims: &[Dim]) -> Option<Vec<Vec<AxisFactor>>> {
+        let mut flat = self.expand_factors(&axes.concat());
         flat.reverse();
         let mut out = Vec::new();
         for dim in dims {
@@ -129,7 +129,7 @@ fn quotient(a: &Dim, b: &Dim) -> Option<Dim> {
 
 /// The value of a constant, through reshapes and casts.
 pub fn constant(f: &Function, v: ValueId) -> Option<f64> {
-    let node = f.def(v)?;
+    let node = f.defining_node(v)?;
     match &node.op {
         Op::Constant { value, .. } => Some(*value),
         Op::Reshape { .. } | Op::Cast(_) => constant(f, node.inputs[0]),

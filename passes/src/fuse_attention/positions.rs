@@ -55,10 +55,10 @@ impl PositionForm {
     }
     /// A number.
     fn is_constant(&self) -> bool {
-        self.form() == (0.0, 0.0, 0.0, self.constant) && self.near == 0.0
+        self.coefficients() == (0.0, 0.0, 0.0, self.constant) && self.near == 0.0
     }
     /// The coefficients but `near`.
-    pub fn form(&self) -> (f64, f64, f64, f64) {
+    pub fn coefficients(&self) -> (f64, f64, f64, f64) {
         (self.query, self.key, self.prefix, self.constant)
     }
 }
@@ -79,19 +79,19 @@ impl PositionReader<'_> {
     /// The linear form of a value, if it is one.
     pub fn read_near(&self, v: ValueId) -> Option<PositionForm> {
         let rank = self.f.ty(v).rank();
-        self.at(v, &(0..rank).rev().collect::<Vec<_>>())
+        self.read_at(v, &(0..rank).rev().collect::<Vec<_>>())
     }
 
     /// `places[i]` counts the axis of the scores that axis `i` of the value lies on, from the last.
-    fn at(&self, v: ValueId, places: &[usize]) -> Option<PositionForm> {
+    fn read_at(&self, v: ValueId, places: &[usize]) -> Option<PositionForm> {
         if let Some(value) = constant(self.f, v) {
             return Some(PositionForm { constant: value, ..PositionForm::default() });
         }
         let operand = |node: &mlcc_ir::graph::GraphNode, i: usize| {
             let (v, rank) = (node.inputs[i], places.len());
-            self.at(v, &places[rank - self.f.ty(v).rank()..])
+            self.read_at(v, &places[rank - self.f.ty(v).rank()..])
         };
-        let found = self.f.def(v).and_then(|node| match &node.op {
+        let found = self.f.defining_node(v).and_then(|node| match &node.op {
             Op::Iota { start, len } => self.iota(start, len, places[0]),
             Op::Cast(_) => operand(node, 0),
             Op::Unary(UnOp::Neg) => operand(node, 0).map(|p| p.scale(-1.0)),
@@ -108,14 +108,15 @@ impl PositionReader<'_> {
             Op::Binary(BinOp::Min) => {
                 let (a, b) = (operand(node, 0)?, operand(node, 1)?);
                 let (p, limit) = if b.is_constant() { (a, b) } else { (b, a) };
-                let is_query = p.form() == (1.0, 0.0, 0.0, 0.0) && p.near == 0.0 && limit.is_constant();
+                let is_query =
+                    p.coefficients() == (1.0, 0.0, 0.0, 0.0) && p.near == 0.0 && limit.is_constant();
                 let limit = Some(limit.constant);
                 is_query.then_some(PositionForm { near: 1.0, limit, ..PositionForm::default() })
             }
             Op::Permute { perm } => {
                 let mut source = vec![0; places.len()];
                 perm.iter().zip(places).for_each(|(&from, &place)| source[from] = place);
-                self.at(node.inputs[0], &source)
+                self.read_at(node.inputs[0], &source)
             }
             Op::Reshape { dims } => {
                 let x = node.inputs[0];
@@ -127,11 +128,11 @@ impl PositionReader<'_> {
                     && from.iter().zip(&to).all(|(&a, &b)| self.f.ty(x).dims[a] == dims[b]);
                 let mut source = vec![0; self.f.ty(x).rank()];
                 from.iter().zip(&to).for_each(|(&a, &b)| source[a] = places[b]);
-                if same { self.at(x, &source) } else { None }
+                if same { self.read_at(x, &source) } else { None }
             }
             _ => None,
         });
-        found.or_else(|| self.count(v))
+        found.or_else(|| self.read_count(v))
     }
 
     fn iota(&self, start: &Dim, len: &Dim, place: usize) -> Option<PositionForm> {
@@ -150,7 +151,7 @@ impl PositionReader<'_> {
     }
 
     /// Any other single integer counts the keys of a prefix.
-    fn count(&self, v: ValueId) -> Option<PositionForm> {
+    fn read_count(&self, v: ValueId) -> Option<PositionForm> {
         let ty = self.f.ty(v);
         let single =
             ty.dtype == DType::I32 && ty.dims.iter().all(|d| d.as_const() == Some(1)) && ty.rank() == 1;

@@ -17,17 +17,17 @@ pub struct AttentionSinks<'f> {
 impl<'f> AttentionSinks<'f> {
     /// What a window's selection takes for keys beyond it: other scores for the first ones, the others hidden.
     pub fn read(r: &PositionReader<'f>, v: ValueId) -> Result<AttentionSinks<'f>, MissReason> {
-        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.def(skip_casts(r.f, v)) else {
+        let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.defining_node(skip_casts(r.f, v)) else {
             return miss("a selection is no mask");
         };
         let hidden = constant(r.f, inputs[3]).is_some_and(|c| c <= -1e4);
         let form = r.read(inputs[0]).zip(r.read(inputs[1])).and_then(|(a, b)| a.sub(b));
-        let count = match form.map(|p| p.form()) {
+        let count = match form.map(|p| p.coefficients()) {
             Some((0.0, -1.0, 0.0, c)) if c >= 0.0 && hidden => c as usize + 1,
             _ => return miss("what stands beyond a window is no score of its first keys"),
         };
         let mut scores = ScoreTransform { scale: 1.0, ..ScoreTransform::default() };
-        let product = scores.peel(r, inputs[2])?;
+        let product = scores.match_scores(r, inputs[2])?;
         match scores.ahead.is_some()
             || scores.window > 0
             || scores.prefix.is_some()
@@ -42,7 +42,7 @@ impl<'f> AttentionSinks<'f> {
 
     /// The queries, if all else is as in the window: the same keys, factors and cap, and biases that count from
     /// `min(p, window + sinks - 1)`.
-    pub fn queries(
+    pub fn sink_queries(
         &self,
         f: &Function,
         near: &ScoreTransform,

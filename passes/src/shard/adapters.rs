@@ -2,7 +2,7 @@
 //! share. A rank computes all of the first product, and of the second one the rows that it has of the product beside it.
 
 use super::Unshardable;
-use super::cut::{ShardSpec, size};
+use super::cut::{ShardSpec, constant_size};
 use super::held::{FunctionSharder, ShardPlacement};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{GraphNode, ValueId};
@@ -13,7 +13,7 @@ use mlcc_ir::types::DType;
 impl FunctionSharder<'_, '_> {
     /// Whether a weight is a factor in slots.
     pub fn is_adapter(&self, weight: ValueId) -> bool {
-        match self.f.def(weight) {
+        match self.f.defining_node(weight) {
             Some(GraphNode { op: Op::Param(param), .. }) => self.s.old.params[*param].is_adapter(),
             _ => false,
         }
@@ -21,18 +21,18 @@ impl FunctionSharder<'_, '_> {
 
     /// All of a product with factors in slots, on every rank. What goes in is gathered once for it and the product beside it, which reads
     /// the same rows in another shape.
-    pub fn adapted(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
+    pub fn shard_adapted(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
-        let whole = match self.f.def(x) {
-            Some(GraphNode { op: Op::Reshape { dims }, inputs, .. }) if self.cut(x).is_some() => {
-                let rows = self.whole(inputs[0])?;
+        let whole = match self.f.defining_node(x) {
+            Some(GraphNode { op: Op::Reshape { dims }, inputs, .. }) if self.shard_spec(x).is_some() => {
+                let rows = self.replicate(inputs[0])?;
                 self.emit(Op::Reshape { dims: dims.clone() }, &[rows])?
             }
-            _ => self.whole(x)?,
+            _ => self.replicate(x)?,
         };
-        let inputs = [whole, self.whole(w)?, self.whole(ids)?];
+        let inputs = [whole, self.replicate(w)?, self.replicate(ids)?];
         let product = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], ShardPlacement::Whole(product));
+        self.set_placement(node.outputs[0], ShardPlacement::Replicate(product));
         Ok(())
     }
 
@@ -45,14 +45,15 @@ impl FunctionSharder<'_, '_> {
         cut: ShardSpec,
         emit: bool,
     ) -> Result<Option<ValueId>, Unshardable> {
-        let Some(node) = self.f.def(v) else { return Ok(None) };
+        let Some(node) = self.f.defining_node(v) else { return Ok(None) };
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
-        let one_each = self.dims(ids).last().and_then(size) == Some(1);
-        let Some(rows) = size(&self.dims(v)[cut.axis]) else { return Ok(None) };
+        let one_each = self.dims(ids).last().and_then(constant_size) == Some(1);
+        let Some(rows) = constant_size(&self.dims(v)[cut.axis]) else { return Ok(None) };
         if !self.is_adapter(w) || !one_each {
             return Ok(None);
         }
-        let by_rank: Vec<_> = (0..self.ranks()).map(|rank| cut.ranges(rows, rank, self.ranks())).collect();
+        let by_rank: Vec<_> =
+            (0..self.ranks()).map(|rank| cut.rank_ranges(rows, rank, self.ranks())).collect();
         let borders = by_rank.iter().flatten().flat_map(|range| [range.start, range.len()]);
         let unit = borders.fold(rows, greatest_common_divisor);
         if unit == 0 {
@@ -67,16 +68,16 @@ impl FunctionSharder<'_, '_> {
         };
         let numbers: Vec<_> = by_rank.iter().map(units).collect();
         let count = numbers[0].len();
-        let own = self.s.numbers("rank.rows_of_adapters", numbers);
+        let own = self.s.add_numbers_param("rank.rows_of_adapters", numbers);
         let own = self.emit(Op::Param(own), &[])?;
         let own = self.emit(Op::Cast(DType::I32), &[own])?;
         let own = self.emit(Op::Reshape { dims: vec![Dim::from(1), Dim::from(count)] }, &[own])?;
         let of_matrix = Op::Constant { value: (rows / unit) as f64, dtype: DType::I32 };
         let of_matrix = self.emit(of_matrix, &[])?;
-        let ids = self.whole(ids)?;
+        let ids = self.replicate(ids)?;
         let first = self.emit(Op::Binary(BinOp::Mul), &[ids, of_matrix])?;
         let ids = self.emit(Op::Binary(BinOp::Add), &[first, own])?;
-        let (x, w) = (self.whole(x)?, self.whole(w)?);
+        let (x, w) = (self.replicate(x)?, self.replicate(w)?);
         let op = Op::MatMulExperts { experts: matrices * (rows / unit) };
         let part = self.emit(op, &[x, w, ids])?;
         let n = self.dims(v)[0].clone();

@@ -28,12 +28,12 @@ impl AxisParts {
     }
 
     /// Whether no element is in two parts.
-    pub fn divide(self, size: usize) -> bool {
+    pub fn is_disjoint(self, size: usize) -> bool {
         self.unit == 1 && size.is_multiple_of(self.count)
     }
 
     /// Whether an axis of this size has such parts.
-    pub fn fit(self, size: usize) -> bool {
+    pub fn fits_axis(self, size: usize) -> bool {
         size > 0 && size.is_multiple_of(self.unit)
     }
 
@@ -43,13 +43,13 @@ impl AxisParts {
     }
 
     /// The first element of a part.
-    pub fn start(self, size: usize, number: usize) -> usize {
+    pub fn part_start(self, size: usize, number: usize) -> usize {
         let len = self.len(size);
         (number * len).min(size - len)
     }
 
     /// What an axis is joined from: numbers of parts, and the elements of each that are in none before, counted from its first one.
-    pub fn pieces(self, size: usize) -> Vec<(usize, Range<usize>)> {
+    pub fn distinct_ranges(self, size: usize) -> Vec<(usize, Range<usize>)> {
         let len = self.len(size);
         let (full, rest) = (size / len, size % len);
         let mut pieces: Vec<_> = (0..full).map(|number| (number, 0..len)).collect();
@@ -71,7 +71,7 @@ impl AxisParts {
 
     /// The same parts where an axis of `from` elements is one of `to` in row-major order; `None` if they begin or end within an element.
     pub fn regrouped(self, from: usize, to: usize) -> Option<AxisParts> {
-        if self.divide(from) {
+        if self.is_disjoint(from) {
             return to.is_multiple_of(self.count).then_some(self);
         }
         let unit = match (to.is_multiple_of(from), from.is_multiple_of(to)) {
@@ -94,36 +94,36 @@ pub(super) struct ShardSpec {
 
 impl ShardSpec {
     pub fn new(axis: usize, parts: usize) -> ShardSpec {
-        ShardSpec::by(axis, AxisParts::new(parts))
+        ShardSpec::with_parts(axis, AxisParts::new(parts))
     }
-    pub fn by(axis: usize, parts: AxisParts) -> ShardSpec {
+    pub fn with_parts(axis: usize, parts: AxisParts) -> ShardSpec {
         ShardSpec { axis, parts, segments: None }
     }
-    pub fn along(self, axis: usize) -> ShardSpec {
+    pub fn on_axis(self, axis: usize) -> ShardSpec {
         ShardSpec { axis, ..self }
     }
 
     /// Whether an axis of this size has such parts.
-    pub fn fits(&self, dim: &Dim) -> bool {
+    pub fn fits_dim(&self, dim: &Dim) -> bool {
         match self.segments {
-            None => size(dim).is_some_and(|size| self.parts.fit(size)),
-            Some(segments) => size(dim) == Some(segments.len()),
+            None => constant_size(dim).is_some_and(|size| self.parts.fits_axis(size)),
+            Some(segments) => constant_size(dim) == Some(segments.len()),
         }
     }
 
     /// The size of a part.
-    pub fn of(&self, dim: &Dim) -> Dim {
-        match (self.segments, size(dim)) {
-            (Some(segments), _) => Dim::from(segments.local()),
+    pub fn part_size(&self, dim: &Dim) -> Dim {
+        match (self.segments, constant_size(dim)) {
+            (Some(segments), _) => Dim::from(segments.rank_len()),
             (None, Some(size)) => Dim::from(self.parts.len(size)),
             (None, None) => dim.floor_div(self.parts.count as i64),
         }
     }
 
     /// The elements that a rank has of an axis of so many.
-    pub fn ranges(&self, size: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
+    pub fn rank_ranges(&self, size: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
         let all = |parts: AxisParts, begin: usize, size: usize| {
-            let start = begin + parts.start(size, parts.of_rank(rank, ranks));
+            let start = begin + parts.part_start(size, parts.of_rank(rank, ranks));
             start..start + parts.len(size)
         };
         let Some(segments) = self.segments else { return vec![all(self.parts, 0, size)] };
@@ -141,7 +141,7 @@ impl ShardSpec {
         let (at, segments) = self.segments?.slice(start, len)?;
         let cut = match segments.iter().next() {
             Some((_, AxisParts::WHOLE)) if segments.count == 1 => None,
-            Some((_, parts)) if segments.count == 1 => Some(ShardSpec::by(self.axis, parts)),
+            Some((_, parts)) if segments.count == 1 => Some(ShardSpec::with_parts(self.axis, parts)),
             _ => Some(ShardSpec { segments: Some(segments), ..*self }),
         };
         Some((at, cut))
@@ -175,7 +175,7 @@ impl AxisSegments {
     }
 
     /// Elements of a rank.
-    pub fn local(&self) -> usize {
+    pub fn rank_len(&self) -> usize {
         self.iter().map(|(len, parts)| parts.len(len)).sum()
     }
 
@@ -195,7 +195,7 @@ impl AxisSegments {
     }
 
     /// With borders around a range, and such parts of what is in it, if that is told. `None` if there would be too many.
-    pub fn with(&self, start: usize, len: usize, parts: Option<AxisParts>) -> Option<AxisSegments> {
+    pub fn split_at(&self, start: usize, len: usize, parts: Option<AxisParts>) -> Option<AxisSegments> {
         let (mut at, mut all) = (0, Vec::new());
         for (size, own) in self.iter() {
             let borders = [start, start + len].map(|border| border.clamp(at, at + size));
@@ -209,7 +209,8 @@ impl AxisSegments {
                 let wanted = asked.unwrap_or(own);
                 // What nobody asked for is on every rank where it does not divide.
                 let keeps = piece.len() == size || asked.is_some();
-                let fits = if keeps { wanted.fit(piece.len()) } else { wanted.divide(piece.len()) };
+                let fits =
+                    if keeps { wanted.fits_axis(piece.len()) } else { wanted.is_disjoint(piece.len()) };
                 all.push((piece.len(), if fits { wanted } else { AxisParts::WHOLE }));
             }
             at += size;
@@ -231,22 +232,22 @@ impl RowShardSpec {
     /// Rows of a rank, of so many.
     pub fn len(&self, rows: usize) -> usize {
         match self.segments {
-            Some(segments) => segments.local(),
+            Some(segments) => segments.rank_len(),
             None => self.parts.len(rows / self.outer) * self.outer,
         }
     }
 
     /// The rows of a rank, of a source of so many.
-    pub fn source(&self, source: &ParamSource, rows: usize, rank: usize, ranks: usize) -> ParamSource {
+    pub fn shard_source(&self, source: &ParamSource, rows: usize, rank: usize, ranks: usize) -> ParamSource {
         let of_rows = |blocks| ParamSource::Rows(blocks, Box::new(source.clone()));
         let Some(segments) = self.segments else {
             let (parts, stride) = (self.parts, rows / self.outer);
-            let (start, len) = (parts.start(stride, parts.of_rank(rank, ranks)), parts.len(stride));
+            let (start, len) = (parts.part_start(stride, parts.of_rank(rank, ranks)), parts.len(stride));
             return of_rows(RowBlocks { start, len, stride, count: self.outer, of: rows });
         };
         let mut at = 0;
         let part = |(size, parts): (usize, AxisParts)| {
-            let start = at + parts.start(size, parts.of_rank(rank, ranks));
+            let start = at + parts.part_start(size, parts.of_rank(rank, ranks));
             at += size;
             of_rows(RowBlocks::range(start, parts.len(size), rows))
         };
@@ -257,18 +258,18 @@ impl RowShardSpec {
 /// The type of a part.
 pub(super) fn cut_type(ty: &mut TensorType, cut: Option<ShardSpec>) {
     if let Some(cut) = cut {
-        ty.dims[cut.axis] = cut.of(&ty.dims[cut.axis]);
+        ty.dims[cut.axis] = cut.part_size(&ty.dims[cut.axis]);
     }
 }
 
 /// A size that is constant.
-pub(super) fn size(dim: &Dim) -> Option<usize> {
+pub(super) fn constant_size(dim: &Dim) -> Option<usize> {
     usize::try_from(dim.as_const()?).ok()
 }
 
 /// Whether a size is constant and divides.
-pub(super) fn divides(dim: &Dim, parts: usize) -> bool {
-    size(dim).is_some_and(|size| size > 0 && size.is_multiple_of(parts))
+pub(super) fn is_divisible(dim: &Dim, parts: usize) -> bool {
+    constant_size(dim).is_some_and(|size| size > 0 && size.is_multiple_of(parts))
 }
 
 #[cfg(test)]
@@ -284,9 +285,9 @@ mod tests {
     #[test]
     fn the_last_parts_overlap() {
         let heads = AxisParts::new(4);
-        assert_eq!((heads.len(6), heads.divide(6)), (2, false));
-        assert_eq!([0, 1, 2, 3].map(|part| heads.start(6, part)), [0, 2, 4, 4]);
-        assert_eq!(heads.pieces(6), [(0, 0..2), (1, 0..2), (2, 0..2)]);
+        assert_eq!((heads.len(6), heads.is_disjoint(6)), (2, false));
+        assert_eq!([0, 1, 2, 3].map(|part| heads.part_start(6, part)), [0, 2, 4, 4]);
+        assert_eq!(heads.distinct_ranges(6), [(0, 0..2), (1, 0..2), (2, 0..2)]);
         let rows = heads.regrouped(6, 96).unwrap();
         assert_eq!(rows, AxisParts { count: 4, unit: 16 });
         assert_eq!(rows, AxisParts::of_units(4, 16, 96));
@@ -294,15 +295,15 @@ mod tests {
         assert_eq!(rows.regrouped(96, 32), None);
         // A vocabulary of 333: one row is on both ranks, and taken from the first.
         let vocabulary = AxisParts::new(2);
-        assert_eq!([0, 1].map(|part| vocabulary.start(333, part)), [0, 166]);
-        assert_eq!(vocabulary.pieces(333), [(0, 0..167), (1, 1..167)]);
+        assert_eq!([0, 1].map(|part| vocabulary.part_start(333, part)), [0, 166]);
+        assert_eq!(vocabulary.distinct_ranges(333), [(0, 0..167), (1, 1..167)]);
     }
 
     #[test]
     fn parts_that_divide_have_no_unit() {
         let even = AxisParts::of_units(4, 16, 128);
-        assert_eq!((even, even.divide(128)), (AxisParts::new(4), true));
-        assert_eq!(even.pieces(128).len(), 4);
+        assert_eq!((even, even.is_disjoint(128)), (AxisParts::new(4), true));
+        assert_eq!(even.distinct_ranges(128).len(), 4);
         assert_eq!(even.regrouped(128, 8), Some(even));
         assert_eq!(even.regrouped(128, 6), None);
         // Two key heads of four ranks, and of three.
@@ -313,22 +314,22 @@ mod tests {
     #[test]
     fn borders_make_segments() {
         let whole = segments(&[(24, 2)]);
-        let three = whole.with(8, 6, None).unwrap();
+        let three = whole.split_at(8, 6, None).unwrap();
         assert_eq!(three, segments(&[(8, 2), (6, 2), (10, 2)]));
         // Again the same, and a smaller one inside that every rank has.
-        assert_eq!(three.with(8, 6, None), Some(three));
-        let shared = three.with(14, 4, Some(AxisParts::WHOLE)).unwrap();
+        assert_eq!(three.split_at(8, 6, None), Some(three));
+        let shared = three.split_at(14, 4, Some(AxisParts::WHOLE)).unwrap();
         assert_eq!(shared, segments(&[(8, 2), (6, 2), (4, 1), (6, 2)]));
-        assert_eq!((shared.len(), shared.local()), (24, 4 + 3 + 4 + 3));
+        assert_eq!((shared.len(), shared.rank_len()), (24, 4 + 3 + 4 + 3));
         // Seven elements do not divide, nor does the one that is left.
-        assert_eq!(whole.with(0, 7, None), Some(segments(&[(7, 1), (17, 1)])));
-        let many = (0..9).try_fold(segments(&[(24, 2)]), |all, at| all.with(2 * at, 2, None));
+        assert_eq!(whole.split_at(0, 7, None), Some(segments(&[(7, 1), (17, 1)])));
+        let many = (0..9).try_fold(segments(&[(24, 2)]), |all, at| all.split_at(2 * at, 2, None));
         assert_eq!(many, None);
         // Three heads of eight between two ranks, where somebody asks for them.
         let heads = AxisParts::of_units(2, 8, 24);
-        let uneven = segments(&[(40, 2)]).with(0, 24, Some(heads)).unwrap();
+        let uneven = segments(&[(40, 2)]).split_at(0, 24, Some(heads)).unwrap();
         assert_eq!(uneven.iter().collect::<Vec<_>>(), [(24, heads), (16, AxisParts::new(2))]);
-        assert_eq!((uneven.local(), uneven.with(0, 24, None)), (16 + 8, Some(uneven)));
+        assert_eq!((uneven.rank_len(), uneven.split_at(0, 24, None)), (16 + 8, Some(uneven)));
     }
 
     #[test]
@@ -347,7 +348,7 @@ mod tests {
         let cut =
             RowShardSpec { outer: 1, parts: AxisParts::new(2), segments: Some(segments(&[(8, 2), (4, 1)])) };
         let source = ParamSource::Tensor("w".into());
-        let ParamSource::Concat(parts) = cut.source(&source, 12, 1, 2) else { panic!("not joined") };
+        let ParamSource::Concat(parts) = cut.shard_source(&source, 12, 1, 2) else { panic!("not joined") };
         let rows = |start, len| ParamSource::Rows(RowBlocks::range(start, len, 12), Box::new(source.clone()));
         assert_eq!(parts, [rows(4, 4), rows(8, 4)]);
     }

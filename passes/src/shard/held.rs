@@ -1,7 +1,7 @@
 //! How values are held, and how a rank gets all of one, or its part of one.
 
-use super::cut::{AxisParts, RowShardSpec, ShardSpec, cut_type, size};
-use super::{ModuleSharder, Unshardable, product};
+use super::cut::{AxisParts, RowShardSpec, ShardSpec, constant_size, cut_type};
+use super::{ModuleSharder, Unshardable, dim_product};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, FunctionKind, GraphNode, NodeId, ValueId};
@@ -19,13 +19,13 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum ShardPlacement {
     /// By every rank.
-    Whole(ValueId),
+    Replicate(ValueId),
     /// In parts.
-    Part(ValueId, ShardSpec),
+    Shard(ValueId, ShardSpec),
     /// As the sum of what the ranks have, each a term of its size.
-    Term(ValueId),
+    Partial(ValueId),
     /// Made from parameters, constants and states where it is needed.
-    Free,
+    Deferred,
 }
 
 /// A function while it is rebuilt.
@@ -33,11 +33,11 @@ pub(super) struct FunctionSharder<'s, 'a> {
     pub s: &'s mut ModuleSharder<'a>,
     pub f: &'a Function,
     pub out: Function,
-    held: Vec<Option<ShardPlacement>>,
+    placements: Vec<Option<ShardPlacement>>,
     /// By value: how many inputs and outputs read it.
     pub uses: Vec<usize>,
     wholes: BTreeMap<ValueId, ValueId>,
-    parts: BTreeMap<(ValueId, ShardSpec), ValueId>,
+    shards: BTreeMap<(ValueId, ShardSpec), ValueId>,
     /// Whether values that every rank has can be computed in parts.
     pub recomputed: BTreeMap<(ValueId, ShardSpec), bool>,
 }
@@ -49,19 +49,19 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         inputs: &[Option<ShardSpec>],
     ) -> FunctionSharder<'s, 'a> {
         let mut out = Function::new(f.name.clone(), f.kind);
-        let mut held = vec![None; f.values.len()];
+        let mut placements = vec![None; f.values.len()];
         for (&v, &cut) in f.inputs.iter().zip(inputs) {
             let mut ty = f.ty(v).clone();
             cut_type(&mut ty, cut);
             let input = out.add_input(ty);
-            held[v.index()] =
-                Some(cut.map_or(ShardPlacement::Whole(input), |cut| ShardPlacement::Part(input, cut)));
+            placements[v.index()] =
+                Some(cut.map_or(ShardPlacement::Replicate(input), |cut| ShardPlacement::Shard(input, cut)));
         }
         let mut uses = vec![0; f.values.len()];
-        let inputs = f.live().flat_map(|(_, node)| &node.inputs);
+        let inputs = f.live_nodes().flat_map(|(_, node)| &node.inputs);
         inputs.chain(&f.outputs).for_each(|v| uses[v.index()] += 1);
-        let (wholes, parts, recomputed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        FunctionSharder { s, f, out, held, uses, wholes, parts, recomputed }
+        let (wholes, shards, recomputed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        FunctionSharder { s, f, out, placements, uses, wholes, shards, recomputed }
     }
 
     pub fn ranks(&self) -> usize {
@@ -72,20 +72,20 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         &self.f.ty(v).dims
     }
     /// How a value is held; values are defined before they are used.
-    pub fn held(&self, v: ValueId) -> ShardPlacement {
-        self.held[v.index()].unwrap_or(ShardPlacement::Free)
+    pub fn placement(&self, v: ValueId) -> ShardPlacement {
+        self.placements[v.index()].unwrap_or(ShardPlacement::Deferred)
     }
-    pub fn cut(&self, v: ValueId) -> Option<ShardSpec> {
-        match self.held(v) {
-            ShardPlacement::Part(_, cut) => Some(cut),
+    pub fn shard_spec(&self, v: ValueId) -> Option<ShardSpec> {
+        match self.placement(v) {
+            ShardPlacement::Shard(_, cut) => Some(cut),
             _ => None,
         }
     }
     pub fn is_free(&self, v: ValueId) -> bool {
-        self.held(v) == ShardPlacement::Free
+        self.placement(v) == ShardPlacement::Deferred
     }
-    pub fn hold(&mut self, v: ValueId, held: ShardPlacement) {
-        self.held[v.index()] = Some(held);
+    pub fn set_placement(&mut self, v: ValueId, held: ShardPlacement) {
+        self.placements[v.index()] = Some(held);
     }
     /// `function @f, %3 = op`, of an old node.
     pub fn label(&self, id: NodeId) -> String {
@@ -96,22 +96,22 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     }
 
     /// All of a value, on every rank.
-    pub fn whole(&mut self, v: ValueId) -> Result<ValueId, Unshardable> {
+    pub fn replicate(&mut self, v: ValueId) -> Result<ValueId, Unshardable> {
         if let Some(&whole) = self.wholes.get(&v) {
             return Ok(whole);
         }
-        let whole = match self.held(v) {
-            ShardPlacement::Whole(whole) => whole,
-            ShardPlacement::Part(part, cut) => self.gather(part, cut, &self.dims(v)[cut.axis])?,
-            ShardPlacement::Term(term) => self.sum(term)?,
-            ShardPlacement::Free => self.free_whole(v)?,
+        let whole = match self.placement(v) {
+            ShardPlacement::Replicate(whole) => whole,
+            ShardPlacement::Shard(part, cut) => self.gather(part, cut, &self.dims(v)[cut.axis])?,
+            ShardPlacement::Partial(term) => self.sum(term)?,
+            ShardPlacement::Deferred => self.free_whole(v)?,
         };
         self.wholes.insert(v, whole);
         Ok(whole)
     }
 
-    pub fn wholes(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, Unshardable> {
-        values.iter().map(|&v| self.whole(v)).collect()
+    pub fn replicate_all(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, Unshardable> {
+        values.iter().map(|&v| self.replicate(v)).collect()
     }
 
     /// Whether a rank can have its part of a value without an exchange.
@@ -120,7 +120,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     }
 
     /// The rank's part of a value that has one.
-    pub fn part(&mut self, v: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
+    pub fn shard(&mut self, v: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
         match self.find_part(v, cut, true)? {
             Some(part) => Ok(part),
             None => Err(self.s.plan.unsupported(format!("a value of @{}", self.f.name), "it has no part")),
@@ -134,20 +134,20 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         cut: ShardSpec,
         emit: bool,
     ) -> Result<Option<ValueId>, Unshardable> {
-        if let Some(&part) = self.parts.get(&(v, cut)) {
+        if let Some(&part) = self.shards.get(&(v, cut)) {
             return Ok(Some(part));
         }
-        if self.dims(v).get(cut.axis).is_none_or(|dim| !cut.fits(dim)) {
+        if self.dims(v).get(cut.axis).is_none_or(|dim| !cut.fits_dim(dim)) {
             return Ok(None);
         }
-        let part = match self.held(v) {
-            ShardPlacement::Part(part, own) => return Ok((own == cut).then_some(part)),
-            ShardPlacement::Whole(_) => self.recompute(v, cut, emit)?,
-            ShardPlacement::Term(_) => None,
-            ShardPlacement::Free => self.free_part(v, cut, emit)?,
+        let part = match self.placement(v) {
+            ShardPlacement::Shard(part, own) => return Ok((own == cut).then_some(part)),
+            ShardPlacement::Replicate(_) => self.recompute(v, cut, emit)?,
+            ShardPlacement::Partial(_) => None,
+            ShardPlacement::Deferred => self.free_part(v, cut, emit)?,
         };
         if let (Some(part), true) = (part, emit) {
-            self.parts.insert((v, cut), part);
+            self.shards.insert((v, cut), part);
         }
         Ok(part)
     }
@@ -159,9 +159,12 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         cut: ShardSpec,
         emit: bool,
     ) -> Result<Option<ValueId>, Unshardable> {
-        let Some(GraphNode { op: Op::Concat { axis }, inputs, .. }) = self.f.def(v) else { return Ok(None) };
+        let Some(GraphNode { op: Op::Concat { axis }, inputs, .. }) = self.f.defining_node(v) else {
+            return Ok(None);
+        };
         let same = inputs.iter().all(|x| x == &inputs[0]);
-        let sizes = size(&self.dims(v)[cut.axis]).zip(size(&self.dims(inputs[0])[cut.axis]));
+        let sizes =
+            constant_size(&self.dims(v)[cut.axis]).zip(constant_size(&self.dims(inputs[0])[cut.axis]));
         let Some((all, one)) = sizes.filter(|&(_, one)| one > 0) else { return Ok(None) };
         let len = cut.parts.len(all);
         if *axis != cut.axis || cut.segments.is_some() || !same || !len.is_multiple_of(one) {
@@ -170,25 +173,26 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         if !emit {
             return Ok(Some(v));
         }
-        let copy = self.whole(inputs[0])?;
+        let copy = self.replicate(inputs[0])?;
         self.emit(Op::Concat { axis: *axis }, &vec![copy; len / one]).map(Some)
     }
 
     /// The node of a value that is free.
     fn free_node(&self, v: ValueId) -> Result<&'a GraphNode, Unshardable> {
         let f: &'a Function = self.f;
-        f.def(v).ok_or_else(|| self.s.plan.unsupported(format!("an input of @{}", f.name), "it is not held"))
+        f.defining_node(v)
+            .ok_or_else(|| self.s.plan.unsupported(format!("an input of @{}", f.name), "it is not held"))
     }
 
     fn free_whole(&mut self, v: ValueId) -> Result<ValueId, Unshardable> {
         let node = self.free_node(v)?;
         if let Op::StateRead(state) = node.op
-            && let Some(cut) = self.s.state_cut(state, None)
+            && let Some(cut) = self.s.state_shard(state, None)
         {
             let part = self.emit(node.op.clone(), &[])?;
             return self.gather(part, cut, &self.dims(v)[cut.axis]);
         }
-        let inputs = self.wholes(&node.inputs)?;
+        let inputs = self.replicate_all(&node.inputs)?;
         self.emit(node.op.clone(), &inputs)
     }
 
@@ -215,15 +219,15 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
                     Some(other) if other != Some(cut) => Ok(None),
                     _ if !emit => Ok(Some(v)),
                     _ => {
-                        self.s.state_cut(*state, Some(cut));
+                        self.s.state_shard(*state, Some(cut));
                         self.emit(op.clone(), &[]).map(Some)
                     }
                 };
             }
             Op::Dequantize | Op::Unary(_) | Op::Cast(_) => cut,
             Op::Slice { axis, .. } if *axis != cut.axis => cut,
-            Op::Permute { perm } => cut.along(perm[cut.axis]),
-            Op::Reshape { .. } => match reshaped(self.dims(v), self.dims(inputs[0]), cut) {
+            Op::Permute { perm } => cut.on_axis(perm[cut.axis]),
+            Op::Reshape { .. } => match reshape_shard(self.dims(v), self.dims(inputs[0]), cut) {
                 Some(from) => from,
                 None => return Ok(None),
             },
@@ -234,7 +238,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         if !emit {
             return Ok(Some(v));
         }
-        let op = self.local(op, v, cut);
+        let op = self.local_op(op, v, cut);
         self.emit(op, &[x]).map(Some)
     }
 
@@ -247,9 +251,9 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         let node = self.free_node(v)?;
         let mut parts = Vec::with_capacity(node.inputs.len());
         for &x in &node.inputs {
-            let part = match self.aligned(x, v, cut) {
+            let part = match self.operand_shard(x, v, cut) {
                 Some(cut) => self.find_part(x, cut, emit)?,
-                None if emit => Some(self.whole(x)?),
+                None if emit => Some(self.replicate(x)?),
                 None => Some(x),
             };
             match part {
@@ -264,14 +268,14 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     }
 
     /// The cut of an operand that goes with a cut of the result; `None` where the operand has one row for all there.
-    pub fn aligned(&self, x: ValueId, result: ValueId, cut: ShardSpec) -> Option<ShardSpec> {
+    pub fn operand_shard(&self, x: ValueId, result: ValueId, cut: ShardSpec) -> Option<ShardSpec> {
         let (rank, own) = (self.dims(result).len(), self.dims(x).len());
         let axis = (cut.axis + own).checked_sub(rank)?;
-        (self.dims(x)[axis] != Dim::from(1)).then(|| cut.along(axis))
+        (self.dims(x)[axis] != Dim::from(1)).then(|| cut.on_axis(axis))
     }
 
     /// An op with the sizes of a part of its result.
-    pub fn local(&self, op: &Op, result: ValueId, cut: ShardSpec) -> Op {
+    pub fn local_op(&self, op: &Op, result: ValueId, cut: ShardSpec) -> Op {
         match op {
             Op::Reshape { .. } => {
                 let mut ty = self.f.ty(result).clone();
@@ -287,31 +291,32 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         if self.f.kind != FunctionKind::Entry {
             return Err(Unshardable::Gathers);
         }
-        match (cut.segments, size(of)) {
+        match (cut.segments, constant_size(of)) {
             (Some(_), _) => self.gather_segments(part, cut),
-            (None, Some(size)) => self.gathered(part, cut.axis, cut.parts, size),
+            (None, Some(size)) => self.all_gather(part, cut.axis, cut.parts, size),
             (None, None) => Err(self.s.plan.unsupported(format!("an axis of {of} elements"), "it varies")),
         }
     }
 
     /// The same where the axis has no segments.
-    pub fn gathered(
+    pub fn all_gather(
         &mut self,
         part: ValueId,
         axis: usize,
         parts: AxisParts,
         size: usize,
     ) -> Result<ValueId, Unshardable> {
-        self.s.exchanges += 1;
+        self.s.all_gathers += 1;
         let ranks = self.ranks();
         let mut whole = self.out.ty(part).dims.clone();
-        let inner = product(&whole[axis + 1..]);
-        let flat: Vec<Dim> = whole[..axis].iter().cloned().chain([product(&whole[axis..])]).collect();
+        let inner = dim_product(&whole[axis + 1..]);
+        let flat: Vec<Dim> = whole[..axis].iter().cloned().chain([dim_product(&whole[axis..])]).collect();
         let flat = if flat == whole { part } else { self.emit(Op::Reshape { dims: flat }, &[part])? };
-        let all = self.emit(Op::Exchange { ranks }, &[flat])?;
+        let all = self.emit(Op::AllGather { ranks }, &[flat])?;
         let len = parts.len(size);
         let mut slices = Vec::new();
-        for range in places(parts, size, ranks).into_iter().filter(|range| range.len() < ranks * len) {
+        for range in gathered_ranges(parts, size, ranks).into_iter().filter(|range| range.len() < ranks * len)
+        {
             let [start, len] = [range.start, range.len()].map(|elements| inner.scale(elements as i64));
             slices.push(self.emit(Op::Slice { axis, start, len }, &[all])?);
         }
@@ -328,13 +333,13 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     }
 
     /// Outputs: whole ones of an entry function, those of a body as they are.
-    pub fn outputs(&mut self) -> Result<Vec<Option<ShardSpec>>, Unshardable> {
+    pub fn finish_outputs(&mut self) -> Result<Vec<Option<ShardSpec>>, Unshardable> {
         let f = self.f;
         let mut cuts = Vec::with_capacity(f.outputs.len());
         for &v in &f.outputs {
-            let (output, cut) = match self.held(v) {
-                ShardPlacement::Part(part, cut) if f.kind != FunctionKind::Entry => (part, Some(cut)),
-                _ => (self.whole(v)?, None),
+            let (output, cut) = match self.placement(v) {
+                ShardPlacement::Shard(part, cut) if f.kind != FunctionKind::Entry => (part, Some(cut)),
+                _ => (self.replicate(v)?, None),
             };
             self.out.outputs.push(output);
             cuts.push(cut);
@@ -344,10 +349,10 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
 }
 
 /// Where the elements of an axis are among the parts of all ranks, one behind the other.
-fn places(parts: AxisParts, size: usize, ranks: usize) -> Vec<Range<usize>> {
+fn gathered_ranges(parts: AxisParts, size: usize, ranks: usize) -> Vec<Range<usize>> {
     let len = parts.len(size);
     let mut all: Vec<Range<usize>> = Vec::new();
-    for (number, piece) in parts.pieces(size) {
+    for (number, piece) in parts.distinct_ranges(size) {
         let first = parts.rank(number, ranks) * len;
         match all.last_mut() {
             Some(last) if last.end == first + piece.start => last.end = first + piece.end,
@@ -358,10 +363,10 @@ fn places(parts: AxisParts, size: usize, ranks: usize) -> Vec<Range<usize>> {
 }
 
 /// The axis of `to` that a cut of `from` is a cut of, where both are the same elements in row-major order.
-pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: ShardSpec) -> Option<ShardSpec> {
+pub(super) fn reshape_shard(from: &[Dim], to: &[Dim], cut: ShardSpec) -> Option<ShardSpec> {
     let axis = reshaped_axis(from, to, cut.axis)?;
-    let sizes = (size(&from[cut.axis])?, size(&to[axis])?);
-    let cut = cut.along(axis);
+    let sizes = (constant_size(&from[cut.axis])?, constant_size(&to[axis])?);
+    let cut = cut.on_axis(axis);
     match cut.segments {
         None => Some(ShardSpec { parts: cut.parts.regrouped(sizes.0, sizes.1)?, ..cut }),
         Some(_) => (sizes.0 == sizes.1).then_some(cut),
@@ -370,7 +375,7 @@ pub(super) fn reshaped(from: &[Dim], to: &[Dim], cut: ShardSpec) -> Option<Shard
 
 /// The axis of `to` that begins where an axis of `from` does.
 pub(super) fn reshaped_axis(from: &[Dim], to: &[Dim], axis: usize) -> Option<usize> {
-    let before = product(&from[..axis]);
-    let begins = |&b: &usize| product(&to[..b]) == before && to[b] != Dim::from(1);
+    let before = dim_product(&from[..axis]);
+    let begins = |&b: &usize| dim_product(&to[..b]) == before && to[b] != Dim::from(1);
     (0..to.len()).find(begins)
 }

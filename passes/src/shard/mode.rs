@@ -36,19 +36,20 @@ impl TpMode {
 }
 
 /// The module for a number of ranks, and lines that say why it is split so.
-pub(super) fn shard(
+pub(super) fn shard_for_mode(
     module: &Module,
     ranks: usize,
     options: &PassOptions,
 ) -> Result<Result<(ShardedModule, Vec<String>), ShardError>, PassError> {
-    let alone = |sums| Ok(super::shard(module, ranks, sums)?.map(|sharded| (sharded, Vec::new())));
+    let alone = |sums| Ok(super::shard_module(module, ranks, sums)?.map(|sharded| (sharded, Vec::new())));
     match options.tp_mode {
         TpMode::Gather | TpMode::Codes => alone(false),
         TpMode::Reduce => alone(true),
         TpMode::Auto => {
-            let [gather, reduce] = [super::shard(module, ranks, false)?, super::shard(module, ranks, true)?];
+            let [gather, reduce] =
+                [super::shard_module(module, ranks, false)?, super::shard_module(module, ranks, true)?];
             Ok(match (gather, reduce) {
-                (Ok(gather), Ok(reduce)) => Ok(cheaper(gather, reduce, options)),
+                (Ok(gather), Ok(reduce)) => Ok(choose_cheaper(gather, reduce, options)),
                 (Ok(gather), Err(error)) => {
                     Ok((gather, vec![format!("auto: gather, since for reduce {error}")]))
                 }
@@ -65,24 +66,24 @@ pub(super) fn shard(
 struct CollectiveCost {
     entry: &'static str,
     tokens: i64,
-    exchanges: u64,
+    all_gathers: u64,
     /// That a rank gets.
     bytes: u64,
 }
 
 impl CollectiveCost {
-    fn of(module: &Module, entry: &'static str, tokens: i64) -> Option<CollectiveCost> {
+    fn for_entry(module: &Module, entry: &'static str, tokens: i64) -> Option<CollectiveCost> {
         let (_, f) = module.function(entry)?;
-        let sizes = SymValues::tokens(tokens);
+        let sizes = SymValues::for_tokens(tokens);
         let (mut exchanges, mut bytes) = (0, 0);
-        for (_, node) in f.live() {
-            let Op::Exchange { ranks } = node.op else { continue };
+        for (_, node) in f.live_nodes() {
+            let Op::AllGather { ranks } = node.op else { continue };
             let ty = f.ty(node.inputs[0]);
             let elements = ty.dims.iter().map(|dim| dim.eval(&sizes).max(0) as u64).product::<u64>();
             exchanges += 1;
             bytes += (ranks as u64 - 1) * elements * ty.dtype.bytes().unwrap_or(0) as u64;
         }
-        Some(CollectiveCost { entry, tokens, exchanges, bytes })
+        Some(CollectiveCost { entry, tokens, all_gathers: exchanges, bytes })
     }
 
     /// Of a token alone, and of one of a whole chunk of a prompt.
@@ -90,17 +91,17 @@ impl CollectiveCost {
         let prompt = if module.function("prefill").is_some() { "prefill" } else { "step" };
         [("decode", 1), (prompt, chunk)]
             .into_iter()
-            .filter_map(|(e, n)| CollectiveCost::of(module, e, n))
+            .filter_map(|(e, n)| CollectiveCost::for_entry(module, e, n))
             .collect()
     }
 
     fn microseconds(&self, cost: ExchangeCost) -> f64 {
-        cost.nanoseconds(self.exchanges, self.bytes) / 1e3 / self.tokens.max(1) as f64
+        cost.nanoseconds(self.all_gathers, self.bytes) / 1e3 / self.tokens.max(1) as f64
     }
 
     /// `decode with 1 token: 6 exchanges, 4096 bytes, 12.4 us a token`.
     fn describe(&self, cost: ExchangeCost) -> String {
-        let CollectiveCost { entry, tokens, exchanges, bytes } = self;
+        let CollectiveCost { entry, tokens, all_gathers: exchanges, bytes } = self;
         let time = self.microseconds(cost);
         let tokens = if *tokens == 1 { "1 token".into() } else { format!("{tokens} tokens") };
         format!("{entry} of {tokens}: {exchanges} exchanges, {bytes} bytes, {time:.1} us a token")
@@ -108,12 +109,12 @@ impl CollectiveCost {
 }
 
 /// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum for both.
-fn cheaper(
+fn choose_cheaper(
     gather: ShardedModule,
     reduce: ShardedModule,
     options: &PassOptions,
 ) -> (ShardedModule, Vec<String>) {
-    let cost = options.exchange;
+    let cost = options.all_gather_cost;
     let sum = |name: &str, module: &Module| {
         let costs = CollectiveCost::of_tokens(module, options.chunk);
         let time: f64 = costs.iter().map(|c| c.microseconds(cost)).sum();

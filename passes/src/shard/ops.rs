@@ -1,8 +1,8 @@
 //! What ops make of values that are held in parts.
 
 use super::Unshardable;
-use super::cut::{AxisParts, ShardSpec, size};
-use super::held::{FunctionSharder, ShardPlacement, reshaped, reshaped_axis};
+use super::cut::{AxisParts, ShardSpec, constant_size};
+use super::held::{FunctionSharder, ShardPlacement, reshape_shard, reshaped_axis};
 use mlcc_ir::graph::{FunctionKind, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, StateId};
 use mlcc_ir::ops::{AttentionOp, Op};
@@ -12,7 +12,7 @@ impl FunctionSharder<'_, '_> {
     pub fn node(&mut self, id: NodeId, node: &GraphNode) -> Result<(), Unshardable> {
         let inputs = &node.inputs;
         if self.is_made_of_free(node) {
-            self.hold(node.outputs[0], ShardPlacement::Free);
+            self.set_placement(node.outputs[0], ShardPlacement::Deferred);
             return Ok(());
         }
         if self.of_terms(node)? {
@@ -23,9 +23,9 @@ impl FunctionSharder<'_, '_> {
                 // The cut of this state is known.
                 let cut = self.s.states.get(state).copied().flatten();
                 let value = self.emit(node.op.clone(), &[])?;
-                self.hold(
+                self.set_placement(
                     node.outputs[0],
-                    cut.map_or(ShardPlacement::Whole(value), |cut| ShardPlacement::Part(value, cut)),
+                    cut.map_or(ShardPlacement::Replicate(value), |cut| ShardPlacement::Shard(value, cut)),
                 );
                 Ok(())
             }
@@ -40,9 +40,11 @@ impl FunctionSharder<'_, '_> {
             Op::Reshape { .. } => self.reshape(id, node),
             Op::Permute { perm } => {
                 let axis = |cut: ShardSpec| perm.iter().position(|&p| p == cut.axis);
-                self.keeps(node, |cut| axis(cut).map(|axis| cut.along(axis)))
+                self.keeps(node, |cut| axis(cut).map(|axis| cut.on_axis(axis)))
             }
-            Op::Slice { axis, start, len } if self.cut(inputs[0]).is_some_and(|cut| cut.axis == *axis) => {
+            Op::Slice { axis, start, len }
+                if self.shard_spec(inputs[0]).is_some_and(|cut| cut.axis == *axis) =>
+            {
                 self.slice(node, (*axis, start, len))
             }
             Op::Slice { axis, .. } | Op::Reduce { axis, .. } => {
@@ -52,7 +54,7 @@ impl FunctionSharder<'_, '_> {
                 let last = self.dims(inputs[0]).len() - 1;
                 self.keeps(node, |cut| (cut.axis != last).then_some(cut))
             }
-            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => {
+            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::OutputRows => {
                 self.keeps(node, |cut| (cut.axis > 0).then_some(cut))
             }
             Op::Concat { axis } => self.concat(node, *axis),
@@ -80,10 +82,10 @@ impl FunctionSharder<'_, '_> {
 
     /// Every rank computes all of it.
     pub fn replicated(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
-        let inputs = self.wholes(&node.inputs)?;
+        let inputs = self.replicate_all(&node.inputs)?;
         let outputs = self.out.append(&self.s.new, node.op.clone(), &inputs)?;
         for (&v, output) in node.outputs.iter().zip(outputs) {
-            self.hold(v, ShardPlacement::Whole(output));
+            self.set_placement(v, ShardPlacement::Replicate(output));
         }
         Ok(())
     }
@@ -95,13 +97,13 @@ impl FunctionSharder<'_, '_> {
         cut: impl Fn(ShardSpec) -> Option<ShardSpec>,
     ) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
-        let ShardPlacement::Part(part, own) = self.held(x) else { return self.replicated(node) };
+        let ShardPlacement::Shard(part, own) = self.placement(x) else { return self.replicated(node) };
         let Some(cut) = cut(own) else { return self.replicated(node) };
         let mut inputs = vec![part];
-        inputs.extend(self.wholes(&node.inputs[1..])?);
-        let op = self.local(&node.op, out, cut);
+        inputs.extend(self.replicate_all(&node.inputs[1..])?);
+        let op = self.local_op(&node.op, out, cut);
         let part = self.emit(op, &inputs)?;
-        self.hold(out, ShardPlacement::Part(part, cut));
+        self.set_placement(out, ShardPlacement::Shard(part, cut));
         Ok(())
     }
 
@@ -117,9 +119,9 @@ impl FunctionSharder<'_, '_> {
     pub fn broadcast(&mut self, node: &GraphNode, cut: ShardSpec) -> Result<(), Unshardable> {
         let out = node.outputs[0];
         for &v in &node.inputs {
-            let fits = match self.aligned(v, out, cut) {
+            let fits = match self.operand_shard(v, out, cut) {
                 Some(own) => self.has_part(v, own)?,
-                None => self.cut(v).is_none(),
+                None => self.shard_spec(v).is_none(),
             };
             if !fits {
                 return self.replicated(node);
@@ -127,27 +129,27 @@ impl FunctionSharder<'_, '_> {
         }
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
-            inputs.push(match self.aligned(v, out, cut) {
-                Some(own) => self.part(v, own)?,
-                None => self.whole(v)?,
+            inputs.push(match self.operand_shard(v, out, cut) {
+                Some(own) => self.shard(v, own)?,
+                None => self.replicate(v)?,
             });
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(out, ShardPlacement::Part(part, cut));
+        self.set_placement(out, ShardPlacement::Shard(part, cut));
         Ok(())
     }
 
     /// The cut of a broadcast result that goes with that of an operand.
     pub fn of_result(&self, v: ValueId, result: ValueId) -> Option<ShardSpec> {
-        let cut = self.cut(v)?;
-        Some(cut.along(cut.axis + self.dims(result).len() - self.dims(v).len()))
+        let cut = self.shard_spec(v)?;
+        Some(cut.on_axis(cut.axis + self.dims(result).len() - self.dims(v).len()))
     }
 
     fn reshape(&mut self, id: NodeId, node: &GraphNode) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
-        let Some(cut) = self.cut(x) else { return self.replicated(node) };
+        let Some(cut) = self.shard_spec(x) else { return self.replicated(node) };
         let (from, to) = (self.dims(x), self.dims(out));
-        if let Some(new) = reshaped(from, to, cut) {
+        if let Some(new) = reshape_shard(from, to, cut) {
             // One head for all: nobody wants parts of it.
             let is_head =
                 new.axis > cut.axis && to[cut.axis..new.axis].iter().all(|d| d.as_const() == Some(1));
@@ -157,7 +159,7 @@ impl FunctionSharder<'_, '_> {
             return self.keeps(node, |_| Some(new));
         }
         let axis = reshaped_axis(from, to, cut.axis);
-        let sizes = axis.and_then(|axis| size(&from[cut.axis]).zip(size(&to[axis])));
+        let sizes = axis.and_then(|axis| constant_size(&from[cut.axis]).zip(constant_size(&to[axis])));
         let Some((all, heads)) = sizes.filter(|&(_, heads)| heads > 0) else {
             return self.replicated(node);
         };
@@ -176,7 +178,7 @@ impl FunctionSharder<'_, '_> {
     }
 
     fn concat(&mut self, node: &GraphNode, axis: usize) -> Result<(), Unshardable> {
-        let cut = node.inputs.iter().find_map(|&v| self.cut(v)).filter(|cut| cut.axis != axis);
+        let cut = node.inputs.iter().find_map(|&v| self.shard_spec(v)).filter(|cut| cut.axis != axis);
         let Some(cut) = cut else { return self.replicated(node) };
         for &v in &node.inputs {
             if !self.has_part(v, cut)? {
@@ -185,20 +187,20 @@ impl FunctionSharder<'_, '_> {
         }
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
-            inputs.push(self.part(v, cut)?);
+            inputs.push(self.shard(v, cut)?);
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
+        self.set_placement(node.outputs[0], ShardPlacement::Shard(part, cut));
         Ok(())
     }
 
     fn state_write(&mut self, state: StateId, v: ValueId) -> Result<(), Unshardable> {
-        let own = self.cut(v);
-        let value = match self.s.state_cut(state, own) {
-            None => self.whole(v)?,
-            Some(cut) if self.has_part(v, cut)? => self.part(v, cut)?,
+        let own = self.shard_spec(v);
+        let value = match self.s.state_shard(state, own) {
+            None => self.replicate(v)?,
+            Some(cut) if self.has_part(v, cut)? => self.shard(v, cut)?,
             Some(_) => {
-                self.s.correct(state, own);
+                self.s.correct_placement(state, own);
                 return Ok(());
             }
         };
@@ -208,21 +210,21 @@ impl FunctionSharder<'_, '_> {
 
     fn cache_append(&mut self, state: StateId, node: &GraphNode) -> Result<(), Unshardable> {
         let (rows, out) = (node.inputs[0], node.outputs[0]);
-        let own = self.cut(rows).filter(|cut| cut.axis > 0);
-        match self.s.state_cut(state, own) {
+        let own = self.shard_spec(rows).filter(|cut| cut.axis > 0);
+        match self.s.state_shard(state, own) {
             None => self.replicated(node),
             Some(cut) if self.has_part(rows, cut)? => {
-                let rows = self.part(rows, cut)?;
+                let rows = self.shard(rows, cut)?;
                 let all = self.emit(node.op.clone(), &[rows])?;
-                self.hold(out, ShardPlacement::Part(all, cut));
+                self.set_placement(out, ShardPlacement::Shard(all, cut));
                 Ok(())
             }
             Some(_) => {
-                self.s.correct(state, own);
-                let all = self.whole(rows)?;
+                self.s.correct_placement(state, own);
+                let all = self.replicate(rows)?;
                 let ty = self.f.ty(out).clone();
                 let all = self.out.append_typed(node.op.clone(), &[all], vec![ty])[0];
-                self.hold(out, ShardPlacement::Whole(all));
+                self.set_placement(out, ShardPlacement::Replicate(all));
                 Ok(())
             }
         }
@@ -232,13 +234,13 @@ impl FunctionSharder<'_, '_> {
     fn attention(&mut self, id: NodeId, node: &GraphNode, a: &AttentionOp) -> Result<(), Unshardable> {
         let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let ranks = self.ranks();
-        let heads = |split: &Self, v: ValueId| size(&split.dims(v)[1]).unwrap_or(0).max(1);
+        let heads = |split: &Self, v: ValueId| constant_size(&split.dims(v)[1]).unwrap_or(0).max(1);
         let (query_heads, key_heads) = (heads(self, q), heads(self, k));
         let (queries, keys) = parts_of_heads(query_heads, key_heads, ranks);
-        let by_heads = ShardSpec::by(1, queries);
+        let by_heads = ShardSpec::with_parts(1, queries);
         // The rows of a product that heads are made of.
         let rows = |split: &Self, v: ValueId, heads: usize, parts: AxisParts| {
-            let size = split.dims(v)[2..].iter().filter_map(size).product::<usize>();
+            let size = split.dims(v)[2..].iter().filter_map(constant_size).product::<usize>();
             parts.regrouped(heads, heads * size).unwrap_or(parts)
         };
         if !self.has_part(q, by_heads)? {
@@ -251,17 +253,17 @@ impl FunctionSharder<'_, '_> {
         // By input: how each rank needs it.
         let cut = |i: usize| match i {
             0 => Some(by_heads),
-            1 | 2 => (keys.count > 1).then_some(ShardSpec::by(1, keys)),
+            1 | 2 => (keys.count > 1).then_some(ShardSpec::with_parts(1, keys)),
             _ if Some(i) == a.sink_input() => Some(by_heads),
             _ if [a.slopes_input(), a.null_input(), a.terms_input()].contains(&Some(i)) => {
-                Some(by_heads.along(0))
+                Some(by_heads.on_axis(0))
             }
             _ => None,
         };
         for (i, &x) in node.inputs.iter().enumerate() {
             let fits = match cut(i) {
                 Some(cut) => self.has_part(x, cut)?,
-                None => self.cut(x).is_none(),
+                None => self.shard_spec(x).is_none(),
             };
             if fits {
                 continue;
@@ -278,25 +280,25 @@ impl FunctionSharder<'_, '_> {
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (i, &x) in node.inputs.iter().enumerate() {
             inputs.push(match cut(i) {
-                Some(cut) => self.part(x, cut)?,
-                None => self.whole(x)?,
+                Some(cut) => self.shard(x, cut)?,
+                None => self.replicate(x)?,
             });
         }
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], ShardPlacement::Part(part, by_heads));
+        self.set_placement(node.outputs[0], ShardPlacement::Shard(part, by_heads));
         Ok(())
     }
 
     /// Asks that a cache which every rank has whole is held in parts; false if its rows have none.
     fn ask_of_cache(&mut self, cache: ValueId, cut: Option<ShardSpec>) -> Result<bool, Unshardable> {
         let (Some(GraphNode { op: Op::CacheAppend(state), inputs, .. }), Some(cut)) =
-            (self.f.def(cache), cut)
+            (self.f.defining_node(cache), cut)
         else {
             return Ok(false);
         };
-        let has_parts = self.cut(cache).is_none() && self.has_part(inputs[0], cut)?;
+        let has_parts = self.shard_spec(cache).is_none() && self.has_part(inputs[0], cut)?;
         if has_parts {
-            self.s.correct(*state, Some(cut));
+            self.s.correct_placement(*state, Some(cut));
         }
         Ok(has_parts)
     }
@@ -310,11 +312,11 @@ impl FunctionSharder<'_, '_> {
         (carries, seqs): (usize, usize),
     ) -> Result<(), Unshardable> {
         let is_seq = |i: usize| (carries..carries + seqs).contains(&i);
-        let of_seq = |&v: &ValueId| Some((v, self.cut(v).filter(|cut| cut.axis > 0)?));
+        let of_seq = |&v: &ValueId| Some((v, self.shard_spec(v).filter(|cut| cut.axis > 0)?));
         // Heads come first: what is split along another axis is shared by them.
         let first = node.inputs[carries..carries + seqs].iter().filter_map(of_seq);
         let Some((like, cut)) = first.min_by_key(|(_, cut)| cut.axis) else { return self.replicated(node) };
-        let (slice, size) = (cut.along(cut.axis - 1), self.dims(like)[cut.axis].clone());
+        let (slice, size) = (cut.on_axis(cut.axis - 1), self.dims(like)[cut.axis].clone());
         if cut.parts.count != self.ranks() || cut.segments.is_some() {
             if self.demand_whole(&node.inputs) || self.s.again {
                 return self.replicated(node);
@@ -328,7 +330,7 @@ impl FunctionSharder<'_, '_> {
             let fits = has_heads && self.has_part(v, own)?;
             match (fits, has_heads) {
                 (false, true) => others.push(v),
-                (false, false) if self.cut(v).is_some() => shared.push(v),
+                (false, false) if self.shard_spec(v).is_some() => shared.push(v),
                 _ => {}
             }
             cuts.push((fits, own, v));
@@ -338,10 +340,10 @@ impl FunctionSharder<'_, '_> {
             return self.replicated(node);
         }
         for &(fits, own, v) in &cuts {
-            inputs.push(if fits { self.part(v, own)? } else { self.whole(v)? });
+            inputs.push(if fits { self.shard(v, own)? } else { self.replicate(v)? });
         }
         let cuts: Vec<Option<ShardSpec>> = cuts.iter().map(|(fits, ..)| fits.then_some(slice)).collect();
-        let made = match self.s.body(body, &cuts) {
+        let made = match self.s.shard_body(body, &cuts) {
             Ok(made) => made,
             Err(Unshardable::Gathers) => {
                 let parts = AxisParts::new(self.ranks());
@@ -360,11 +362,12 @@ impl FunctionSharder<'_, '_> {
         let op = Op::Scan { body: made.id, carries, seqs };
         let outputs = self.out.append(&self.s.new, op, &inputs)?;
         for (i, (&v, output)) in node.outputs.iter().zip(outputs).enumerate() {
-            let stacked = |cut: ShardSpec| if i < carries { cut } else { cut.along(cut.axis + 1) };
-            self.hold(
+            let stacked = |cut: ShardSpec| if i < carries { cut } else { cut.on_axis(cut.axis + 1) };
+            self.set_placement(
                 v,
-                made.outputs[i]
-                    .map_or(ShardPlacement::Whole(output), |cut| ShardPlacement::Part(output, stacked(cut))),
+                made.outputs[i].map_or(ShardPlacement::Replicate(output), |cut| {
+                    ShardPlacement::Shard(output, stacked(cut))
+                }),
             );
         }
         Ok(())
@@ -373,10 +376,10 @@ impl FunctionSharder<'_, '_> {
     /// States that are read here are whole: the recurrence cannot be split, and every rank computes all of it.
     fn keep_whole(&mut self, carries: &[ValueId]) {
         for &v in carries {
-            if let Some(GraphNode { op: Op::StateRead(state), .. }) = self.f.def(v)
+            if let Some(GraphNode { op: Op::StateRead(state), .. }) = self.f.defining_node(v)
                 && matches!(self.s.states.get(state), Some(Some(_)))
             {
-                self.s.correct(*state, None);
+                self.s.correct_placement(*state, None);
             }
         }
     }

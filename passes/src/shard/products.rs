@@ -1,7 +1,7 @@
 //! Products and tables: what has weights.
 
 use super::Unshardable;
-use super::cut::{AxisParts, RowShardSpec, ShardSpec, divides, size};
+use super::cut::{AxisParts, RowShardSpec, ShardSpec, constant_size, is_divisible};
 use super::held::{FunctionSharder, ShardPlacement};
 use super::terms::MatmulOperands;
 use mlcc_ir::dim::Dim;
@@ -10,7 +10,7 @@ use mlcc_ir::graph::{GraphNode, NodeId, ValueId};
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::module::{ParamId, ParamRole};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{RowScope, scopes};
+use mlcc_ir::sequences::{RowScope, row_scopes};
 use mlcc_ir::types::DType;
 use mlcc_quant::TILE;
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ impl FunctionSharder<'_, '_> {
     /// The parameter that a free value is made of, if it is one.
     pub fn weight(&self, mut v: ValueId) -> Option<ParamId> {
         loop {
-            let node = self.f.def(v)?;
+            let node = self.f.defining_node(v)?;
             match node.op {
                 Op::Param(p) => return Some(p),
                 Op::Dequantize | Op::Cast(_) | Op::Permute { .. } | Op::Reshape { .. } | Op::Unary(_) => {
@@ -45,7 +45,7 @@ impl FunctionSharder<'_, '_> {
         match self.s.plan.products.get(&weight) {
             Some(&parts) => parts,
             None if sizes.0.saturating_mul(FLAT) <= sizes.1 => AxisParts::WHOLE,
-            None if sizes.0 <= FEW && !divides(rows, self.ranks()) => AxisParts::WHOLE,
+            None if sizes.0 <= FEW && !is_divisible(rows, self.ranks()) => AxisParts::WHOLE,
             // The thin half of a low-rank product: its other half has the rows of heads.
             None if role == ParamRole::LowRank && sizes.0 < sizes.1 => AxisParts::WHOLE,
             None => self.parts_of_rows(rows),
@@ -54,7 +54,7 @@ impl FunctionSharder<'_, '_> {
 
     /// A part of rows for each rank: of whole tiles where they do not divide.
     fn parts_of_rows(&self, rows: &Dim) -> AxisParts {
-        match divides(rows, TILE) && !divides(rows, self.ranks()) {
+        match is_divisible(rows, TILE) && !is_divisible(rows, self.ranks()) {
             true => AxisParts { unit: TILE, ..AxisParts::new(self.ranks()) },
             false => AxisParts::new(self.ranks()),
         }
@@ -70,7 +70,7 @@ impl FunctionSharder<'_, '_> {
         let parts = AxisParts::new(self.ranks());
         self.demand_of(values, parts, |split, weight, product| {
             !split.s.plan.products.contains_key(&weight)
-                && matches!(split.held(product), ShardPlacement::Term(_))
+                && matches!(split.placement(product), ShardPlacement::Partial(_))
         })
     }
 
@@ -96,7 +96,7 @@ impl FunctionSharder<'_, '_> {
             if self.is_free(v) || !seen.insert(v) {
                 continue;
             }
-            let Some(node) = self.f.def(v) else { continue };
+            let Some(node) = self.f.defining_node(v) else { continue };
             // What an adapter adds has the parts that are wanted, whatever it is computed from.
             if matches!(node.op, Op::MatMulExperts { .. }) && self.is_adapter(node.inputs[1]) {
                 continue;
@@ -131,10 +131,10 @@ impl FunctionSharder<'_, '_> {
         let Some(weight) = weight else { return self.matmul_of_values(node) };
         let last = self.dims(x).len() - 1;
         // Rows that the ranks have are theirs already.
-        if let Some(cut) = self.cut(x).filter(|cut| cut.axis < last) {
-            let inputs = [self.part(x, cut)?, self.whole(w)?];
+        if let Some(cut) = self.shard_spec(x).filter(|cut| cut.axis < last) {
+            let inputs = [self.shard(x, cut)?, self.replicate(w)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
+            self.set_placement(node.outputs[0], ShardPlacement::Shard(part, cut));
             return Ok(());
         }
         let (rows, columns) = if transposed { (0, 1) } else { (1, 0) };
@@ -156,15 +156,15 @@ impl FunctionSharder<'_, '_> {
         let cut = ShardSpec { axis: rows, parts, segments };
         if !self.has_part(w, cut)? {
             let plan = &self.s.plan;
-            if !divides(&dims[rows], parts.count * parts.unit) {
+            if !is_divisible(&dims[rows], parts.count * parts.unit) {
                 let what = format!("{} rows of {}", dims[rows], self.s.old.params[weight].name);
                 return Err(plan.divide(what));
             }
             return Err(plan.unsupported(self.label(id), "its weight has no rows of its own for each rank"));
         }
-        let inputs = [self.whole(x)?, self.part(w, cut)?];
+        let inputs = [self.replicate(x)?, self.shard(w, cut)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], ShardPlacement::Part(part, cut.along(last)));
+        self.set_placement(node.outputs[0], ShardPlacement::Shard(part, cut.on_axis(last)));
         Ok(())
     }
 
@@ -184,18 +184,18 @@ impl FunctionSharder<'_, '_> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         // Who wants parts of what an adapter adds takes them from all of it.
         if self.is_adapter(w) {
-            return self.adapted(node);
+            return self.shard_adapted(node);
         }
-        if let Some(cut) = self.cut(x).filter(|cut| cut.axis == 1)
+        if let Some(cut) = self.shard_spec(x).filter(|cut| cut.axis == 1)
             && self.has_part(ids, cut)?
         {
-            let inputs = [self.part(x, cut)?, self.whole(w)?, self.part(ids, cut)?];
+            let inputs = [self.shard(x, cut)?, self.replicate(w)?, self.shard(ids, cut)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(node.outputs[0], ShardPlacement::Part(part, cut));
+            self.set_placement(node.outputs[0], ShardPlacement::Shard(part, cut));
             return Ok(());
         }
         let rows = self.dims(w)[0].floor_div(experts as i64);
-        let weight = match self.f.def(w) {
+        let weight = match self.f.defining_node(w) {
             Some(GraphNode { op: Op::Param(p), .. }) => Some((*p, false)),
             Some(GraphNode { op: Op::Dequantize, inputs, .. }) => self.weight(inputs[0]).map(|p| (p, true)),
             _ => None,
@@ -204,22 +204,22 @@ impl FunctionSharder<'_, '_> {
             return Err(self.s.plan.unsupported(self.label(id), "its weight is not a parameter"));
         };
         let factors = MatmulOperands { x, weight: w, columns: 1 };
-        if let ShardPlacement::Whole(ids) = self.held(ids)
+        if let ShardPlacement::Replicate(ids) = self.placement(ids)
             && self.product_of_columns(node, &factors, |x, w| vec![x, w, ids])?
         {
             return Ok(());
         }
         // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
-        let tile = if stored && divides(&rows, TILE) { TILE } else { 1 };
-        let parts = AxisParts::of_units(self.ranks(), tile, size(&rows).unwrap_or(0));
+        let tile = if stored && is_divisible(&rows, TILE) { TILE } else { 1 };
+        let parts = AxisParts::of_units(self.ranks(), tile, constant_size(&rows).unwrap_or(0));
         let weight = self.s.part_of(weight, RowShardSpec { outer: experts, parts, segments: None });
         let mut w = self.emit(Op::Param(weight), &[])?;
         if stored {
             w = self.emit(Op::Dequantize, &[w])?;
         }
-        let inputs = [self.whole(x)?, w, self.whole(ids)?];
+        let inputs = [self.replicate(x)?, w, self.replicate(ids)?];
         let part = self.emit(node.op.clone(), &inputs)?;
-        self.hold(node.outputs[0], ShardPlacement::Part(part, ShardSpec::by(2, parts)));
+        self.set_placement(node.outputs[0], ShardPlacement::Shard(part, ShardSpec::with_parts(2, parts)));
         Ok(())
     }
 
@@ -229,13 +229,14 @@ impl FunctionSharder<'_, '_> {
         if self.dims(ids).len() > 1 {
             return self.replicated(node);
         }
-        if let Some(cut) = self.cut(table).filter(|cut| cut.axis > 0) {
-            let inputs = [self.part(table, cut)?, self.whole(ids)?];
+        if let Some(cut) = self.shard_spec(table).filter(|cut| cut.axis > 0) {
+            let inputs = [self.shard(table, cut)?, self.replicate(ids)?];
             let part = self.emit(node.op.clone(), &inputs)?;
-            self.hold(out, ShardPlacement::Part(part, cut));
+            self.set_placement(out, ShardPlacement::Shard(part, cut));
             return Ok(());
         }
-        let of_sequence = scopes(self.s.old, self.f).is_some_and(|s| s[ids.index()] == RowScope::Sequence);
+        let of_sequence =
+            row_scopes(self.s.old, self.f).is_some_and(|s| s[ids.index()] == RowScope::Sequence);
         let weight = if self.is_free(table) && !of_sequence { self.weight(table) } else { None };
         let is_embedding = |p: &ParamId| self.s.old.params[*p].role == ParamRole::Embedding;
         let Some(weight) = weight.filter(is_embedding) else { return self.replicated(node) };
@@ -244,45 +245,45 @@ impl FunctionSharder<'_, '_> {
         if parts.count != self.ranks() {
             return self.replicated(node);
         }
-        let cut = ShardSpec::by(0, parts);
+        let cut = ShardSpec::with_parts(0, parts);
         let few = rows.as_const().is_some_and(|rows| rows <= MOST_ROWS);
         if !few || !self.has_part(table, cut)? {
             return Err(self.s.plan.unsupported(self.label(id), "its table has no rows for each rank"));
         }
         let row = self.embedded(table, ids, cut)?;
-        self.hold(out, ShardPlacement::Whole(row));
+        self.set_placement(out, ShardPlacement::Replicate(row));
         Ok(())
     }
 
     /// Every rank looks up all ids in its rows, and all take each row from the rank that has it.
     fn embedded(&mut self, table: ValueId, ids: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
-        let (parts, all) = (cut.parts, size(&self.dims(table)[0]).unwrap_or(0));
+        let (parts, all) = (cut.parts, constant_size(&self.dims(table)[0]).unwrap_or(0));
         let (ranks, rows) = (parts.count, parts.len(all));
         let columns = self.dims(table)[1].clone();
-        let ids = self.whole(ids)?;
+        let ids = self.replicate(ids)?;
         let mut name = format!("rank.first_of_{rows}");
-        if !parts.divide(all) {
+        if !parts.is_disjoint(all) {
             name = format!("{name}_in_{all}");
         }
-        let first = self.s.number(&name, |rank| parts.start(all, rank) as f32);
+        let first = self.s.add_number_param(&name, |rank| parts.part_start(all, rank) as f32);
         let first = self.emit(Op::Param(first), &[])?;
         let first = self.emit(Op::Cast(DType::I32), &[first])?;
         let own = self.emit(Op::Binary(BinOp::Sub), &[ids, first])?;
         let (zero, last) = (self.id(0)?, self.id(rows as i64 - 1)?);
         let own = self.emit(Op::Binary(BinOp::Max), &[own, zero])?;
         let own = self.emit(Op::Binary(BinOp::Min), &[own, last])?;
-        let table = self.part(table, cut)?;
+        let table = self.shard(table, cut)?;
         let found = self.emit(Op::Gather, &[table, own])?;
-        let found = self.emit(Op::Exchange { ranks }, &[found])?;
-        self.s.exchanges += 1;
+        let found = self.emit(Op::AllGather { ranks }, &[found])?;
+        self.s.all_gathers += 1;
         let count = self.out.ty(ids).dims[0].clone();
         let ids = self.emit(Op::Reshape { dims: vec![count, Dim::from(1)] }, &[ids])?;
         let of_rank =
             |rank: usize| Op::Slice { axis: 1, start: columns.scale(rank as i64), len: columns.clone() };
         let mut row = self.emit(of_rank(0), &[found])?;
-        for (rank, _) in parts.pieces(all).into_iter().skip(1) {
+        for (rank, _) in parts.distinct_ranges(all).into_iter().skip(1) {
             let theirs = self.emit(of_rank(rank), &[found])?;
-            let first = self.id(parts.start(all, rank) as i64)?;
+            let first = self.id(parts.part_start(all, rank) as i64)?;
             row = self.emit(Op::SelectGe, &[ids, first, theirs, row])?;
         }
         Ok(row)

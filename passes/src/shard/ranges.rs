@@ -18,14 +18,18 @@ impl FunctionSharder<'_, '_> {
         (axis, start, len): (usize, &Dim, &Dim),
     ) -> Result<(), Unshardable> {
         let (x, out) = (node.inputs[0], node.outputs[0]);
-        let (ShardPlacement::Part(part, own), Some((first, count))) = (self.held(x), constants(start, len))
+        let (ShardPlacement::Shard(part, own), Some((first, count))) =
+            (self.placement(x), constants(start, len))
         else {
             return self.replicated(node);
         };
         if let Some((at, cut)) = own.slice(first, count) {
-            let local = cut.map_or(len.clone(), |cut| cut.of(len));
+            let local = cut.map_or(len.clone(), |cut| cut.part_size(len));
             let part = self.emit(Op::Slice { axis, start: Dim::from(at), len: local }, &[part])?;
-            self.hold(out, cut.map_or(ShardPlacement::Whole(part), |cut| ShardPlacement::Part(part, cut)));
+            self.set_placement(
+                out,
+                cut.map_or(ShardPlacement::Replicate(part), |cut| ShardPlacement::Shard(part, cut)),
+            );
             return Ok(());
         }
         // Where it was not asked for before, the function begins again.
@@ -51,7 +55,7 @@ impl FunctionSharder<'_, '_> {
             if self.is_free(v) || !seen.insert((v, start)) {
                 continue;
             }
-            let Some(node) = self.f.def(v) else { continue };
+            let Some(node) = self.f.defining_node(v) else { continue };
             let (inputs, width) = (&node.inputs, self.dims(v).last().cloned());
             match &node.op {
                 Op::MatMul { .. } if self.is_free(inputs[1]) => {
@@ -74,7 +78,7 @@ impl FunctionSharder<'_, '_> {
                 | Op::Reshape { .. }
                 | Op::SequenceSplit { .. }
                 | Op::SequenceJoin
-                | Op::WantedRows => {
+                | Op::OutputRows => {
                     let same = |x: &&ValueId| self.dims(**x).last().cloned() == width;
                     open.extend(inputs.iter().filter(same).map(|&x| (x, start)));
                 }
@@ -99,7 +103,7 @@ impl FunctionSharder<'_, '_> {
             return None;
         }
         let width = self.dims(node.outputs[0]).last()?.as_const().and_then(|w| usize::try_from(w).ok())?;
-        if start + len > width || matches!(self.held(node.outputs[0]), ShardPlacement::Term(_)) {
+        if start + len > width || matches!(self.placement(node.outputs[0]), ShardPlacement::Partial(_)) {
             return None;
         }
         let ranks = self.ranks();
@@ -108,7 +112,7 @@ impl FunctionSharder<'_, '_> {
             .get(&weight)
             .copied()
             .or_else(|| AxisSegments::new(&[(width, AxisParts::new(ranks))]))?;
-        let new = known.with(start, len, parts)?;
+        let new = known.split_at(start, len, parts)?;
         Some(new != known && segments.insert(weight, new) != Some(new))
     }
 
@@ -121,7 +125,7 @@ impl FunctionSharder<'_, '_> {
             if self.is_free(v) || !seen.insert(v) {
                 continue;
             }
-            let Some(node) = self.f.def(v) else { continue };
+            let Some(node) = self.f.defining_node(v) else { continue };
             match &node.op {
                 Op::Slice { axis, start, len } => {
                     match self.demand_range(node.inputs[0], (*axis, start, len), Some(AxisParts::WHOLE)) {
@@ -140,13 +144,13 @@ impl FunctionSharder<'_, '_> {
     /// All of a value of which each rank has parts of segments.
     pub fn gather_segments(&mut self, part: ValueId, cut: ShardSpec) -> Result<ValueId, Unshardable> {
         let Some(segments) = cut.segments else { return Ok(part) };
-        let (ranks, axis, local) = (self.ranks(), cut.axis, segments.local());
+        let (ranks, axis, local) = (self.ranks(), cut.axis, segments.rank_len());
         let mut whole = self.out.ty(part).dims.clone();
         // What one rank has of the axis, for each rank: they are joined as parts of one axis.
-        let all = self.gathered(part, axis, AxisParts::new(ranks), ranks * local)?;
+        let all = self.all_gather(part, axis, AxisParts::new(ranks), ranks * local)?;
         let (mut pieces, mut at) = (Vec::new(), 0);
         for (size, parts) in segments.iter() {
-            for (number, piece) in parts.pieces(size) {
+            for (number, piece) in parts.distinct_ranges(size) {
                 let start = parts.rank(number, ranks) * local + at + piece.start;
                 let slice = Op::Slice { axis, start: Dim::from(start), len: Dim::from(piece.len()) };
                 pieces.push(self.emit(slice, &[all])?);

@@ -3,7 +3,7 @@
 
 use super::Unshardable;
 use super::cut::ShardSpec;
-use super::held::{FunctionSharder, reshaped};
+use super::held::{FunctionSharder, reshape_shard};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, UnOp};
@@ -35,7 +35,7 @@ impl FunctionSharder<'_, '_> {
         cut: ShardSpec,
         emit: bool,
     ) -> Result<Option<ValueId>, Unshardable> {
-        let Some(node) = self.f.def(v) else { return Ok(None) };
+        let Some(node) = self.f.defining_node(v) else { return Ok(None) };
         let last = self.dims(v).len() - 1;
         let from = match &node.op {
             Op::Concat { axis } if *axis == cut.axis => return self.fewer_copies(v, cut, emit),
@@ -55,9 +55,9 @@ impl FunctionSharder<'_, '_> {
             Op::Unary(_) | Op::Cast(_) => cut,
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Softmax => cut,
             Op::Slice { axis, .. } | Op::Reduce { axis, .. } if *axis != cut.axis => cut,
-            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows if cut.axis > 0 => cut,
-            Op::Permute { perm } => cut.along(perm[cut.axis]),
-            Op::Reshape { .. } => match reshaped(self.dims(v), self.dims(node.inputs[0]), cut) {
+            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::OutputRows if cut.axis > 0 => cut,
+            Op::Permute { perm } => cut.on_axis(perm[cut.axis]),
+            Op::Reshape { .. } => match reshape_shard(self.dims(v), self.dims(node.inputs[0]), cut) {
                 Some(from) => from,
                 None => return Ok(None),
             },
@@ -71,8 +71,8 @@ impl FunctionSharder<'_, '_> {
             return Ok(Some(v));
         }
         let mut inputs = vec![x];
-        inputs.extend(self.wholes(&node.inputs[1..])?);
-        let op = self.local(&node.op, v, cut);
+        inputs.extend(self.replicate_all(&node.inputs[1..])?);
+        let op = self.local_op(&node.op, v, cut);
         self.emit(op, &inputs).map(Some)
     }
 
@@ -84,16 +84,16 @@ impl FunctionSharder<'_, '_> {
         cut: ShardSpec,
         emit: bool,
     ) -> Result<Option<ValueId>, Unshardable> {
-        let Some(node) = self.f.def(v) else { return Ok(None) };
+        let Some(node) = self.f.defining_node(v) else { return Ok(None) };
         let (x, weight, axis) = (node.inputs[0], node.inputs[1], cut.axis);
-        if !self.has_part(x, cut)? || !self.has_part(weight, cut.along(0))? {
+        if !self.has_part(x, cut)? || !self.has_part(weight, cut.on_axis(0))? {
             return Ok(None);
         }
         if !emit {
             return Ok(Some(v));
         }
         let size = self.dims(x)[axis].as_const().unwrap_or(1);
-        let all = self.whole(x)?;
+        let all = self.replicate(x)?;
         let number = |value| Op::Constant { value, dtype: DType::F32 };
         let square = self.emit(Op::Binary(BinOp::Mul), &[all, all])?;
         let sum = self.emit(Op::Reduce { op: RedOp::Sum, axis }, &[square])?;
@@ -102,7 +102,7 @@ impl FunctionSharder<'_, '_> {
         let eps = self.emit(number(eps), &[])?;
         let shifted = self.emit(Op::Binary(BinOp::Add), &[mean, eps])?;
         let scale = self.emit(Op::Unary(UnOp::Rsqrt), &[shifted])?;
-        let (x, weight) = (self.part(x, cut)?, self.part(weight, cut.along(0))?);
+        let (x, weight) = (self.shard(x, cut)?, self.shard(weight, cut.on_axis(0))?);
         let unit = self.emit(Op::Binary(BinOp::Mul), &[x, scale])?;
         self.emit(Op::Binary(BinOp::Mul), &[unit, weight]).map(Some)
     }

@@ -3,7 +3,7 @@
 //! the sum. What is linear is done with the terms before: of several experts one sum is left, and of branches that are added.
 
 use super::Unshardable;
-use super::cut::{ShardSpec, divides};
+use super::cut::{ShardSpec, is_divisible};
 use super::held::{FunctionSharder, ShardPlacement};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{FunctionKind, GraphNode, ValueId};
@@ -32,20 +32,20 @@ impl FunctionSharder<'_, '_> {
         let cut = ShardSpec::new(self.dims(x).len() - 1, self.ranks());
         let entry = self.f.kind == FunctionKind::Entry;
         // An element that two ranks have would be added twice.
-        let overlaps = !divides(&self.dims(x)[cut.axis], self.ranks());
-        if !self.s.plan.sums || !entry || overlaps || self.cut(x) != Some(cut) || self.uses(x) != 1 {
+        let overlaps = !is_divisible(&self.dims(x)[cut.axis], self.ranks());
+        if !self.s.plan.sums || !entry || overlaps || self.shard_spec(x) != Some(cut) || self.uses(x) != 1 {
             return Ok(false);
         }
         let Some(w) = self.columns_of(weight, columns)? else { return Ok(false) };
-        let x = self.part(x, cut)?;
+        let x = self.shard(x, cut)?;
         let term = self.emit(node.op.clone(), &inputs(x, w))?;
-        self.hold(node.outputs[0], ShardPlacement::Term(term));
+        self.set_placement(node.outputs[0], ShardPlacement::Partial(term));
         Ok(true)
     }
 
     /// The rank's part of a weight along an axis.
     fn columns_of(&mut self, w: ValueId, axis: usize) -> Result<Option<ValueId>, Unshardable> {
-        let Some(node) = self.f.def(w) else { return Ok(None) };
+        let Some(node) = self.f.defining_node(w) else { return Ok(None) };
         let axis = match &node.op {
             Op::Param(param) if self.dims(w).len() == 2 && axis == 1 => {
                 self.whole_groups(*param)?;
@@ -54,7 +54,7 @@ impl FunctionSharder<'_, '_> {
             }
             Op::Param(_) if axis == 0 => {
                 let cut = ShardSpec::new(axis, self.ranks());
-                return if self.has_part(w, cut)? { self.part(w, cut).map(Some) } else { Ok(None) };
+                return if self.has_part(w, cut)? { self.shard(w, cut).map(Some) } else { Ok(None) };
             }
             Op::Dequantize | Op::Cast(_) | Op::Unary(_) => axis,
             Op::Permute { perm } => perm[axis],
@@ -69,10 +69,10 @@ impl FunctionSharder<'_, '_> {
         let param = &self.s.old.params[param];
         let columns = &param.ty.dims[1];
         let group = match (param.ty.dtype, columns.as_const()) {
-            (DType::Packed(format), Some(columns)) => format.group(columns as usize),
+            (DType::Packed(format), Some(columns)) => format.group_size(columns as usize),
             _ => 1,
         };
-        if divides(columns, self.ranks() * group) {
+        if is_divisible(columns, self.ranks() * group) {
             return Ok(());
         }
         let groups = if group > 1 { format!(" in groups of {group}") } else { String::new() };
@@ -88,7 +88,7 @@ impl FunctionSharder<'_, '_> {
         let first = node.inputs[0];
         let linear = match &node.op {
             Op::Reshape { .. } | Op::Permute { .. } | Op::Slice { .. } => true,
-            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => true,
+            Op::SequenceSplit { .. } | Op::SequenceJoin | Op::OutputRows => true,
             Op::Reduce { op: mlcc_ir::compute::RedOp::Sum, .. } => true,
             Op::Binary(BinOp::Add | BinOp::Sub) => terms == 2,
             Op::Binary(BinOp::Mul) => terms == 1,
@@ -97,29 +97,29 @@ impl FunctionSharder<'_, '_> {
         };
         let out = node.outputs.first().copied();
         let Some(out) = out.filter(|_| linear) else { return Ok(false) };
-        let size = |v: ValueId| super::product(self.dims(v));
+        let size = |v: ValueId| super::dim_product(self.dims(v));
         let grows = matches!(node.op, Op::Binary(_))
             && node.inputs.iter().any(|&v| self.is_term(v) && size(v) != size(out));
         // A factor of which each rank has a part would be gathered.
-        if grows || node.inputs.iter().any(|&v| self.cut(v).is_some()) {
+        if grows || node.inputs.iter().any(|&v| self.shard_spec(v).is_some()) {
             return Ok(false);
         }
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
-            inputs.push(match self.held(v) {
-                ShardPlacement::Term(term) => term,
-                ShardPlacement::Whole(_) | ShardPlacement::Part(..) | ShardPlacement::Free => {
-                    self.whole(v)?
+            inputs.push(match self.placement(v) {
+                ShardPlacement::Partial(term) => term,
+                ShardPlacement::Replicate(_) | ShardPlacement::Shard(..) | ShardPlacement::Deferred => {
+                    self.replicate(v)?
                 }
             });
         }
         let term = self.emit(node.op.clone(), &inputs)?;
-        self.hold(out, ShardPlacement::Term(term));
+        self.set_placement(out, ShardPlacement::Partial(term));
         Ok(true)
     }
 
     fn is_term(&self, v: ValueId) -> bool {
-        matches!(self.held(v), ShardPlacement::Term(_))
+        matches!(self.placement(v), ShardPlacement::Partial(_))
     }
 
     /// How many inputs and outputs of the function read a value.
@@ -132,13 +132,13 @@ impl FunctionSharder<'_, '_> {
         if self.f.kind != FunctionKind::Entry {
             return Err(Unshardable::Gathers);
         }
-        self.s.exchanges += 1;
+        self.s.all_gathers += 1;
         let ranks = self.ranks();
         let dims = self.out.ty(term).dims.clone();
         let Some(last) = dims.last() else {
             return Err(self.s.plan.unsupported(format!("a number of @{}", self.f.name), "it is a sum"));
         };
-        let all = self.emit(Op::Exchange { ranks }, &[term])?;
+        let all = self.emit(Op::AllGather { ranks }, &[term])?;
         let axis = dims.len() - 1;
         let of_rank = |rank: usize| Op::Slice { axis, start: last.scale(rank as i64), len: last.clone() };
         let mut sum = self.emit(of_rank(0), &[all])?;

@@ -53,7 +53,7 @@ pub(super) fn print(module: &Module, kernels: &[Kernel], entry: &LoweredEntry) -
     for launch in &entry.launches {
         match &launch.work {
             LaunchWork::Kernel(_) => out.push_str(&format!("  launch {}\n", print_launch(kernels, launch))),
-            LaunchWork::Exchange(parts) => out.push_str(&format!("  {}\n", print_exchange(launch, parts))),
+            LaunchWork::AllGather(parts) => out.push_str(&format!("  {}\n", print_all_gather(launch, parts))),
         }
     }
     for ((state, value), copy) in entry.updates.iter().zip(&entry.copies) {
@@ -77,15 +77,15 @@ fn print_memory(module: &Module, memory: BufferKind) -> String {
     }
 }
 
-fn print_exchange(launch: &LoweredLaunch, parts: &GatherShape) -> String {
+fn print_all_gather(launch: &LoweredLaunch, parts: &GatherShape) -> String {
     let buffers: Vec<String> = launch.args.iter().map(|a| format!("%{}", a.buffer.index())).collect();
-    format!("exchange {} {}", buffers.join(" to "), print_parts(parts, launch.repeat == RepeatMode::Wanted))
+    format!("exchange {} {}", buffers.join(" to "), print_parts(parts, launch.repeat == RepeatMode::Outputs))
 }
 
 fn print_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> String {
     let args = list(launch.args.iter().map(print_arg));
     let dims = if launch.dims.is_empty() { String::new() } else { format!("; {}", list(&launch.dims)) };
-    let schedule = print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.shares);
+    let schedule = print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.schedule);
     let name = launch.kernel().map_or("", |kernel| &kernels[kernel].name);
     format!("{}({args}{dims}){schedule}", print_name('@', name))
 }
@@ -144,7 +144,7 @@ pub(super) fn parse(
             lexer.expect_keyword("to")?;
             let all = buffer(lexer, &entry.buffers)?;
             let (parts, wanted) = parse_parts(lexer)?;
-            entry.launches.push(LoweredLaunch::exchange(part, all, parts, wanted));
+            entry.launches.push(LoweredLaunch::all_gather(part, all, parts, wanted));
         } else if lexer.accept_keyword("update") {
             let state = parse_state(lexer, module)?;
             lexer.expect("=")?;
@@ -162,7 +162,7 @@ pub(super) fn parse(
 
 /// `%next`: buffers are numbered from 0 on.
 pub(super) fn numbered(lexer: &mut Lexer, next: usize) -> Result<(), ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     match lexer.percent("a buffer")? {
         name if name == next.to_string() => Ok(()),
         name => Err(Lexer::error_at(pos, format!("expected buffer %{next}, found %{name}"))),
@@ -170,7 +170,7 @@ pub(super) fn numbered(lexer: &mut Lexer, next: usize) -> Result<(), ParseError>
 }
 
 fn buffer(lexer: &mut Lexer, known: &EntityArena<BufferId, LoweredBuffer>) -> Result<BufferId, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let name = lexer.percent("a buffer")?;
     let id = name.parse().ok().filter(|&i: &usize| i < known.len() && i.to_string() == name);
     id.map(BufferId::from_index)
@@ -178,16 +178,16 @@ fn buffer(lexer: &mut Lexer, known: &EntityArena<BufferId, LoweredBuffer>) -> Re
 }
 
 fn parse_state(lexer: &mut Lexer, module: &Module) -> Result<StateId, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let name = lexer.at_name("the name of a state")?;
     module.state(&name).ok_or_else(|| Lexer::error_at(pos, format!("state @{name} is not declared")))
 }
 
 fn parse_memory(lexer: &mut Lexer, module: &Module) -> Result<LoweredBuffer, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let memory = match lexer.ident("param, state, new_rows, page_table, input, output or temp")?.as_str() {
         "param" => {
-            let pos = lexer.pos();
+            let pos = lexer.position();
             let name = lexer.at_name("the name of a parameter")?;
             let id = module.param(&name);
             BufferKind::Param(
@@ -217,7 +217,7 @@ fn parse_launch(
     kernels: &[Kernel],
     buffers: &EntityArena<BufferId, LoweredBuffer>,
 ) -> Result<LoweredLaunch, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let name = lexer.at_name("the kernel to launch")?;
     let kernel = kernels.iter().position(|k| k.name == name);
     let kernel =
@@ -235,7 +235,7 @@ fn parse_launch(
         }
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
-    Ok(LoweredLaunch { work: LaunchWork::Kernel(kernel), args, dims, grid, repeat, shares })
+    Ok(LoweredLaunch { work: LaunchWork::Kernel(kernel), args, dims, grid, repeat, schedule: shares })
 }
 
 fn parse_arg(

@@ -119,7 +119,7 @@ fn named(lexer: &mut Lexer, what: &str, name: &str) -> Result<(), ParseError> {
         return Err(lexer.error(format!("expected {wanted}, found {}", lexer.peek())));
     }
     lexer.advance();
-    let pos = lexer.pos();
+    let pos = lexer.position();
     match lexer.at_name(&wanted)? {
         found if found == name => Ok(()),
         found => Err(Lexer::error_at(pos, format!("expected {wanted}, found @{found}"))),

@@ -143,14 +143,14 @@ pub fn parse_program(text: &str) -> Result<LoweredProgram, ParseError> {
 
 fn parse_rest(lexer: &mut Lexer, program: &mut LoweredProgram) -> Result<(), ParseError> {
     if lexer.accept_keyword("after") {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         let name = lexer.ident("the name of a pass")?;
         let pass = pipeline::find_in(PIPELINE, &name);
         program.after = Some(pass.map_err(|e| Lexer::error_at(pos, e.to_string()))?.name);
     }
     lexer.expect("{")?;
     while !lexer.accept("}") {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         if lexer.accept_keyword("pack") {
             let name = lexer.at_name("the name of a parameter")?;
             if program.module.param(&name).is_none() {
@@ -214,7 +214,7 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
         .map_or((None, None, None), |gpu| (gpu.product, gpu.code_product, gpu.attention));
     let target =
         KernelTarget { arch, features, vector_bits, tune, batch_invariant, matrix, code_matrix, attention };
-    let lowered = LoweredModule { kernels: vec![], costs: vec![], made: vec![], entries: vec![] };
+    let lowered = LoweredModule { kernels: vec![], costs: vec![], explanations: vec![], entries: vec![] };
     let mut level = LevelCode { name, target, lowered, steps: Vec::new() };
     lexer.expect("{")?;
     while !lexer.accept("}") {
@@ -239,7 +239,7 @@ fn parse_level(lexer: &mut Lexer, module: &Module) -> Result<LevelCode, ParseErr
 }
 
 fn parse_level_kernel(lexer: &mut Lexer, known: &[Kernel]) -> Result<Kernel, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let kernel = parse_kernel(lexer)?;
     match known.iter().any(|k| k.name == kernel.name) {
         true => Err(Lexer::error_at(pos, format!("kernel @{} is defined twice", kernel.name))),

@@ -40,10 +40,10 @@ fn attributes(window: usize) -> String {
 }
 
 fn compiled(text: &str, pieces: ChunkWork) -> LoweredProgram {
-    let target = mlcc_target::resolve("x86-64-v3").unwrap();
+    let target = mlcc_target::resolve_target("x86-64-v3").unwrap();
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 1);
-    options.pieces = Some(pieces);
+    options.min_chunk_work = Some(pieces);
     let mut program = LoweredProgram::new(parse_module(text).unwrap());
     run_pipeline(&mut program, &mut PassContext::new(options), PipelineControl::default()).unwrap();
     program
@@ -64,12 +64,12 @@ fn floats(values: impl Iterator<Item = usize>) -> Vec<u8> {
 fn memory(program: &LoweredProgram) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = StepMemory::default();
-    *memory.block(MemoryBase::Tokens) = floats(0..3 * HEADS * SIZE);
+    *memory.base_memory(MemoryBase::Tokens) = floats(0..3 * HEADS * SIZE);
     let (pages, table) = plan.example_pages();
-    *memory.block(MemoryBase::Pages) = floats(7..7 + pages.len() / 4);
-    *memory.block(MemoryBase::PageTable) = table;
-    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
-    *memory.block(MemoryBase::Logits) = vec![0; 4 * HEADS * SIZE];
+    *memory.base_memory(MemoryBase::Pages) = floats(7..7 + pages.len() / 4);
+    *memory.base_memory(MemoryBase::PageTable) = table;
+    *memory.base_memory(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * HEADS * SIZE];
     memory
 }
 
@@ -78,26 +78,28 @@ fn check(program: &LoweredProgram, past: usize) {
     let (step, kernels) = (&program.module.steps[0], &program.module.kernels);
     let sizes = SymValues { n: 1, b: 1, past: past as i64 };
     let mut one = memory(program);
-    run_step(step, kernels, &mut one, &sizes, &RunOptions::workers(3)).unwrap();
+    run_step(step, kernels, &mut one, &sizes, &RunOptions::with_workers(3)).unwrap();
     let mut expected = memory(program);
     let row = 4 * HEADS * SIZE;
     let plan = program.memory.as_ref().unwrap();
-    let entry = |i: usize| *expected.clone().block(MemoryBase::PageTable).as_chunks::<4>().0.get(i).unwrap();
+    let entry =
+        |i: usize| *expected.clone().base_memory(MemoryBase::PageTable).as_chunks::<4>().0.get(i).unwrap();
     let page = i32::from_le_bytes(entry(past / 64)) as usize * plan.page_bytes as usize;
     for (state, &(offset, _)) in plan.states.iter().enumerate() {
         let first = (state + 1) * HEADS * SIZE;
         let at = page + offset as usize + past % 64 * row;
-        expected.block(MemoryBase::Pages)[at..at + row].copy_from_slice(&floats(first..first + HEADS * SIZE));
+        expected.base_memory(MemoryBase::Pages)[at..at + row]
+            .copy_from_slice(&floats(first..first + HEADS * SIZE));
     }
     assert!(
-        one.block(MemoryBase::Pages) == expected.block(MemoryBase::Pages),
+        one.base_memory(MemoryBase::Pages) == expected.base_memory(MemoryBase::Pages),
         "caches with {past} tokens before"
     );
-    for schedule in WorkerSchedule::all(3) {
+    for schedule in WorkerSchedule::all_variants(3) {
         let mut other = memory(program);
         run_interleaved(step, kernels, &mut other, &sizes, &schedule).unwrap();
         for base in [MemoryBase::Logits, MemoryBase::Pages] {
-            assert!(one.block(base) == other.block(base), "{past} tokens before, {schedule:?}");
+            assert!(one.base_memory(base) == other.base_memory(base), "{past} tokens before, {schedule:?}");
         }
     }
 }

@@ -52,10 +52,10 @@ fn compiled(pieces: ChunkWork, disabled: &[&str]) -> LoweredProgram {
 }
 
 fn of_text(text: &str, pieces: ChunkWork, disabled: &[&str]) -> LoweredProgram {
-    let target = mlcc_target::resolve("x86-64-v3").unwrap();
+    let target = mlcc_target::resolve_target("x86-64-v3").unwrap();
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), ROWS as i64);
-    options.pieces = Some(pieces);
+    options.min_chunk_work = Some(pieces);
     let mut program = LoweredProgram::new(parse_module(text).unwrap());
     // Fusion would draw the elementwise ops together.
     let disabled = disabled.iter().chain(&["fuse"]).map(|s| s.to_string()).collect();
@@ -84,21 +84,21 @@ fn barriers(step: &StepProgram) -> Vec<bool> {
 fn pieces_stand_between_barriers_that_are_there_anyway() {
     let program = compiled(small(), &[]);
     let step = &program.module.steps[0];
-    let shares: Vec<WorkSchedule> = launches(step).iter().map(|l| l.shares.clone()).collect();
+    let shares: Vec<WorkSchedule> = launches(step).iter().map(|l| l.schedule.clone()).collect();
     // The product has 16 slices of columns; the others agree on rows, with no barrier between them.
     assert_eq!(
         shares,
-        [WorkSchedule::Static, WorkSchedule::Static, WorkSchedule::Dynamic { pieces: 16.into() }]
+        [WorkSchedule::Static, WorkSchedule::Static, WorkSchedule::Dynamic { chunks: 16.into() }]
     );
     let plain = compiled(small(), &["dynamic_shares"]);
     assert_eq!(barriers(step), barriers(&plain.module.steps[0]));
-    assert!(launches(&plain.module.steps[0]).iter().all(|l| l.shares == WorkSchedule::Static));
+    assert!(launches(&plain.module.steps[0]).iter().all(|l| l.schedule == WorkSchedule::Static));
 }
 
 #[test]
 fn small_launches_stay_whole() {
     let program = compiled(ChunkWork::default(), &[]);
-    assert!(launches(&program.module.steps[0]).iter().all(|l| l.shares == WorkSchedule::Static));
+    assert!(launches(&program.module.steps[0]).iter().all(|l| l.schedule == WorkSchedule::Static));
 }
 
 #[test]
@@ -106,11 +106,11 @@ fn attention_has_more_pieces_the_longer_the_sequence() {
     let attention = attention();
     let compiled =
         |bytes| of_text(&attention, ChunkWork { bytes, ..ChunkWork::default() }, &[]).module.steps[0].clone();
-    let shares = |step: &StepProgram| launches(step).iter().map(|l| l.shares.clone()).collect::<Vec<_>>();
+    let shares = |step: &StepProgram| launches(step).iter().map(|l| l.schedule.clone()).collect::<Vec<_>>();
     // Pieces of 32 KiB; keys and values of a row take 256 bytes.
     let some = compiled(1 << 9);
     let pieces = shares(&some).into_iter().find_map(|s| match s {
-        WorkSchedule::Dynamic { pieces } => Some(pieces),
+        WorkSchedule::Dynamic { chunks: pieces } => Some(pieces),
         WorkSchedule::Static => None,
     });
     let pieces = pieces.unwrap();
@@ -128,7 +128,7 @@ fn pieces_of_attention_are_as_good_as_shares() {
     let work = ChunkWork { bytes: 2, ..ChunkWork::default() };
     let program = of_text(&attention(), work, &[]);
     let step = &program.module.steps[0];
-    assert!(launches(step).iter().any(|l| l.shares != WorkSchedule::Static));
+    assert!(launches(step).iter().any(|l| l.schedule != WorkSchedule::Static));
     // Fewer items than workers, fewer than pieces (every key head of a slice is one), slices with all heads.
     for past in [3, 700, 2100] {
         assert!(agree(&program, step, &SymValues { n: 1, b: 1, past }), "{past}");
@@ -142,14 +142,14 @@ fn floats(count: usize) -> Vec<u8> {
 fn memory(program: &LoweredProgram) -> StepMemory {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = StepMemory::default();
-    *memory.block(MemoryBase::Weights) = floats(plan.weights_bytes as usize / 4);
-    *memory.block(MemoryBase::Tokens) = floats(ROWS * 16);
-    *memory.block(MemoryBase::State) = floats(plan.state_bytes as usize / 4);
+    *memory.base_memory(MemoryBase::Weights) = floats(plan.weights_bytes as usize / 4);
+    *memory.base_memory(MemoryBase::Tokens) = floats(ROWS * 16);
+    *memory.base_memory(MemoryBase::State) = floats(plan.state_bytes as usize / 4);
     let (pages, table) = plan.example_pages();
-    *memory.block(MemoryBase::Pages) = floats(pages.len() / 4);
-    *memory.block(MemoryBase::PageTable) = table;
-    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
-    *memory.block(MemoryBase::Logits) = vec![0; 4 * ROWS * 256];
+    *memory.base_memory(MemoryBase::Pages) = floats(pages.len() / 4);
+    *memory.base_memory(MemoryBase::PageTable) = table;
+    *memory.base_memory(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * ROWS * 256];
     memory
 }
 
@@ -157,12 +157,12 @@ fn memory(program: &LoweredProgram) -> StepMemory {
 fn agree(program: &LoweredProgram, step: &StepProgram, sizes: &SymValues) -> bool {
     let kernels = &program.module.kernels;
     let mut one = memory(program);
-    run_step(step, kernels, &mut one, sizes, &RunOptions::workers(3)).unwrap();
-    assert!(one.block(MemoryBase::Logits).iter().any(|&b| b != 0));
-    WorkerSchedule::all(3).iter().all(|schedule| {
+    run_step(step, kernels, &mut one, sizes, &RunOptions::with_workers(3)).unwrap();
+    assert!(one.base_memory(MemoryBase::Logits).iter().any(|&b| b != 0));
+    WorkerSchedule::all_variants(3).iter().all(|schedule| {
         let mut other = memory(program);
         run_interleaved(step, kernels, &mut other, sizes, schedule).unwrap();
-        one.block(MemoryBase::Logits) == other.block(MemoryBase::Logits)
+        one.base_memory(MemoryBase::Logits) == other.base_memory(MemoryBase::Logits)
     })
 }
 
@@ -170,14 +170,14 @@ fn agree(program: &LoweredProgram, step: &StepProgram, sizes: &SymValues) -> boo
 fn schedules_find_wrong_pieces_and_missing_barriers() {
     let program = compiled(small(), &[]);
     let step = &program.module.steps[0];
-    let sizes = SymValues::tokens(ROWS as i64);
+    let sizes = SymValues::for_tokens(ROWS as i64);
     assert!(agree(&program, step, &sizes));
     let mut wrong = step.clone();
     let first = wrong.items.iter_mut().find_map(|item| match item {
         StepItem::Launch(launch) => Some(launch),
-        StepItem::Exchange(_) | StepItem::Barrier => None,
+        StepItem::AllGather(_) | StepItem::Barrier => None,
     });
-    first.unwrap().shares = WorkSchedule::Dynamic { pieces: 16.into() };
+    first.unwrap().schedule = WorkSchedule::Dynamic { chunks: 16.into() };
     assert!(!agree(&program, &wrong, &sizes), "the second op reads rows of the first one");
     let mut wrong = step.clone();
     wrong.items.retain(|item| !matches!(item, StepItem::Barrier));

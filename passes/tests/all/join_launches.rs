@@ -81,13 +81,13 @@ fn two_tokens(program: &LoweredProgram) -> Vec<Vec<u8>> {
     let step = level.steps.iter().find(|s| s.name == "decode").unwrap();
     let mut results = Vec::new();
     for past in 0..2 {
-        *memory.block(MemoryBase::Tokens) = numbers(256).iter().flat_map(|x| x.to_le_bytes()).collect();
-        *memory.block(MemoryBase::Logits) = vec![0xff; 4 * 256];
-        let sizes = SymValues { past, ..SymValues::tokens(1) };
-        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(1)).unwrap();
-        results.push(memory.block(MemoryBase::Logits).clone());
+        *memory.base_memory(MemoryBase::Tokens) = numbers(256).iter().flat_map(|x| x.to_le_bytes()).collect();
+        *memory.base_memory(MemoryBase::Logits) = vec![0xff; 4 * 256];
+        let sizes = SymValues { past, ..SymValues::for_tokens(1) };
+        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::with_workers(1)).unwrap();
+        results.push(memory.base_memory(MemoryBase::Logits).clone());
     }
-    results.push(memory.block(MemoryBase::State).clone());
+    results.push(memory.base_memory(MemoryBase::State).clone());
     results
 }
 

@@ -30,11 +30,11 @@ fn one_output(seed: u64) -> Module {
 }
 
 fn context(target: &str, quant: &str) -> PassContext {
-    let target = mlcc_target::resolve(target).unwrap();
+    let target = mlcc_target::resolve_target(target).unwrap();
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 4);
-    options.quant = QuantScheme::find(quant).unwrap().0;
-    options.pieces = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
+    options.quant = QuantScheme::from_name(quant).unwrap().0;
+    options.min_chunk_work = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
     PassContext::new(options)
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn memory(program: &LoweredProgram, values: &[Tensor]) -> StepMemory 
         assert_eq!(bytes.len() as u64, size, "{}", param.name);
         weights[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
     }
-    *memory.block(MemoryBase::Weights) = weights;
+    *memory.base_memory(MemoryBase::Weights) = weights;
     let mut states = vec![0; plan.state_bytes as usize];
     for (id, state) in program.module.states.iter().filter(|(id, _)| !plan.is_paged(*id)) {
         let (offset, bytes) = plan.states[id.index()];
@@ -65,8 +65,8 @@ pub(crate) fn memory(program: &LoweredProgram, values: &[Tensor]) -> StepMemory 
             chunk.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
-    *memory.block(MemoryBase::State) = states;
-    *memory.block(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
+    *memory.base_memory(MemoryBase::State) = states;
+    *memory.base_memory(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
     memory
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn floats(bytes: &[u8]) -> Vec<f64> {
 
 /// Two of the schedules for 3 workers, others for other seeds; none for a GPU.
 fn schedules(target: &str, seed: u64) -> Vec<WorkerSchedule> {
-    let mut all = if target.starts_with("sm_") { Vec::new() } else { WorkerSchedule::all(3) };
+    let mut all = if target.starts_with("sm_") { Vec::new() } else { WorkerSchedule::all_variants(3) };
     let first = seed as usize % all.len().max(1);
     all.rotate_left(first);
     all.into_iter().step_by(5).collect()
@@ -108,17 +108,17 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
     let plan = program.memory.clone().unwrap();
     let (_, f) = reference.function("main").unwrap();
     for (step, n) in [3, 1].into_iter().enumerate() {
-        let syms = SymValues::tokens(n);
+        let syms = SymValues::for_tokens(n);
         let inputs = random_inputs(f, &syms, seed + step as u64);
         let want = interpreter.run_named("main", &inputs, &mut states, syms).unwrap();
-        *memory.block(MemoryBase::Tokens) =
+        *memory.base_memory(MemoryBase::Tokens) =
             inputs[0].data.iter().flat_map(|&id| (id as i32).to_le_bytes()).collect();
-        *memory.block(MemoryBase::Temperature) =
+        *memory.base_memory(MemoryBase::Temperature) =
             KernelBuffer::from_floats(inputs[1].dtype, &inputs[1].to_f32()).bytes;
-        *memory.block(MemoryBase::Logits) = vec![0; 4 * want[0].data.len()];
+        *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * want[0].data.len()];
         let level = &program.levels[0];
         let planned = level.steps.iter().find(|s| s.name == "main").unwrap();
-        let options = RunOptions::workers(2);
+        let options = RunOptions::with_workers(2);
         let before = memory.clone();
         if let Err(error) = run_step(planned, &level.lowered.kernels, &mut memory, &syms, &options) {
             panic!(
@@ -132,7 +132,7 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
             let done = run_interleaved(planned, &level.lowered.kernels, &mut other, &syms, &schedule);
             done.unwrap_or_else(|e| panic!("{what}, step {step}, {schedule:?}: {e}"));
             for base in [MemoryBase::Logits, MemoryBase::State] {
-                let same = memory.block(base) == other.block(base);
+                let same = memory.base_memory(base) == other.base_memory(base);
                 assert!(same, "{what}, step {step}, {schedule:?}: {}", print_module(&program.module));
             }
         }
@@ -144,10 +144,10 @@ fn check(seed: u64, target: &str, quant: &str, disabled: &[&str]) {
                 panic!("{what}, step {step}, {place}: {error}\n{before}\n{after}");
             }
         };
-        close("output".into(), &floats(memory.block(MemoryBase::Logits)), &want[0].data);
+        close("output".into(), &floats(memory.base_memory(MemoryBase::Logits)), &want[0].data);
         for (id, state) in reference.states.iter() {
             let (offset, bytes) = plan.states[id.index()];
-            let block = memory.block(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
+            let block = memory.base_memory(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
             close(format!("state {}", state.name), &floats(&block), &states.get(id).unwrap().data);
         }
     }

@@ -24,7 +24,7 @@ use mlcc_passes::{LoweredProgram, PassContext, PassOptions, run_pipeline};
 
 /// A module in text after the whole pipeline, for at most four tokens in a call.
 fn compiled(module: &str, target: &str, disabled: &[&str]) -> LoweredProgram {
-    let target = mlcc_target::resolve(target).unwrap();
+    let target = mlcc_target::resolve_target(target).unwrap();
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut context = PassContext::new(PassOptions::new(target.levels.iter().map(level).collect(), 4));
     let mut program = LoweredProgram::new(parse_module(module).unwrap());

@@ -20,7 +20,7 @@ fn graph_passes() -> impl Iterator<Item = &'static Pass> {
 
 fn context(quant: &str) -> PassContext {
     let mut options = PassOptions::new(vec![], 16);
-    options.quant = QuantScheme::find(quant).unwrap().0;
+    options.quant = QuantScheme::from_name(quant).unwrap().0;
     PassContext::new(options)
 }
 

@@ -153,7 +153,7 @@ impl MixerLayer {
                 let v = columns.heads(net, 1, state.values);
                 let dt = columns.heads(net, 1, state.values);
                 let dt = net.square(dt);
-                let slopes = net.weight("slopes", ParamRole::Vector, &[state.values, state.keys]);
+                let slopes = net.weight_param("slopes", ParamRole::Vector, &[state.values, state.keys]);
                 let slopes = net.reshape(slopes, [1, state.values, state.keys]);
                 state.selective_state_space(net, layer, [q, k, v, dt], slopes)
             }
@@ -169,17 +169,17 @@ impl Transformer for MixerLayer {
         &ModelSizes { vocab: VOCAB, hidden: 0, layers: 1, heads: 1, kv_heads: 1, head_size: 1, context: 256 }
     }
 
-    fn frame(&self) -> OuterLayers {
+    fn outer_layers(&self) -> OuterLayers {
         OuterLayers::hugging_face(Norm::None, false)
     }
 
-    fn shared(&self, _: &mut ModelBuilder) {}
+    fn prepare_shared(&self, _: &mut ModelBuilder) {}
 
     fn embed(&self, net: &mut ModelBuilder) -> ValueId {
         net.embed("table", VOCAB, self.width)
     }
 
-    fn block(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
+    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, (): &()) -> ValueId {
         match &self.part {
             MixerKind::Conv { names, taps, bias, activation } => {
                 let all: Vec<String> = (0..*names).map(|i| format!("conv{i}")).collect();
@@ -190,13 +190,13 @@ impl Transformer for MixerLayer {
             }
             MixerKind::Latent { latent, rope } => {
                 let tables = rope.as_ref().map(|rope| rope.tables(net, "rope"));
-                let at = tables.as_ref().map_or(LatentPositions::NONE, LatentPositions::turned);
+                let at = tables.as_ref().map_or(LatentPositions::NONE, LatentPositions::with_rope);
                 latent.apply(net, layer, "latent", x, at)
             }
             MixerKind::Experts { experts, corrected } => {
                 let correction = corrected.then_some("correction");
                 let stored = ExpertStorage::Single { experts: "experts", parts: ["gate", "up", "down"] };
-                let names = ExpertNames { router: "router", correction, expert_scale: None, stored };
+                let names = ExpertNames { router: "router", correction, expert_scale: None, storage: stored };
                 experts.apply(net, x, &names)
             }
             _ => {
@@ -279,9 +279,9 @@ fn latent_attention() {
             scale: rng.pick(&[0.2, 0.7]),
             query_rank: rng.chance(2).then(|| 8 + rng.below(20)),
             rank: rng.pick(&[5, 8, 16, 30, 32, 64]),
-            plain: rng.pick(&[3, 8, 16, 20]),
-            turned,
-            value: rng.pick(&[4, 7, 16, 24]),
+            nope_dim: rng.pick(&[3, 8, 16, 20]),
+            rope_dim: turned,
+            value_dim: rng.pick(&[4, 7, 16, 24]),
             bias: rng.chance(2),
             split: rng.chance(3),
         };
@@ -294,22 +294,26 @@ fn latent_attention() {
 fn routing() {
     for seed in 0..7 {
         let mut rng = TestRng(400 + seed);
-        let groups = rng.chance(2).then(|| ExpertGroups { count: 4, chosen: 2, best: 1 + rng.below(2) });
+        let groups = rng.chance(2).then(|| ExpertGroups {
+            count: 4,
+            groups_per_token: 2,
+            scored_experts: 1 + rng.below(2),
+        });
         let count = if groups.is_some() { rng.pick(&[8, 12, 16]) } else { 2 + rng.below(14) };
         let corrected = rng.chance(2);
         let sigmoid = RouterScoring::Sigmoid;
         let routing = ExpertRouter {
             count,
             // Of the groups that are chosen there are enough.
-            chosen: 1 + rng.below(count / 2),
-            scores: match (groups, corrected) {
+            experts_per_token: 1 + rng.below(count / 2),
+            scoring: match (groups, corrected) {
                 (_, true) => sigmoid,
                 (Some(_), false) => RouterScoring::Softmax,
                 (None, false) => rng.pick(&[sigmoid, RouterScoring::Softmax, RouterScoring::SoftmaxOfChosen]),
             },
             bias: rng.chance(2),
             normalised: rng.chance(2),
-            smallest_sum: rng.pick(&[0.0, 1e-20]),
+            sum_epsilon: rng.pick(&[0.0, 1e-20]),
             scale: rng.pick(&[1.0, 2.5]),
             groups,
         };

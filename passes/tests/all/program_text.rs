@@ -12,15 +12,15 @@ use mlcc_passes::{
 };
 
 fn context(target: &str, quant: &str) -> PassContext {
-    let target = mlcc_target::resolve(target).unwrap();
+    let target = mlcc_target::resolve_target(target).unwrap();
     // One of the cases has the flag.
     let batch_invariant = quant == "f32";
     let level = |l: &mlcc_target::FeatureLevel| {
         (l.name.clone(), KernelTarget { batch_invariant, ..KernelTarget::new(target.arch, l) })
     };
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), 4);
-    options.quant = QuantScheme::find(quant).unwrap().0;
-    options.pieces = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
+    options.quant = QuantScheme::from_name(quant).unwrap().0;
+    options.min_chunk_work = Some(ChunkWork { bytes: 8, dots: 8, flops: 8, times_of_cache: 64 });
     PassContext::new(options)
 }
 

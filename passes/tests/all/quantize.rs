@@ -26,10 +26,10 @@ fn module(names: &[&str]) -> Module {
 }
 
 fn context(quant: &str, policy: &str, target: &str) -> PassContext {
-    let target = mlcc_target::resolve(target).unwrap();
+    let target = mlcc_target::resolve_target(target).unwrap();
     let levels = target.levels.iter().map(|l| (l.name.clone(), KernelTarget::new(target.arch, l)));
     PassContext::new(PassOptions {
-        quant: QuantScheme::find(quant).unwrap().0,
+        quant: QuantScheme::from_name(quant).unwrap().0,
         policy: QuantPolicy::parse(policy).unwrap(),
         ..PassOptions::new(levels.collect(), 16)
     })

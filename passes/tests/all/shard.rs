@@ -12,7 +12,7 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{ModelParam, Module, ParamSource};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{RowBatching, RowScope, scopes};
+use mlcc_ir::sequences::{RowBatching, RowScope, row_scopes};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_module;
@@ -58,7 +58,7 @@ impl ShardedFamily {
             ("prefill", n.clone(), LogitScope::Last, RowBatching::Single),
             ("decode", Dim::from(1), LogitScope::Last, RowBatching::Single),
             ("decode_batch", n.clone(), LogitScope::All, RowBatching::OneEach),
-            ("step", n, LogitScope::Wanted, RowBatching::Ragged),
+            ("step", n, LogitScope::OutputRows, RowBatching::Ragged),
         ];
         for (name, n, logits, batching) in entries {
             let spec = EntrySpec {
@@ -66,15 +66,15 @@ impl ShardedFamily {
                 n,
                 logits,
                 context: 24,
-                stream: None,
+                streaming: None,
                 batching,
-                texts: None,
+                pooling_head: None,
                 adapters: slots,
-                source: false,
+                is_encoder_input: false,
             };
             architecture.build(&mut b, &spec);
         }
-        let tensors = architecture.tensors().into_iter().map(|(name, shape)| {
+        let tensors = architecture.tensor_shapes().into_iter().map(|(name, shape)| {
             let distribution = architecture.distribution(&name, &shape);
             (name, shape, distribution)
         });
@@ -85,7 +85,7 @@ impl ShardedFamily {
     /// The module behind all graph passes but those in `off`.
     pub fn compiled(&self, ranks: usize, quant: &str, off: &[&str]) -> Result<Module, PassError> {
         let mut options = PassOptions::new(vec![], 16);
-        (options.quant, options.ranks) = (QuantScheme::find(quant).unwrap().0, ranks);
+        (options.quant, options.ranks) = (QuantScheme::from_name(quant).unwrap().0, ranks);
         Ok(self.with_notes(options, off)?.0)
     }
 
@@ -118,7 +118,7 @@ impl ShardedFamily {
         let dims: Vec<usize> =
             self.module.params[id].ty.dims.iter().map(|d| d.as_const().unwrap() as usize).collect();
         let mut factors = random_tensor(DType::F32, &dims, name.len() as u64);
-        let none = factors.data.len() / slots.matrices();
+        let none = factors.data.len() / slots.matrix_count();
         factors.data.iter_mut().enumerate().for_each(|(i, x)| *x = if i < none { 0.0 } else { *x / 8.0 });
         factors
     }
@@ -170,7 +170,7 @@ fn calls(
     let mut results = Vec::new();
     let mut past = 0;
     for ids in [vec![1, 130, 201, 17], vec![63, 62], vec![5]] {
-        let syms = SymValues { past, ..SymValues::tokens(ids.len() as i64) };
+        let syms = SymValues { past, ..SymValues::for_tokens(ids.len() as i64) };
         past += ids.len() as i64;
         let entry = if ids.len() == 1 { "decode" } else { "prefill" };
         results.push(interpreter.run(id(entry), &[tokens(&ids)], &mut states[0], syms)?);
@@ -179,7 +179,7 @@ fn calls(
     results.push(interpreter.run_batch(id("decode_batch"), &ids, states, &[past, 0])?);
     let pieces = [SequenceRows { past: past + 1, rows: 2 }, SequenceRows { past: 1, rows: 3 }];
     let inputs = [tokens(&[9, 180, 100, 11, 12]), Tensor::ids(&[1, 4, 0, 0, 0])];
-    results.push(interpreter.run_pieces(id("step"), &inputs, states, &pieces, 2)?);
+    results.push(interpreter.run_sequences(id("step"), &inputs, states, &pieces, 2)?);
     Ok(results.into_iter().map(|outputs| outputs[0].to_f32()).collect())
 }
 
@@ -189,14 +189,14 @@ pub(crate) fn bits(results: &[Vec<f32>]) -> Vec<Vec<u32>> {
 
 pub(crate) fn exchanges(module: &Module, function: &str) -> usize {
     let (_, f) = module.function(function).unwrap();
-    f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. })).count()
+    f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. })).count()
 }
 
 /// Kernels exchange the rows of all sequences at once.
 fn exchanges_are_of_all_sequences(what: &str, module: &Module) {
     for f in module.functions.values() {
-        let Some(scopes) = scopes(module, f) else { continue };
-        for (_, node) in f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. })) {
+        let Some(scopes) = row_scopes(module, f) else { continue };
+        for (_, node) in f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. })) {
             let scope = scopes[node.inputs[0].index()];
             assert_ne!(scope, RowScope::Sequence, "{what}: an exchange of @{} is of one sequence", f.name);
         }
@@ -231,7 +231,7 @@ pub(crate) fn check_bits(
         assert!(wanted.iter().flatten().all(finite), "{what} in {quant}: the whole model is out of range");
         for &ranks in ranks {
             let split = model.compiled(ranks, quant, off).unwrap_or_else(|e| panic!("{what}, {quant}: {e}"));
-            assert_eq!(split.ranks(), ranks, "{what} in {quant}");
+            assert_eq!(split.rank_count(), ranks, "{what} in {quant}");
             for (rank, results) in model.results(&split, ranks).iter().enumerate() {
                 let same = bits(results) == wanted;
                 assert!(same, "{what} in {quant}, rank {rank} of {ranks} differs, off: {off:?}");
@@ -341,7 +341,7 @@ fn each_pass_off() {
 
 #[test]
 fn the_pass_switched_off_leaves_the_model_whole() {
-    assert_eq!(llama().compiled(2, "f32", &["shard"]).unwrap().ranks(), 1);
+    assert_eq!(llama().compiled(2, "f32", &["shard"]).unwrap().rank_count(), 1);
 }
 
 #[test]
@@ -392,7 +392,7 @@ pub(crate) fn cases() -> Vec<String> {
         .map(|entry| entry.file_name().into_string().unwrap())
         .filter(|case| {
             let architecture = architecture(case, &json!({}));
-            architecture.texts().is_none() && architecture.decoder_start().is_none()
+            architecture.pooling_head().is_none() && architecture.decoder_start_token_id().is_none()
         })
         .collect();
     cases.sort();

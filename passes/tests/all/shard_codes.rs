@@ -31,17 +31,17 @@ fn check(what: &str, model: &ShardedFamily, quant: &str, ranks: usize, off: &[&s
 /// Exchanges of codes in an entry function.
 fn of_codes(module: &Module, function: &str) -> usize {
     let (_, f) = module.function(function).unwrap();
-    let exchanges = f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. }));
+    let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
     exchanges.filter(|(_, node)| f.ty(node.inputs[0]).dtype == DType::I8).count()
 }
 
 /// Bytes that a rank sends in a call with so many tokens.
 fn bytes(module: &Module, function: &str, tokens: i64) -> i64 {
     let (_, f) = module.function(function).unwrap();
-    let exchanges = f.live().filter(|(_, node)| matches!(node.op, Op::Exchange { .. }));
+    let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
     let of_part = exchanges.map(|(_, node)| {
         let ty = f.ty(node.inputs[0]);
-        let elements: i64 = ty.dims.iter().map(|dim| dim.eval(&SymValues::tokens(tokens))).product();
+        let elements: i64 = ty.dims.iter().map(|dim| dim.eval(&SymValues::for_tokens(tokens))).product();
         elements * ty.dtype.bytes().unwrap() as i64
     });
     of_part.sum()

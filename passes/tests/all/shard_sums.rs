@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 pub(crate) fn options(ranks: usize, quant: &str, mode: TpMode) -> PassOptions {
     let mut options = PassOptions::new(vec![], 16);
-    (options.ranks, options.quant, options.tp_mode) = (ranks, QuantScheme::find(quant).unwrap().0, mode);
+    (options.ranks, options.quant, options.tp_mode) = (ranks, QuantScheme::from_name(quant).unwrap().0, mode);
     options
 }
 
@@ -240,7 +240,7 @@ fn auto_takes_what_costs_less() {
     let model = wide("llama3-gqa-tied", &json!({}));
     let choice = |ranks, latency_ns, mbytes_per_s| {
         let mut options = options(ranks, "f32", TpMode::Auto);
-        options.exchange = ExchangeCost { latency_ns, mbytes_per_s };
+        options.all_gather_cost = ExchangeCost { latency_ns, mbytes_per_s };
         let (module, notes) = model.with_notes(options, &[]).unwrap();
         (exchanges(&module, "decode"), notes)
     };

@@ -87,7 +87,7 @@ fn families() {
         let model = ShardedFamily::new(&case, json!({}));
         match model.compiled(3, "f32", &[]) {
             // All of its products are so small that every rank computes them.
-            Ok(split) if split.ranks() == 1 => others.push(format!("{case}: whole")),
+            Ok(split) if split.rank_count() == 1 => others.push(format!("{case}: whole")),
             Ok(_) => drop(check_bits(&case, &model, &["f32"], &[3], &[])),
             Err(PassError::Shard(error)) => others.push(format!("{case}: {error}")),
             Err(error) => panic!("{case}: {error}"),

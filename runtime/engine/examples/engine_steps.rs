@@ -39,7 +39,7 @@ fn engine(
     sequences: usize,
     drafter: Option<MakeDrafter>,
 ) -> ExampleResult<Engine> {
-    let options = EngineOptions { sequences, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: sequences, ..EngineOptions::default() };
     Ok(Engine::start_drafting(CompiledModelRunner::new(model)?, Arc::clone(tokenizer), options, drafter)?)
 }
 
@@ -60,7 +60,7 @@ fn greedy(prompt: Vec<TokenId>, tokens: usize) -> EngineRequest {
 /// When each token came.
 fn times(handle: RequestHandle) -> Vec<Instant> {
     handle
-        .filter(|event| matches!(event, SequenceEvent::Piece(p) if p.token.is_some()))
+        .filter(|event| matches!(event, SequenceEvent::Delta(p) if p.token.is_some()))
         .map(|_| Instant::now())
         .collect()
 }

@@ -175,7 +175,7 @@ impl ChatTemplate {
     }
 
     /// Whether the template looks at a variable, for example `tools` or `enable_thinking`.
-    pub fn uses(&self, variable: &str) -> bool {
+    pub fn uses_variable(&self, variable: &str) -> bool {
         match &self.format {
             TemplateKind::Jinja(templates) => templates.uses(variable),
             TemplateKind::Builtin(_) => false,
@@ -185,7 +185,7 @@ impl ChatTemplate {
     /// The messages in the form that the template takes: instructions as one message at the begin, or in front of the user's first
     /// text where the template has no role for them, and contents as texts or as parts. A message of a role that the template
     /// drops is an error.
-    pub fn adapted(
+    pub fn adapt_messages(
         &self,
         messages: &[ChatMessage],
         extra: &TemplateInputs,
@@ -194,21 +194,21 @@ impl ChatTemplate {
         let accepted = match accepted.get() {
             Some(known) => *known,
             None => {
-                let found = AcceptedMessages::of(self, extra.tools.is_some())?;
+                let found = AcceptedMessages::from_template(self, extra.tools.is_some())?;
                 *accepted.get_or_init(|| found)
             }
         };
-        accepted.adapted(self, messages, extra)
+        accepted.adapt_messages(self, messages, extra)
     }
 
-    /// The prompt of messages that are [adapted](Self::adapted) first.
+    /// The prompt of messages that are [adapted](Self::adapt_messages) first.
     pub fn render_adapted(
         &self,
         messages: &[ChatMessage],
         add_generation_prompt: bool,
         extra: &TemplateInputs,
     ) -> Result<String, ChatError> {
-        self.render(&self.adapted(messages, extra)?, add_generation_prompt, extra)
+        self.render(&self.adapt_messages(messages, extra)?, add_generation_prompt, extra)
     }
 
     /// Whether the template has a word as an attribute or as a constant text.

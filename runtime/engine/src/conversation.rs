@@ -69,7 +69,7 @@ impl ChatFormat {
     /// What an answer may have beside its text.
     pub fn answer_syntax(&self) -> AnswerSyntax {
         match self {
-            ChatFormat::Template(template) => AnswerSyntax::of(template),
+            ChatFormat::Template(template) => AnswerSyntax::from_template(template),
             ChatFormat::Plain => AnswerSyntax::default(),
         }
     }
@@ -77,7 +77,7 @@ impl ChatFormat {
     /// Whether the template looks at a variable.
     pub fn uses(&self, variable: &str) -> bool {
         match self {
-            ChatFormat::Template(template) => template.uses(variable),
+            ChatFormat::Template(template) => template.uses_variable(variable),
             ChatFormat::Plain => false,
         }
     }
@@ -216,7 +216,7 @@ impl<M: RewindModel> Conversation<M> {
 
     /// Says `text` and streams the answer. On an error, and when the answer was cancelled before its first token, the
     /// conversation is as before.
-    pub fn send(
+    pub fn send_message(
         &mut self,
         tokenizer: &Tokenizer,
         text: &str,
@@ -224,7 +224,7 @@ impl<M: RewindModel> Conversation<M> {
         on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<TurnResult, ConversationError> {
         self.messages.push(ChatMessage::new("user", text));
-        let turn = self.answer(tokenizer, settings, usize::MAX, on_text);
+        let turn = self.generate_answer(tokenizer, settings, usize::MAX, on_text);
         if turn.as_ref().map_or(true, |t| t.generation.tokens.is_empty()) {
             self.messages.pop();
         }
@@ -242,7 +242,7 @@ impl<M: RewindModel> Conversation<M> {
         let Some(old) = self.messages.pop_if(|m| m.role == "assistant") else {
             return Err(ConversationError::NothingToRegenerate);
         };
-        let turn = self.answer(tokenizer, settings, self.turn_start, on_text);
+        let turn = self.generate_answer(tokenizer, settings, self.turn_start, on_text);
         if turn.as_ref().map_or(true, |t| t.generation.tokens.is_empty()) {
             self.messages.push(old);
         }
@@ -251,7 +251,7 @@ impl<M: RewindModel> Conversation<M> {
 
     /// Makes an answer to the messages, and appends it to them if it has a token. At most `most_reused` tokens of the
     /// context stay.
-    fn answer(
+    fn generate_answer(
         &mut self,
         tokenizer: &Tokenizer,
         settings: &AnswerSettings<'_>,
@@ -265,7 +265,7 @@ impl<M: RewindModel> Conversation<M> {
                 self.format.encode(tokenizer, &text)?
             }
             true => self.keep_common_prefix(tokenizer, &text, most_reused)?,
-            false => self.go_on_or_back(tokenizer, &text)?,
+            false => self.restore_checkpoint(tokenizer, &text)?,
         };
         let form = settings.form.map(|form| self.format.answer_grammar(tokenizer, form, &text));
         let grammar = form.transpose().map_err(GenerateError::from)?;
@@ -307,7 +307,7 @@ impl<M: RewindModel> Conversation<M> {
             let said = tokenizer.decode(&generation.tokens[..fed], SpecialTokens::Keep);
             self.context_text = Some(text + &said);
         }
-        self.generator.drop_unfed();
+        self.generator.drop_pending();
         if !generation.tokens.is_empty() {
             self.messages.push(ChatMessage::new("assistant", answer));
         }
@@ -322,7 +322,7 @@ impl<M: RewindModel> Conversation<M> {
         most_reused: usize,
     ) -> Result<Vec<TokenId>, ConversationError> {
         let ids = self.format.encode(tokenizer, text)?;
-        let fed = self.generator.fed();
+        let fed = self.generator.computed_tokens();
         let common = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
         // The last token is fed even if it is there: its logits are needed.
         let kept = common.min(ids.len().saturating_sub(1)).min(most_reused);
@@ -338,7 +338,7 @@ impl<M: RewindModel> Conversation<M> {
     }
 
     /// Brings a context that cannot drop tokens to a begin of `text`; the tokens that are left to feed.
-    fn go_on_or_back(
+    fn restore_checkpoint(
         &mut self,
         tokenizer: &Tokenizer,
         text: &str,
@@ -348,7 +348,7 @@ impl<M: RewindModel> Conversation<M> {
             && let Some(begin) = &self.context_text
             && let Some(rest) = rest_after(begin)
         {
-            let (snapshot, fed) = (self.generator.snapshot()?, self.generator.fed().len());
+            let (snapshot, fed) = (self.generator.snapshot()?, self.generator.computed_tokens().len());
             if self.checkpoints.len() == CHECKPOINTS {
                 self.checkpoints.remove(0);
             }

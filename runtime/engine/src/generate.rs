@@ -48,26 +48,26 @@ pub trait LanguageModel {
         false
     }
     /// How many tokens of a prompt are fed between two looks at the cancel flag.
-    fn chunk(&self) -> usize {
+    fn prefill_chunk(&self) -> usize {
         512
     }
     /// Appends a token and drafts of what may follow it; the logits behind each. A model that could not take drafts back appends the
     /// token alone, and its logits are one row.
-    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
+    fn verify_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
         self.decode(tokens[0])
     }
     /// Appends one token. A model that finds the likeliest next tokens by itself gives them to `enough` (as
-    /// [`mlcc_runtime::Session::decode_likeliest`]); `None` if that said true. Else the logits after it.
-    fn decode_likeliest(
+    /// [`mlcc_runtime::Session::decode_top_k`]); `None` if that said true. Else the logits after it.
+    fn decode_top_k(
         &mut self,
         token: TokenId,
         enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>, Self::Error> {
         let _ = enough;
-        self.feed_drafts(&[token]).map(Some)
+        self.verify_drafts(&[token]).map(Some)
     }
     /// Keeps the first `past` tokens, of which only drafts may be missing.
-    fn take_back(&mut self, past: usize) -> Result<(), Self::Error> {
+    fn rollback(&mut self, past: usize) -> Result<(), Self::Error> {
         debug_assert_eq!(past, self.past());
         Ok(())
     }
@@ -143,7 +143,7 @@ impl<'a> GenerationRequest<'a> {
         }
     }
 
-    fn cancelled(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
 }
@@ -188,46 +188,46 @@ pub struct GenerationResult {
     pub finish: FinishReason,
     /// Tokens fed before the first one was chosen.
     pub prompt_tokens: usize,
-    pub prefill: Duration,
+    pub prefill_time: Duration,
     /// Decode steps: without drafts one less than the chosen tokens, as the first comes from the prefill.
     pub decode_steps: usize,
     /// Tokens of drafts, and how many of them were right.
     pub drafted: usize,
     pub accepted: usize,
     /// Time of the decode steps with sampling and text.
-    pub decode: Duration,
+    pub decode_time: Duration,
     /// Time of choosing tokens alone, the first one included.
-    pub sampling: Duration,
+    pub sampling_time: Duration,
     pub seed: u64,
 }
 
 impl GenerationResult {
     pub fn prefill_tokens_per_second(&self) -> f64 {
-        rate(self.prompt_tokens, self.prefill)
+        tokens_per_second(self.prompt_tokens, self.prefill_time)
     }
 
     pub fn decode_tokens_per_second(&self) -> f64 {
-        rate(self.tokens.len().saturating_sub(1), self.decode)
+        tokens_per_second(self.tokens.len().saturating_sub(1), self.decode_time)
     }
 }
 
-fn rate(count: usize, time: Duration) -> f64 {
+fn tokens_per_second(count: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { count as f64 / time.as_secs_f64() }
 }
 
 pub struct TextGenerator<M: LanguageModel> {
     model: M,
     /// The tokens fed since the last reset; the penalties of a next turn look at them too.
-    fed: Vec<TokenId>,
+    computed_tokens: Vec<TokenId>,
     /// The last token of the text before, chosen but not fed.
-    unfed: Option<TokenId>,
+    pending_token: Option<TokenId>,
     drafter: Option<Box<dyn Drafter>>,
 }
 
 impl<M: LanguageModel> TextGenerator<M> {
     /// `model` may have a context already (a state that was loaded).
     pub fn new(model: M) -> Self {
-        TextGenerator { model, fed: Vec::new(), unfed: None, drafter: None }
+        TextGenerator { model, computed_tokens: Vec::new(), pending_token: None, drafter: None }
     }
 
     /// Lets texts be drafted, if the model can take drafts back. They stay the same.
@@ -250,14 +250,14 @@ impl<M: LanguageModel> TextGenerator<M> {
     }
 
     /// The tokens fed since the last reset.
-    pub fn fed(&self) -> &[TokenId] {
-        &self.fed
+    pub fn computed_tokens(&self) -> &[TokenId] {
+        &self.computed_tokens
     }
 
     /// Tells the tokens of the model's context, after a state was loaded into it.
-    pub fn assume_fed(&mut self, fed: Vec<TokenId>) {
-        self.unfed = None;
-        self.fed = fed;
+    pub fn assume_computed(&mut self, fed: Vec<TokenId>) {
+        self.pending_token = None;
+        self.computed_tokens = fed;
     }
 
     pub fn into_model(self) -> M {
@@ -265,28 +265,28 @@ impl<M: LanguageModel> TextGenerator<M> {
     }
 
     pub fn reset(&mut self) -> Result<(), GenerateError> {
-        self.unfed = None;
-        self.fed.clear();
+        self.pending_token = None;
+        self.computed_tokens.clear();
         self.model.reset().map_err(model_error)
     }
 
     /// Feeds the last token of the text before, if it was chosen but not fed: the model's state is then that of the whole text. False if
     /// the context has no room for it.
-    pub fn feed_last(&mut self) -> Result<bool, GenerateError> {
-        let Some(token) = self.unfed else { return Ok(true) };
+    pub fn decode_pending(&mut self) -> Result<bool, GenerateError> {
+        let Some(token) = self.pending_token else { return Ok(true) };
         if self.model.context().is_some_and(|context| self.past() >= context) {
             return Ok(false);
         }
         self.model.decode(token).map_err(model_error)?;
-        self.unfed = None;
-        self.fed.push(token);
+        self.pending_token = None;
+        self.computed_tokens.push(token);
         Ok(true)
     }
 
     /// Forgets the last token of the text before, which was chosen but not fed: the next prompt has it, or does not
     /// want it.
-    pub fn drop_unfed(&mut self) {
-        self.unfed = None;
+    pub fn drop_pending(&mut self) {
+        self.pending_token = None;
     }
 
     /// Generates one text. `on_text` gets it piece by piece, in whole characters, and may end it.
@@ -309,17 +309,17 @@ impl<M: LanguageModel> TextGenerator<M> {
         }
         let eos = request.eos.to_vec();
         let ends = StopConditions { eos, max_tokens: request.max_tokens, context: self.model.context() };
-        let mut fed = self.fed.len();
-        let unfed = self.unfed.take();
-        let mut tokens = std::mem::take(&mut self.fed);
+        let mut fed = self.computed_tokens.len();
+        let unfed = self.pending_token.take();
+        let mut tokens = std::mem::take(&mut self.computed_tokens);
         tokens.extend(unfed.into_iter().chain(request.prompt.iter().copied()));
         let prompt = tokens.len();
         let mut text = GenerationState::new(tokens, ends, sampler, request.grammar.clone(), text);
-        let mut result = self.write(&mut text, &mut fed, request, &mut on_text);
+        let mut result = self.run_to_end(&mut text, &mut fed, request, &mut on_text);
         let mut tokens = text.into_tokens();
         if let Ok(out) = &mut result {
             out.tokens = tokens[prompt..].to_vec();
-            self.unfed = match out.finish {
+            self.pending_token = match out.finish {
                 _ if out.prompt_tokens == 0 => unfed,
                 FinishReason::Eos => None,
                 // That of a prompt which was cancelled is not wanted any more.
@@ -327,7 +327,7 @@ impl<M: LanguageModel> TextGenerator<M> {
             };
         }
         tokens.truncate(fed);
-        self.fed = tokens;
+        self.computed_tokens = tokens;
         result
     }
 
@@ -340,7 +340,7 @@ impl<M: LanguageModel> TextGenerator<M> {
         if let Some(position) = prompt.iter().position(strange) {
             return Err(GenerateError::PromptToken { position, id: prompt[position], vocab });
         }
-        let past = self.past() + usize::from(self.unfed.is_some());
+        let past = self.past() + usize::from(self.pending_token.is_some());
         match self.model.context() {
             Some(context) if past + prompt.len() > context => {
                 Err(GenerateError::PromptTooLong { prompt: prompt.len(), past, context })
@@ -351,7 +351,7 @@ impl<M: LanguageModel> TextGenerator<M> {
 
     /// Feeds what there is of a text, of which `fed` tokens are in the context, and what is chosen, to its end. The tokens are left in
     /// `text`.
-    fn write(
+    fn run_to_end(
         &mut self,
         text: &mut GenerationState<'_>,
         fed: &mut usize,
@@ -362,46 +362,46 @@ impl<M: LanguageModel> TextGenerator<M> {
             if !shown.text.is_empty() {
                 on_text(shown.text)?;
             }
-            if request.cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if request.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let (begin, before) = (Instant::now(), *fed);
-        let mut end = self.read(text, fed, request, &mut show)?;
+        let mut end = self.prefill_prompt(text, fed, request, &mut show)?;
         let (prefill, prompt_tokens) = (begin.elapsed(), *fed - before);
         let (begin, mut decode_steps) = (Instant::now(), 0);
         let finish = loop {
             if let Some(reason) = end {
                 break text.finish(reason, on_text);
             }
-            end = self.decode(text, fed, &mut show)?;
+            end = self.decode_step(text, fed, &mut show)?;
             decode_steps += 1;
         };
-        let (drafted, accepted) = text.drafted();
+        let (drafted, accepted) = text.draft_counts();
         Ok(GenerationResult {
             tokens: Vec::new(),
             finish,
             prompt_tokens,
-            prefill,
+            prefill_time: prefill,
             decode_steps,
             drafted,
             accepted,
-            decode: begin.elapsed(),
-            sampling: text.choosing(),
+            decode_time: begin.elapsed(),
+            sampling_time: text.sampling_time(),
             seed: text.seed(),
         })
     }
 
     /// Feeds the prompt and chooses the first token; how the text ends, if it does.
-    fn read(
+    fn prefill_prompt(
         &mut self,
         text: &mut GenerationState<'_>,
         fed: &mut usize,
         request: &GenerationRequest<'_>,
         show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Result<Option<FinishReason>, GenerateError> {
-        let (vocab, chunk) = (self.model.vocab(), self.model.chunk().max(1));
+        let (vocab, chunk) = (self.model.vocab(), self.model.prefill_chunk().max(1));
         let prompt = text.tokens().len();
         loop {
-            if request.cancelled() {
+            if request.is_cancelled() {
                 return Ok(Some(FinishReason::Cancelled));
             }
             let from = *fed;
@@ -409,35 +409,35 @@ impl<M: LanguageModel> TextGenerator<M> {
             *fed = prompt.min(from.saturating_add(chunk));
             let logits = self.model.prefill(&text.tokens()[from..*fed]).map_err(model_error)?;
             if *fed == prompt {
-                return Ok(text.take(logits, vocab, past + *fed - from, show).end?);
+                return Ok(text.sample_rows(logits, vocab, past + *fed - from, show).end?);
             }
         }
     }
 
     /// Feeds the last token, with drafts, and chooses what follows.
-    fn decode(
+    fn decode_step(
         &mut self,
         text: &mut GenerationState<'_>,
         fed: &mut usize,
         show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Result<Option<FinishReason>, GenerateError> {
         let (vocab, past) = (self.model.vocab(), self.model.past());
-        let most = text.most_drafts(past);
+        let most = text.max_drafts(past);
         if let Some(drafter) = self.drafter.as_deref_mut().filter(|_| most > 0) {
-            text.draft(0, drafter, most);
+            text.append_drafts(0, drafter, most);
         }
         let logits = match text.tokens()[*fed..] {
             [token] => {
-                let enough = &mut |likeliest: &[TokenCandidate]| text.choose_among(likeliest);
-                self.model.decode_likeliest(token, enough).map(Option::unwrap_or_default)
+                let enough = &mut |likeliest: &[TokenCandidate]| text.sample_from_top_k(likeliest);
+                self.model.decode_top_k(token, enough).map(Option::unwrap_or_default)
             }
-            ref tokens => self.model.feed_drafts(tokens),
+            ref tokens => self.model.verify_drafts(tokens),
         };
         let logits = logits.map_err(model_error)?;
         text.keep_drafts((logits.len() / vocab).saturating_sub(1));
-        let SamplerOutput { end, accepted, .. } = text.take(logits, vocab, past + 1, show);
+        let SamplerOutput { end, accepted, .. } = text.sample_rows(logits, vocab, past + 1, show);
         *fed += 1 + accepted;
-        self.model.take_back(past + 1 + accepted).map_err(model_error)?;
+        self.model.rollback(past + 1 + accepted).map_err(model_error)?;
         Ok(end?)
     }
 }
@@ -445,9 +445,9 @@ impl<M: LanguageModel> TextGenerator<M> {
 impl<M: RewindModel> TextGenerator<M> {
     /// Keeps the first `past` tokens of the context; the model must be able to ([`RewindModel::can_truncate`]).
     pub fn truncate(&mut self, past: usize) -> Result<(), GenerateError> {
-        self.unfed = None;
+        self.pending_token = None;
         self.model.truncate(past).map_err(model_error)?;
-        self.fed.truncate(past);
+        self.computed_tokens.truncate(past);
         Ok(())
     }
 
@@ -457,9 +457,9 @@ impl<M: RewindModel> TextGenerator<M> {
 
     /// Goes back to a snapshot that was taken when `fed` tokens were in the context.
     pub fn restore(&mut self, snapshot: &M::Snapshot, fed: usize) -> Result<(), GenerateError> {
-        self.unfed = None;
+        self.pending_token = None;
         self.model.restore(snapshot).map_err(model_error)?;
-        self.fed.truncate(fed);
+        self.computed_tokens.truncate(fed);
         Ok(())
     }
 }

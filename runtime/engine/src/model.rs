@@ -42,15 +42,15 @@ pub fn is_batch_invariant(model: &Model) -> bool {
 pub fn takes_drafts(model: &Model) -> bool {
     let table = model.table();
     table.recurrent_state().is_none()
-        && table.window().is_none()
-        && table.length().is_none()
+        && table.sliding_window().is_none()
+        && table.length_state().is_none()
         && !table.whole_prompts
 }
 
 /// Whether a model can draft for another. One that cannot go back drafts with copies of its states; what it reads only as a whole, or
 /// otherwise at another length, would be read again for each draft.
 pub fn can_draft(model: &Model) -> bool {
-    model.table().length().is_none() && !model.table().whole_prompts
+    model.table().length_state().is_none() && !model.table().whole_prompts
 }
 
 impl LanguageModel for Session {
@@ -89,29 +89,29 @@ impl LanguageModel for Session {
         self.model().table().whole_prompts
     }
 
-    fn chunk(&self) -> usize {
+    fn prefill_chunk(&self) -> usize {
         // The session takes a whole prompt or refuses it.
         // Where angles depend on the length of the sequence, it is that after what comes in one call.
-        let whole = self.needs_whole_prompts() || self.model().table().length().is_some();
+        let whole = self.needs_whole_prompts() || self.model().table().length_state().is_some();
         if whole { usize::MAX } else { self.model().plan().chunk as usize }
     }
 
-    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Error> {
+    fn verify_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Error> {
         match tokens {
             [_, _, ..] if takes_drafts(self.model()) => Session::prefill_logits(self, tokens),
             _ => Session::decode(self, tokens[0]),
         }
     }
 
-    fn decode_likeliest(
+    fn decode_top_k(
         &mut self,
         token: TokenId,
         enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<Option<&[f32]>, Error> {
-        Session::decode_likeliest(self, token, enough)
+        Session::decode_top_k(self, token, enough)
     }
 
-    fn take_back(&mut self, past: usize) -> Result<(), Error> {
+    fn rollback(&mut self, past: usize) -> Result<(), Error> {
         Session::truncate(self, past as u64)
     }
 }

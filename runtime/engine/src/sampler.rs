@@ -23,7 +23,7 @@ use thiserror::Error;
 
 pub use changes::LogitChanges;
 pub use extra::{DryParams, ExtraSamplers, MirostatParams};
-pub use logprobs::{Logprobs, TokenLogprob, logprobs};
+pub use logprobs::{Logprobs, TokenLogprob, compute_logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
 
@@ -60,7 +60,7 @@ pub struct Candidate {
 }
 
 /// Sorts first what is drawn more likely; ties by the lower id.
-fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+fn compare_candidates(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
@@ -72,12 +72,12 @@ pub struct Sampler {
     rng: Pcg64,
     changes: LogitChanges,
     /// Tokens chosen so far.
-    chosen: usize,
+    sampled_count: usize,
     history: PenaltyWindow,
-    repeated: RepeatedText,
-    limit: SurpriseLimit,
+    dry_penalty: RepeatedText,
+    surprise_limit: SurpriseLimit,
     /// The logits after changes and penalties.
-    changed: Vec<f32>,
+    changed_logits: Vec<f32>,
     candidates: Vec<Candidate>,
 }
 
@@ -93,11 +93,11 @@ impl Sampler {
         vocab: usize,
     ) -> Result<Self, ParamError> {
         params.check()?;
-        changes.check(vocab)?;
+        changes.validate(vocab)?;
         let seed = params.seed.unwrap_or_else(random_seed);
         let history = PenaltyWindow::new(&params, vocab);
         let top_k = bounded_top_k(&params, vocab).filter(|_| params.extra.mirostat.is_none());
-        let changes_logits = params.penalizes() || params.extra.dry.is_on() || changes.apply_after(0);
+        let changes_logits = params.penalizes() || params.extra.dry.is_on() || changes.applies_after(0);
         let room =
             if params.is_greedy() { 1 } else { top_k.map_or(vocab, scan::buffer_size).min(vocab.max(1)) };
         Ok(Sampler {
@@ -105,11 +105,11 @@ impl Sampler {
             seed,
             rng: Pcg64::new(seed),
             history,
-            repeated: RepeatedText::new(&params.extra.dry, vocab),
-            limit: SurpriseLimit::new(&params.extra),
-            changed: Vec::with_capacity(if changes_logits { vocab } else { 0 }),
+            dry_penalty: RepeatedText::new(&params.extra.dry, vocab),
+            surprise_limit: SurpriseLimit::new(&params.extra),
+            changed_logits: Vec::with_capacity(if changes_logits { vocab } else { 0 }),
             changes,
-            chosen: 0,
+            sampled_count: 0,
             candidates: Vec::with_capacity(room),
             params,
         })
@@ -127,15 +127,15 @@ impl Sampler {
     /// Tells the sampler that `token` is part of the text (of the prompt, or chosen), for the penalties.
     pub fn accept(&mut self, token: TokenId) {
         self.history.push(token);
-        self.repeated.push(token);
+        self.dry_penalty.push(token);
     }
 
     /// Forgets the text and starts the random numbers anew.
     pub fn reset(&mut self) {
         self.history.clear();
-        self.repeated.clear();
-        self.limit = SurpriseLimit::new(&self.params.extra);
-        self.chosen = 0;
+        self.dry_penalty.clear();
+        self.surprise_limit = SurpriseLimit::new(&self.params.extra);
+        self.sampled_count = 0;
         self.rng = Pcg64::new(self.seed);
     }
 
@@ -150,13 +150,13 @@ impl Sampler {
         logits: &[f32],
         grammar: Option<&Grammar>,
     ) -> Result<TokenId, SampleError> {
-        self.fill(logits, grammar)?;
-        self.draw().ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
+        self.fill_candidates(logits, grammar)?;
+        self.draw_candidate().ok_or(SampleError::NoFiniteLogit { vocab: self.vocab })
     }
 
     /// One of the candidates, of which there is at least one.
-    fn draw(&mut self) -> Option<TokenId> {
-        self.chosen += 1;
+    fn draw_candidate(&mut self) -> Option<TokenId> {
+        self.sampled_count += 1;
         // Exactly one number per token, also when there is no choice: later tokens then do not depend on it.
         let mut left = self.rng.next_f64();
         let drawn = self.candidates.iter().find(|candidate| {
@@ -166,48 +166,55 @@ impl Sampler {
         // Rounding may leave a rest of 1e-16 after the last one.
         let drawn = drawn.or(self.candidates.last())?;
         if let Some(mirostat) = self.params.extra.mirostat.filter(|_| !self.params.is_greedy()) {
-            self.limit.follow(mirostat, drawn.probability);
+            self.surprise_limit.update(mirostat, drawn.probability);
         }
         Some(drawn.id)
     }
 
     /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate], SampleError> {
-        self.fill(logits, None)?;
+        self.fill_candidates(logits, None)?;
         Ok(&self.candidates)
     }
 
     /// Fills `candidates` with what may be drawn.
-    fn fill(&mut self, logits: &[f32], grammar: Option<&Grammar>) -> Result<(), SampleError> {
+    fn fill_candidates(&mut self, logits: &[f32], grammar: Option<&Grammar>) -> Result<(), SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::Length { expected: self.vocab, found: logits.len() });
         }
-        let changes = self.changes.apply_after(self.chosen) || grammar.is_some();
-        let logits = if self.history.is_empty() && self.repeated.is_empty() && !changes {
+        let changes = self.changes.applies_after(self.sampled_count) || grammar.is_some();
+        let logits = if self.history.is_empty() && self.dry_penalty.is_empty() && !changes {
             logits
         } else {
-            self.changed.clear();
-            self.changed.extend_from_slice(logits);
-            self.changes.apply(self.chosen, &mut self.changed);
-            self.history.penalize(&self.params, &mut self.changed);
-            self.repeated.penalize(&self.params.extra.dry, &mut self.changed);
+            self.changed_logits.clear();
+            self.changed_logits.extend_from_slice(logits);
+            self.changes.apply(self.sampled_count, &mut self.changed_logits);
+            self.history.penalize(&self.params, &mut self.changed_logits);
+            self.dry_penalty.penalize(&self.params.extra.dry, &mut self.changed_logits);
             if let Some(grammar) = grammar {
-                grammar.restrict(&mut self.changed);
+                grammar.restrict(&mut self.changed_logits);
             }
-            self.changed.as_slice()
+            self.changed_logits.as_slice()
         };
         self.candidates.clear();
         let nothing = match grammar {
             None => SampleError::NoFiniteLogit { vocab: self.vocab },
             Some(_) => SampleError::NothingAllowed,
         };
-        let best = scan::best(logits).ok_or(nothing)?;
+        let best = scan::find_best(logits).ok_or(nothing)?;
         if self.params.is_greedy() {
             self.candidates.push(Candidate { probability: 1.0, ..best });
         } else if self.params.extra.cuts() {
-            rare::cut(&self.params, logits, best, self.limit, &mut self.rng, &mut self.candidates);
+            rare::cut_with_extras(
+                &self.params,
+                logits,
+                best,
+                self.surprise_limit,
+                &mut self.rng,
+                &mut self.candidates,
+            );
         } else {
-            cut(&self.params, logits, best, &mut self.candidates);
+            cut_candidates(&self.params, logits, best, &mut self.candidates);
         }
         Ok(())
     }
@@ -223,44 +230,44 @@ fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
 const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
 /// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is the likeliest.
-fn cut(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
-    let weigh = |candidates: &mut Vec<Candidate>| weigh(params, best.logit, candidates);
+fn cut_candidates(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
+    let weigh = |candidates: &mut Vec<Candidate>| set_weights(params, best.logit, candidates);
     // A logit below all of at least that weight, if not by much.
     let below = |weight: f64| {
         let logit = f64::from(best.logit) + f64::from(params.temperature) * weight.ln();
         (logit as f32).next_down().max(f32::MIN)
     };
     if let Some(k) = bounded_top_k(params, logits.len()) {
-        scan::top_k(logits, k, candidates);
+        scan::find_top_k(logits, k, candidates);
         let total = weigh(candidates);
         if params.top_p < 1.0 {
-            nucleus(candidates, f64::from(params.top_p) * total);
+            keep_nucleus(candidates, f64::from(params.top_p) * total);
         }
     } else if params.top_p < 1.0 {
-        let mass = f64::from(params.top_p) * scan::sum_of_weights(logits, best.logit, params.temperature);
+        let mass = f64::from(params.top_p) * scan::sum_weights(logits, best.logit, params.temperature);
         // Few tokens have most of the mass; looking for them once more costs less than sorting them all.
         for weight in TOP_P_WEIGHTS {
-            scan::at_least(logits, below(weight), candidates);
+            scan::candidates_above(logits, below(weight), candidates);
             if weigh(candidates) >= mass {
                 break;
             }
         }
-        nucleus(candidates, mass);
+        keep_nucleus(candidates, mass);
     } else {
-        scan::at_least(logits, below(f64::from(params.min_p)), candidates);
+        scan::candidates_above(logits, below(f64::from(params.min_p)), candidates);
         weigh(candidates);
     }
     drop_unlikely(params, candidates);
 }
 
 /// How likely a token is beside the likeliest one, whose logit is `best`.
-fn weight(params: &SamplingParams, best: f32, logit: f32) -> f64 {
+fn relative_weight(params: &SamplingParams, best: f32, logit: f32) -> f64 {
     (f64::from(logit - best) / f64::from(params.temperature)).exp()
 }
 
 /// Notes the weights of candidates; their sum.
-fn weigh(params: &SamplingParams, best: f32, candidates: &mut [Candidate]) -> f64 {
-    candidates.iter_mut().for_each(|c| c.probability = weight(params, best, c.logit));
+fn set_weights(params: &SamplingParams, best: f32, candidates: &mut [Candidate]) -> f64 {
+    candidates.iter_mut().for_each(|c| c.probability = relative_weight(params, best, c.logit));
     candidates.iter().map(|c| c.probability).sum()
 }
 
@@ -272,16 +279,16 @@ fn drop_unlikely(params: &SamplingParams, candidates: &mut Vec<Candidate>) {
 }
 
 /// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are needed.
-fn nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
+fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     let mut sum = 0.0;
     let (mut done, mut block) = (0, 128);
     while done < candidates.len() {
         let rest = &mut candidates[done..];
         let len = block.min(rest.len());
         if len < rest.len() {
-            rest.select_nth_unstable_by(len - 1, likelier);
+            rest.select_nth_unstable_by(len - 1, compare_candidates);
         }
-        rest[..len].sort_unstable_by(likelier);
+        rest[..len].sort_unstable_by(compare_candidates);
         for (index, candidate) in rest[..len].iter().enumerate() {
             sum += candidate.probability;
             if sum >= mass {

@@ -21,7 +21,7 @@ pub const CHEAP_ROWS: usize = 8;
 pub trait Drafter {
     /// Appends to `tokens`, all tokens of a text, at most `most` that may follow. Texts have numbers: a drafter may keep something
     /// for each, and finds by the tokens whether it is still of use.
-    fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize);
+    fn append_draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize);
 }
 
 /// Makes a drafter on the thread that will use it.
@@ -35,7 +35,7 @@ pub struct NgramDrafter;
 const NGRAM: Range<usize> = 3..8;
 
 impl Drafter for NgramDrafter {
-    fn draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+    fn append_draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let Some(from) = last_occurrence(tokens) else { return };
         // What is repeated may go on in the draft itself.
         for at in from..from + most {
@@ -86,12 +86,12 @@ impl Default for DraftLengthTuner {
 
 impl DraftLengthTuner {
     /// Most tokens of a draft now.
-    pub fn most(&self) -> usize {
+    pub fn max_draft(&self) -> usize {
         if self.pause == 0 { self.length } else { 0 }
     }
 
     /// A step without a draft, or with one of which some tokens were right.
-    pub fn checked(&mut self, drafted: usize, accepted: usize) {
+    pub fn record_outcome(&mut self, drafted: usize, accepted: usize) {
         match (drafted, accepted) {
             (0, _) => self.pause = self.pause.saturating_sub(1),
             (_, 0) => {
@@ -110,7 +110,7 @@ mod tests {
 
     fn drafted(tokens: &[TokenId], most: usize) -> Vec<TokenId> {
         let mut all = tokens.to_vec();
-        NgramDrafter.draft(0, &mut all, most);
+        NgramDrafter.append_draft(0, &mut all, most);
         all.split_off(tokens.len())
     }
 
@@ -135,19 +135,19 @@ mod tests {
         let mut guess = DraftLengthTuner::default();
         let mut tried = 0;
         for _ in 0..1000 {
-            let drafted = guess.most();
+            let drafted = guess.max_draft();
             tried += usize::from(drafted > 0);
-            guess.checked(drafted, 0);
+            guess.record_outcome(drafted, 0);
         }
         assert_eq!(tried, 6);
-        while guess.most() == 0 {
-            guess.checked(0, 0);
+        while guess.max_draft() == 0 {
+            guess.record_outcome(0, 0);
         }
-        guess.checked(3, 3);
-        assert_eq!(guess.most(), 6);
-        guess.checked(6, 6);
-        assert_eq!(guess.most(), LONGEST);
-        guess.checked(7, 2);
-        assert_eq!(guess.most(), 3);
+        guess.record_outcome(3, 3);
+        assert_eq!(guess.max_draft(), 6);
+        guess.record_outcome(6, 6);
+        assert_eq!(guess.max_draft(), LONGEST);
+        guess.record_outcome(7, 2);
+        assert_eq!(guess.max_draft(), 3);
     }
 }

@@ -19,9 +19,9 @@ pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
     /// Bytes at the start of `held` that the last call gave out.
-    given: usize,
+    emitted_len: usize,
     /// Bytes at the start of `held` that no stop string ends in.
-    free: usize,
+    unmatched_len: usize,
     /// Tells which parts of the text are looked at; none where all are.
     guard: Option<Box<StopGuard>>,
 }
@@ -50,9 +50,9 @@ impl StopMatcher {
     }
 
     pub fn push(&mut self, piece: &str) -> StopCheck<'_> {
-        self.held.drain(..self.given);
-        self.free -= self.given.min(self.free);
-        self.given = 0;
+        self.held.drain(..self.emitted_len);
+        self.unmatched_len -= self.emitted_len.min(self.unmatched_len);
+        self.emitted_len = 0;
         let found = match self.guard.take() {
             None => {
                 self.held.push_str(piece);
@@ -62,11 +62,11 @@ impl StopMatcher {
         };
         if let Some((start, index)) = found {
             self.held.truncate(start);
-            self.given = start;
+            self.emitted_len = start;
             return StopCheck { text: &self.held, stop: Some(index) };
         }
-        self.given = self.held.len() - self.open_suffix();
-        StopCheck { text: &self.held[..self.given], stop: None }
+        self.emitted_len = self.held.len() - self.open_suffix();
+        StopCheck { text: &self.held[..self.emitted_len], stop: None }
     }
 
     fn push_guarded(&mut self, mut guard: Box<StopGuard>, piece: &str) -> Option<(usize, usize)> {
@@ -76,7 +76,7 @@ impl StopMatcher {
                 self.held.push_str(text);
                 match watched {
                     true => found = self.first_match(),
-                    false => self.free = self.held.len(),
+                    false => self.unmatched_len = self.held.len(),
                 }
             }
         });
@@ -88,25 +88,25 @@ impl StopMatcher {
 
     /// The text has ended: gives out what was held back.
     pub fn finish(&mut self) -> &str {
-        self.held.drain(..self.given);
+        self.held.drain(..self.emitted_len);
         if let Some(mut guard) = self.guard.take() {
-            self.held.push_str(&guard.rest());
+            self.held.push_str(&guard.finish());
         }
-        self.given = self.held.len();
+        self.emitted_len = self.held.len();
         &self.held
     }
 
     /// Begin and number of the stop string that is complete first.
     fn first_match(&self) -> Option<(usize, usize)> {
         let matches = self.stops.iter().enumerate().filter_map(|(index, stop)| {
-            Some((self.free + self.held[self.free..].find(stop.as_str())?, index))
+            Some((self.unmatched_len + self.held[self.unmatched_len..].find(stop.as_str())?, index))
         });
         matches.min_by_key(|&(start, index)| (start + self.stops[index].len(), start, index))
     }
 
     /// Length of the longest suffix of the held text that a stop string begins with.
     fn open_suffix(&self) -> usize {
-        let watched = &self.held[self.free..];
+        let watched = &self.held[self.unmatched_len..];
         self.stops.iter().map(|stop| open_suffix(watched, stop)).max().unwrap_or(0)
     }
 }

@@ -71,7 +71,11 @@ enum PairFormat {
 }
 
 impl PairFormat {
-    fn of(model: &Model, purpose: PoolingTask, about: &Value) -> Result<PairFormat, EmbeddingError> {
+    fn from_metadata(
+        model: &Model,
+        purpose: PoolingTask,
+        about: &Value,
+    ) -> Result<PairFormat, EmbeddingError> {
         if purpose == PoolingTask::Scores
             && let Some(section) = model.chat()
         {
@@ -112,11 +116,11 @@ impl EmbeddingVectors {
 
 impl EmbeddingModel {
     pub fn new(model: &Model, tokenizer: Tokenizer) -> Result<EmbeddingModel, EmbeddingError> {
-        let texts = model.texts()?;
+        let texts = model.text_embedder()?;
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
         let about = &metadata["texts"];
         let purpose = if about["purpose"] == "scores" { PoolingTask::Scores } else { PoolingTask::Embedding };
-        let pairs = PairFormat::of(model, purpose, about)?;
+        let pairs = PairFormat::from_metadata(model, purpose, about)?;
         let named = about["prompts"].as_object().into_iter().flatten();
         let prompts = named.filter_map(|(name, text)| Some((name.clone(), text.as_str()?.to_string())));
         let default_prompt = about["default_prompt"].as_str().map(str::to_string);
@@ -269,7 +273,7 @@ impl EmbeddingModel {
 
     fn run(&mut self, ids: &[Vec<TokenId>]) -> Result<&[f32], EmbeddingError> {
         let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
-        Ok(self.texts.run(&ids)?)
+        Ok(self.texts.embed(&ids)?)
     }
 
     fn prompt<'a>(&'a self, how: &EmbedOptions<'a>) -> Result<&'a str, EmbeddingError> {

@@ -25,7 +25,7 @@ use RenderEnd::*;
 
 fn end(template: &str) -> (RenderEnd, String) {
     let rendered = ChatTemplate::from_jinja(template).and_then(|template| {
-        template.uses("tools");
+        template.uses_variable("tools");
         template.render(&[ChatMessage::new("user", "hi")], true, &TemplateInputs::default())
     });
     match rendered {

@@ -73,7 +73,7 @@ fn sampling() {
         SamplingParams { top_k: 0, min_p: 0.0, top_p: 1.0, ..SamplingParams::default() },
     ];
     let mut buffer = vec![0.0; VOCAB];
-    let biased = LogitChanges { bias: vec![(7, 2.0)], held_back: vec![0], min_tokens: 100 };
+    let biased = LogitChanges { bias: vec![(7, 2.0)], banned_until_min: vec![0], min_tokens: 100 };
     let changes = [LogitChanges::default(), biased];
     for (params, changes) in all.iter().flat_map(|p| changes.iter().map(move |c| (p, c))) {
         let mut sampler = Sampler::with_changes(params.clone(), changes.clone(), VOCAB).unwrap();
@@ -122,7 +122,7 @@ fn steps_of_an_engine() {
     let engine = Engine::start(
         toy,
         Arc::new(common::world(&[])),
-        EngineOptions { sequences: TEXTS, ..EngineOptions::default() },
+        EngineOptions { max_sequences: TEXTS, ..EngineOptions::default() },
     );
     let engine = engine.unwrap();
     let counts = (0..TEXTS).map(|_| Vec::with_capacity(TOKENS)).collect();
@@ -133,7 +133,7 @@ fn steps_of_an_engine() {
         request.max_tokens = Some(TOKENS);
         let seen = Arc::clone(&seen);
         let sink: EventSink = Box::new(move |event| {
-            if let SequenceEvent::Piece(piece) = event
+            if let SequenceEvent::Delta(piece) = event
                 && piece.token.is_some()
             {
                 seen.lock().unwrap()[text].push(ALLOCATIONS.with(Cell::get));

@@ -10,7 +10,7 @@ const LONGEST: usize = 100;
 
 /// The known names that are nearest to `name`, at most three, the nearest first. A name that has little in common with `name`
 /// is not among them.
-pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
+pub fn nearest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
     let wanted = characters(name);
     if wanted.is_empty() || wanted.len() > LONGEST {
         return Vec::new();
@@ -23,10 +23,10 @@ pub fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<
     near.into_iter().map(|(_, known)| known).take(OFFERED).collect()
 }
 
-/// The question "did you mean `a`, `b` or `c`? " with the [`nearest`] names; nothing where no name is near. What follows it
+/// The question "did you mean `a`, `b` or `c`? " with the [`nearest_names`] names; nothing where no name is near. What follows it
 /// says where all names are listed.
 pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    let near = nearest(name, known);
+    let near = nearest_names(name, known);
     let mut question = String::new();
     for (at, known) in near.iter().enumerate() {
         let between = match at {
@@ -55,13 +55,13 @@ fn distance_if_near(wanted: &[char], known: &str) -> Option<usize> {
         return None;
     }
     let contained = short.len() > 2 && long.windows(short.len()).any(|part| part == short);
-    let distance = edits(wanted, &known);
+    let distance = edit_distance(wanted, &known);
     (contained || distance <= (long.len() / 3).max(1)).then_some(distance)
 }
 
 /// Insertions, deletions, replacements and exchanges of neighbours that make one name of the other (the optimal string
 /// alignment distance).
-fn edits(a: &[char], b: &[char]) -> usize {
+fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.iter().enumerate() {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn edits_are_counted() {
-        let count = |a: &str, b: &str| edits(&characters(a), &characters(b));
+        let count = |a: &str, b: &str| edit_distance(&characters(a), &characters(b));
         assert_eq!([count("", ""), count("abc", ""), count("", "ab")], [0, 3, 2]);
         assert_eq!([count("sm90", "sm_90"), count("fues", "fuse"), count("fusee", "fuse")], [1, 1, 1]);
         assert_eq!(count("kitten", "sitting"), 3);
@@ -104,13 +104,13 @@ mod tests {
 
     #[test]
     fn the_nearest_come_first_and_are_few() {
-        assert_eq!(nearest("llama3-8b", PRESETS), ["llama-3-8b", "llama-3.1-8b"]);
+        assert_eq!(nearest_names("llama3-8b", PRESETS), ["llama-3-8b", "llama-3.1-8b"]);
         // A part of names: the shortest first, those before others as they were listed.
-        assert_eq!(nearest("Qwen3", PRESETS), ["qwen3-0.6b", "qwen3-1.7b", "qwen3-30b-a3b"]);
-        assert_eq!(nearest("gpt-2", PRESETS), ["gpt2"]);
-        assert_eq!(nearest("mistral", PRESETS), [""; 0]);
-        assert_eq!(nearest("", PRESETS), [""; 0]);
-        assert_eq!(nearest(&"llama-3-8b".repeat(1 << 20), PRESETS), [""; 0]);
+        assert_eq!(nearest_names("Qwen3", PRESETS), ["qwen3-0.6b", "qwen3-1.7b", "qwen3-30b-a3b"]);
+        assert_eq!(nearest_names("gpt-2", PRESETS), ["gpt2"]);
+        assert_eq!(nearest_names("mistral", PRESETS), [""; 0]);
+        assert_eq!(nearest_names("", PRESETS), [""; 0]);
+        assert_eq!(nearest_names(&"llama-3-8b".repeat(1 << 20), PRESETS), [""; 0]);
     }
 
     #[test]

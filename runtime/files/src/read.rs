@@ -33,7 +33,7 @@ pub enum FileKind {
 
 struct SizeLimit {
     what: &'static str,
-    most: u64,
+    max_bytes: u64,
     /// Users name these, so that they may be pipes. A pipe among the files of a model would be waited for without end.
     pipes: bool,
 }
@@ -44,7 +44,7 @@ const GIB: u64 = 1 << 30;
 
 impl FileKind {
     /// The limits: several times what the largest known file of the kind has.
-    const fn limit(self) -> SizeLimit {
+    const fn size_limit(self) -> SizeLimit {
         let (what, most, pipes) = match self {
             FileKind::Prompt => ("a prompt", 64 * MIB, true),
             FileKind::EvalText => ("a text to measure on", 256 * MIB, true),
@@ -60,12 +60,12 @@ impl FileKind {
             FileKind::Conversation => ("a conversation", 256 * MIB, false),
             FileKind::Branch => ("a branch of a cache", 4 * KIB, false),
         };
-        SizeLimit { what, most, pipes }
+        SizeLimit { what, max_bytes: most, pipes }
     }
 
     /// Most bytes of a file of this kind.
-    pub const fn most_bytes(self) -> u64 {
-        self.limit().most
+    pub const fn max_bytes(self) -> u64 {
+        self.size_limit().max_bytes
     }
 }
 
@@ -77,10 +77,10 @@ pub fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>> {
     if there.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    if !there.is_file() && !kind.limit().pipes {
+    if !there.is_file() && !kind.size_limit().pipes {
         return Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"));
     }
-    if there.is_file() && there.len() > kind.most_bytes() {
+    if there.is_file() && there.len() > kind.max_bytes() {
         return Err(too_large(kind));
     }
     read_from(File::open(path)?, kind)
@@ -94,7 +94,7 @@ pub fn read_to_string(path: &Path, kind: FileKind) -> Result<String> {
 
 /// What a reader gives until its end, up to the limit.
 pub fn read_from(reader: impl Read, kind: FileKind) -> Result<Vec<u8>> {
-    read_up_to(reader, kind.most_bytes()).and_then(|found| found.ok_or_else(|| too_large(kind)))
+    read_up_to(reader, kind.max_bytes()).and_then(|found| found.ok_or_else(|| too_large(kind)))
 }
 
 /// `None` if there is more.
@@ -105,7 +105,7 @@ fn read_up_to(reader: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
 }
 
 fn too_large(kind: FileKind) -> Error {
-    let SizeLimit { what, most, .. } = kind.limit();
+    let SizeLimit { what, max_bytes: most, .. } = kind.size_limit();
     let most = match most {
         GIB.. => format!("{} GiB", most / GIB),
         MIB.. => format!("{} MiB", most / MIB),
@@ -127,11 +127,11 @@ mod tests {
         assert_eq!(read_up_to(std::io::repeat(0), 1 << 16).unwrap(), None);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("main");
-        let long = vec![b'a'; FileKind::Branch.most_bytes() as usize];
+        let long = vec![b'a'; FileKind::Branch.max_bytes() as usize];
         std::fs::write(&path, &long).unwrap();
         assert_eq!(read(&path, FileKind::Branch).unwrap(), long);
         // A file with a hole takes no room, whatever its size is.
-        File::create(&path).unwrap().set_len(FileKind::Config.most_bytes() + 1).unwrap();
+        File::create(&path).unwrap().set_len(FileKind::Config.max_bytes() + 1).unwrap();
         let error = read(&path, FileKind::Config).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FileTooLarge);
         assert!(error.to_string().contains("more than 64 MiB"), "{error}");

@@ -26,7 +26,7 @@ fn replace(
     write: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
 ) -> Result<()> {
     let unfinished::TemporaryFile { file, temporary, registration: _registration } =
-        unfinished::beside_for(path, access)?;
+        unfinished::create_beside_for(path, access)?;
     let whole = || {
         let mut file = BufWriter::new(file);
         write(&mut file)?;

@@ -15,7 +15,7 @@ const ATTEMPTS: usize = 3;
 static KNOWN: Mutex<BTreeMap<u64, PathBuf>> = Mutex::new(BTreeMap::new());
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
-fn known() -> MutexGuard<'static, BTreeMap<u64, PathBuf>> {
+fn registered_paths() -> MutexGuard<'static, BTreeMap<u64, PathBuf>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -25,14 +25,14 @@ pub struct CleanupRegistration(u64);
 
 impl Drop for CleanupRegistration {
     fn drop(&mut self) {
-        known().remove(&self.0);
+        registered_paths().remove(&self.0);
     }
 }
 
 /// Makes a file or folder and notes its name. Drop the thing itself (if that removes it) before its registration.
-pub fn create<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, CleanupRegistration)> {
+pub fn create_registered<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, CleanupRegistration)> {
     // Under the lock: there is nothing that `remove_all` does not know.
-    let mut known = known();
+    let mut known = registered_paths();
     let (made, path) = make()?;
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     known.insert(number, path);
@@ -41,7 +41,7 @@ pub fn create<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, Clea
 
 /// Removes everything that is registered, for a program that ends now: nothing can be created after that.
 pub fn remove_all() {
-    let known = known();
+    let known = registered_paths();
     for path in known.values() {
         let removed = |_: &usize| match path.is_dir() {
             true => std::fs::remove_dir_all(path).is_ok(),
@@ -73,12 +73,12 @@ pub enum FileAccess {
 
 /// Makes a temporary file beside `path`, and removes those of programs that were killed while they wrote the same one. A device or
 /// folder that stands at `path` is an error: a file would take its place.
-pub fn beside(path: &Path) -> Result<TemporaryFile> {
-    beside_for(path, FileAccess::Usual)
+pub fn create_beside(path: &Path) -> Result<TemporaryFile> {
+    create_beside_for(path, FileAccess::Usual)
 }
 
 /// The same with a file that others may not read.
-pub fn beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFile> {
+pub fn create_beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFile> {
     let refuse = |what| Err(Error::new(ErrorKind::InvalidInput, what));
     let Some(name) = path.file_name().map(|n| n.to_string_lossy().into_owned()) else {
         return refuse("the path has no file name");
@@ -98,7 +98,8 @@ pub fn beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFile> {
     if access == FileAccess::Owner {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     }
-    let (file, registration) = create(|| Ok((options.open(&temporary)?, std::path::absolute(&temporary)?)))?;
+    let (file, registration) =
+        create_registered(|| Ok((options.open(&temporary)?, std::path::absolute(&temporary)?)))?;
     Ok(TemporaryFile { file, temporary, registration })
 }
 
@@ -130,11 +131,11 @@ mod tests {
     fn what_is_dropped_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
-        let (_, registration) = create(|| Ok((File::create(&path)?, path.clone()))).unwrap();
-        assert!(known().values().any(|p| *p == path));
+        let (_, registration) = create_registered(|| Ok((File::create(&path)?, path.clone()))).unwrap();
+        assert!(registered_paths().values().any(|p| *p == path));
         drop(registration);
-        assert!(!known().values().any(|p| *p == path));
-        let failed = create::<()>(|| Err(ErrorKind::StorageFull.into()));
+        assert!(!registered_paths().values().any(|p| *p == path));
+        let failed = create_registered::<()>(|| Err(ErrorKind::StorageFull.into()));
         assert_eq!(failed.unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

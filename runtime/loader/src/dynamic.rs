@@ -59,7 +59,8 @@ impl DynamicTable {
         let (Some(table), None) = (tables.next(), tables.next()) else {
             return Err(wrong("there is not exactly one"));
         };
-        let writable = image.load(table.vaddr, table.file_bytes).is_some_and(|l| l.flags & WRITABLE != 0);
+        let writable =
+            image.find_segment(table.vaddr, table.file_bytes).is_some_and(|l| l.flags & WRITABLE != 0);
         if !writable || table.vaddr % 8 != 0 {
             return Err(wrong("it does not lie in data"));
         }
@@ -112,7 +113,7 @@ impl DynamicTable {
         if strings.last() != Some(&0) || !named {
             return Err(wrong("its strings have no end"));
         }
-        let hashes = || hashed_symbols(image.rest(self.hash_table?)?);
+        let hashes = || hashed_symbols(image.bytes_to_end(self.hash_table?)?);
         let indices = hashes().ok_or(wrong("its hash table leads outside of itself"))?;
         let mut table = 0..0;
         for index in indices {
@@ -126,7 +127,7 @@ impl DynamicTable {
             if name != MODEL_SYMBOL.as_bytes() || symbol[4] != GLOBAL_OBJECT || symbol[6..8] == [0, 0] {
                 return Err(wrong("it exports or imports more than the model table"));
             }
-            let writable = image.load(address, bytes).is_some_and(|l| l.flags & WRITABLE != 0);
+            let writable = image.find_segment(address, bytes).is_some_and(|l| l.flags & WRITABLE != 0);
             if !writable || address % 8 != 0 {
                 return Err(wrong("the model table does not lie in data"));
             }
@@ -150,7 +151,7 @@ impl DynamicTable {
             _ => self.relocations.and_then(|at| image.bytes(at, bytes)),
         };
         let followed = [self.string_table, self.symbol_table, self.hash_table, self.relocations];
-        let constant = |at: u64| image.load(at, 0).is_none_or(|l| l.flags & WRITABLE == 0);
+        let constant = |at: u64| image.find_segment(at, 0).is_none_or(|l| l.flags & WRITABLE == 0);
         if !followed.into_iter().flatten().all(constant) {
             return Err(ImageError::WritableTables);
         }
@@ -159,7 +160,7 @@ impl DynamicTable {
             return Err(wrong("it holds no whole number of relocations"));
         }
         for (index, relocation) in list.chunks_exact(RELOCATION_BYTES as usize).enumerate() {
-            let what = self.fault_of(image, relocation, relative);
+            let what = self.check_relocation(image, relocation, relative);
             if let Some(what) = what {
                 return Err(ImageError::Relocation { index, what });
             }
@@ -167,7 +168,12 @@ impl DynamicTable {
         Ok(list)
     }
 
-    fn fault_of(&self, image: &CodeImage<'_>, relocation: &[u8], relative: u32) -> Option<&'static str> {
+    fn check_relocation(
+        &self,
+        image: &CodeImage<'_>,
+        relocation: &[u8],
+        relative: u32,
+    ) -> Option<&'static str> {
         let (Some(at), Some(info), Some(to)) =
             (long_at(relocation, 0), long_at(relocation, 8), long_at(relocation, 16))
         else {
@@ -177,13 +183,13 @@ impl DynamicTable {
             return Some("is no relative one");
         }
         let data = |s: &ProgramHeader| at % 8 == 0 && s.flags & WRITABLE != 0;
-        if !image.load(at, 8).is_some_and(data) {
+        if !image.find_segment(at, 8).is_some_and(data) {
             return Some("writes outside of data");
         }
         if at < self.place.end && at + 8 > self.place.start {
             return Some("writes into the dynamic table");
         }
-        image.load(to, 0).is_none().then_some("leads outside of the image")
+        image.find_segment(to, 0).is_none().then_some("leads outside of the image")
     }
 }
 

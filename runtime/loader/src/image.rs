@@ -47,7 +47,7 @@ pub struct CodeFunction<'a> {
 #[derive(Debug)]
 pub struct CodeImage<'a> {
     elf: ElfFile<'a>,
-    loads: Vec<ProgramHeader>,
+    mapped_segments: Vec<ProgramHeader>,
     model_table: Range<u64>,
     /// The relocations as they lie in the file.
     pub(crate) relocations: &'a [u8],
@@ -66,7 +66,8 @@ impl<'a> CodeImage<'a> {
         };
         let (model_table, relocations) = (0..0, &[][..]);
         let functions = BTreeMap::new();
-        let mut image = Self { elf: *elf, loads: check_loads(elf)?, model_table, relocations, functions };
+        let mut image =
+            Self { elf: *elf, mapped_segments: check_loads(elf)?, model_table, relocations, functions };
         image.check_other_segments()?;
         let dynamic = DynamicTable::read(&image)?;
         image.model_table = dynamic.find_model_table(&image)?;
@@ -81,10 +82,10 @@ impl<'a> CodeImage<'a> {
     }
 
     /// Whether all of a range of addresses is mapped from the file, in one piece.
-    pub fn holds(&self, addresses: &Range<u64>) -> bool {
+    pub fn contains_range(&self, addresses: &Range<u64>) -> bool {
         let inside =
             |s: &ProgramHeader| addresses.start >= s.vaddr && addresses.end - s.vaddr <= s.file_bytes;
-        addresses.start <= addresses.end && self.loads.iter().any(inside)
+        addresses.start <= addresses.end && self.mapped_segments.iter().any(inside)
     }
 
     /// Whether an address is one of code; `names` is what a function there may be called, where the file tells.
@@ -94,17 +95,17 @@ impl<'a> CodeImage<'a> {
         };
         let found = self.functions.get(&address);
         let named = found.is_some_and(|found| found.iter().any(|name| names.contains(&name.as_str())));
-        self.loads.iter().any(code) && (named || self.functions.is_empty())
+        self.mapped_segments.iter().any(code) && (named || self.functions.is_empty())
     }
 
     /// Functions in the order of the symbol table; none in a stripped file.
     pub fn functions(&self) -> impl Iterator<Item = CodeFunction<'a>> + use<'a> {
-        functions_of(&self.elf)
+        read_functions(&self.elf)
     }
 
     /// The segments that are mapped, by ascending addresses.
-    pub(crate) fn loads(&self) -> &[ProgramHeader] {
-        &self.loads
+    pub(crate) fn mapped_segments(&self) -> &[ProgramHeader] {
+        &self.mapped_segments
     }
 
     pub(crate) fn elf(&self) -> &ElfFile<'a> {
@@ -112,30 +113,30 @@ impl<'a> CodeImage<'a> {
     }
 
     /// The segment that holds all of a range of addresses, in its part that comes from the file.
-    pub(crate) fn load(&self, address: u64, bytes: u64) -> Option<&ProgramHeader> {
+    pub(crate) fn find_segment(&self, address: u64, bytes: u64) -> Option<&ProgramHeader> {
         let inside = |s: &&ProgramHeader| {
             let at = address.checked_sub(s.vaddr);
             at.and_then(|at| at.checked_add(bytes)).is_some_and(|end| end <= s.file_bytes)
         };
-        self.loads.iter().find(inside)
+        self.mapped_segments.iter().find(inside)
     }
 
     pub(crate) fn bytes(&self, address: u64, bytes: u64) -> Option<&'a [u8]> {
-        let load = self.load(address, bytes)?;
+        let load = self.find_segment(address, bytes)?;
         let from = usize::try_from(load.offset + (address - load.vaddr)).ok()?;
         self.elf.file().get(from..from + bytes as usize)
     }
 
     /// The bytes from an address to the end of its segment.
-    pub(crate) fn rest(&self, address: u64) -> Option<&'a [u8]> {
-        let load = self.load(address, 0)?;
+    pub(crate) fn bytes_to_end(&self, address: u64) -> Option<&'a [u8]> {
+        let load = self.find_segment(address, 0)?;
         self.bytes(address, load.file_bytes - (address - load.vaddr))
     }
 
     /// Checks the segments that only name a part of those that are mapped.
     fn check_other_segments(&self) -> Result<(), ImageError> {
         for s in self.elf.segments() {
-            let placed = self.load(s.vaddr, s.file_bytes);
+            let placed = self.find_segment(s.vaddr, s.file_bytes);
             let fits = match s.kind {
                 PT_DYNAMIC | PT_NOTE | PT_PHDR | PT_GNU_EH_FRAME | PT_GNU_PROPERTY => {
                     placed.is_some_and(|l| s.offset.wrapping_sub(l.offset) == s.vaddr - l.vaddr)
@@ -196,7 +197,7 @@ fn check_loads(elf: &ElfFile<'_>) -> Result<Vec<ProgramHeader>, ImageError> {
     if loads.is_empty() { Err(ImageError::Segments("nothing is mapped")) } else { Ok(loads) }
 }
 
-fn functions_of<'a>(elf: &ElfFile<'a>) -> impl Iterator<Item = CodeFunction<'a>> + use<'a> {
+fn read_functions<'a>(elf: &ElfFile<'a>) -> impl Iterator<Item = CodeFunction<'a>> + use<'a> {
     let (symbols, strings) = match (elf.section(".symtab"), elf.section(".strtab")) {
         (Some(symbols), Some(strings)) => (symbols, strings),
         _ => (&[][..], &[][..]),
@@ -211,7 +212,7 @@ fn functions_of<'a>(elf: &ElfFile<'a>) -> impl Iterator<Item = CodeFunction<'a>>
 /// Names of the functions that the compiler exports to its own table.
 fn names_by_address(elf: &ElfFile<'_>) -> BTreeMap<u64, Vec<String>> {
     let mut found = BTreeMap::<u64, Vec<String>>::new();
-    for function in functions_of(elf) {
+    for function in read_functions(elf) {
         found.entry(function.address).or_default().push(function.name.to_owned());
     }
     found

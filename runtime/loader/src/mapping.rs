@@ -18,7 +18,7 @@ impl LoadedImage {
     /// Copies the segments, writes the relocations and protects every page.
     pub fn map(image: &CodeImage<'_>) -> Result<Self, MapError> {
         let page = PageRegion::page_bytes();
-        let bytes = image.loads().last().map_or(0, |last| last.vaddr + last.memory_bytes);
+        let bytes = image.mapped_segments().last().map_or(0, |last| last.vaddr + last.memory_bytes);
         let span = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(page));
         let span = span.filter(|&span| span > 0).ok_or(MapError::TooLarge { bytes })?;
         let places = page_ranges(image, page)?;
@@ -43,7 +43,7 @@ impl LoadedImage {
     /// Copies what the file has of each segment, all of which lie inside of the region; the rest stays zero.
     fn copy(&mut self, image: &CodeImage<'_>) {
         let memory = self.region.as_mut_slice();
-        for segment in image.loads() {
+        for segment in image.mapped_segments() {
             let Some(bytes) = image.bytes(segment.vaddr, segment.file_bytes) else { continue };
             memory[segment.vaddr as usize..][..bytes.len()].copy_from_slice(bytes);
         }
@@ -67,7 +67,7 @@ fn page_ranges(
 ) -> Result<std::vec::Vec<(Range<usize>, PageProtection)>, MapError> {
     let mut places = std::vec::Vec::new();
     let mut end = 0;
-    for segment in image.loads() {
+    for segment in image.mapped_segments() {
         let start = segment.vaddr as usize / page * page;
         if start < end {
             return Err(MapError::PageSize { page });

@@ -19,7 +19,7 @@ use line::{MpiChannel, WaitError};
 struct MpiWorld {
     /// Leaves MPI when it is dropped.
     universe: Universe,
-    line: MpiChannel,
+    channel: MpiChannel,
 }
 
 static JOINED: Mutex<Option<MpiWorld>> = Mutex::new(None);
@@ -62,7 +62,7 @@ unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
         *rank = world.rank() as u32;
         *ranks = world.size() as u32;
     }
-    *joined = Some(MpiWorld { universe, line });
+    *joined = Some(MpiWorld { universe, channel: line });
     outcome::OK
 }
 
@@ -70,8 +70,8 @@ unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
 ///
 /// # Safety
 /// `late` may be written to.
-unsafe fn with_line(late: *mut u32, f: impl FnOnce(&mut MpiChannel) -> Result<(), WaitError>) -> i32 {
-    let Some(MpiWorld { line, .. }) = &mut *joined() else { return outcome::FAILED };
+unsafe fn with_channel(late: *mut u32, f: impl FnOnce(&mut MpiChannel) -> Result<(), WaitError>) -> i32 {
+    let Some(MpiWorld { channel: line, .. }) = &mut *joined() else { return outcome::FAILED };
     match f(line) {
         Ok(()) => outcome::OK,
         Err(WaitError::Failed) => outcome::FAILED,
@@ -92,17 +92,17 @@ unsafe extern "C" fn exchange(
     late: *mut u32,
 ) -> i32 {
     // SAFETY: by contract.
-    unsafe { with_line(late, |line| line.exchange(from, all, rows as usize, row_bytes as usize, limit)) }
+    unsafe { with_channel(late, |line| line.all_gather(from, all, rows as usize, row_bytes as usize, limit)) }
 }
 
 unsafe extern "C" fn tell(bytes: *const u8, len: u64, limit: u64, late: *mut u32) -> i32 {
     // SAFETY: by contract.
-    unsafe { with_line(late, |line| line.tell(bytes, len as usize, limit)) }
+    unsafe { with_channel(late, |line| line.broadcast(bytes, len as usize, limit)) }
 }
 
 unsafe extern "C" fn hear(from: u32, bytes: *mut u8, len: u64, limit: u64, late: *mut u32) -> i32 {
     // SAFETY: by contract.
-    unsafe { with_line(late, |line| line.hear(from, bytes, len as usize, limit)) }
+    unsafe { with_channel(late, |line| line.receive_from(from, bytes, len as usize, limit)) }
 }
 
 unsafe extern "C" fn leave() -> i32 {

@@ -32,12 +32,12 @@ pub struct MpiChannel {
     ranks: usize,
     requests: Vec<PendingRequest>,
     /// What others give, where it cannot go to its place at once.
-    room: Vec<u8>,
+    staging: Vec<u8>,
 }
 
 struct PendingRequest {
     request: MPI_Request,
-    with: u32,
+    peer: u32,
 }
 
 // SAFETY: MPI was begun for threads that take turns, and a request is no thread's own.
@@ -55,7 +55,7 @@ fn byte() -> MPI_Datatype {
 
 impl MpiChannel {
     pub fn new(rank: i32, ranks: i32) -> MpiChannel {
-        MpiChannel { rank: rank as usize, ranks: ranks as usize, requests: Vec::new(), room: Vec::new() }
+        MpiChannel { rank: rank as usize, ranks: ranks as usize, requests: Vec::new(), staging: Vec::new() }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -63,11 +63,11 @@ impl MpiChannel {
         (0..self.ranks).filter(move |&rank| rank != own)
     }
 
-    /// See [`mlcc_abi::processes::ProcessTable::exchange`].
+    /// See [`mlcc_abi::processes::ProcessTable::all_gather`].
     ///
     /// # Safety
     /// As there.
-    pub unsafe fn exchange(
+    pub unsafe fn all_gather(
         &mut self,
         from: *const u8,
         all: *mut u8,
@@ -78,12 +78,12 @@ impl MpiChannel {
         let bytes = rows * row_bytes;
         // A single row goes to its place at once.
         let direct = rows == 1;
-        if !direct && self.room.len() < bytes * self.ranks {
-            self.room.resize(bytes * self.ranks, 0);
+        if !direct && self.staging.len() < bytes * self.ranks {
+            self.staging.resize(bytes * self.ranks, 0);
         }
-        let base = if direct { all } else { self.room.as_mut_ptr() };
+        let base = if direct { all } else { self.staging.as_mut_ptr() };
         for other in self.others() {
-            // SAFETY: by contract there is room for the parts of all, or there is in `room`, which stays as it is until all have come.
+            // SAFETY: by contract there is room for the parts of all, or there is in `staging`, which stays as it is until all have come.
             unsafe { self.receive(other, EXCHANGED, base.add(other * bytes), bytes) }?;
         }
         for other in self.others() {
@@ -91,12 +91,12 @@ impl MpiChannel {
             unsafe { self.send(other, EXCHANGED, from, bytes) }?;
         }
         // SAFETY: inside of the room for all; callers give a part that is not in there.
-        unsafe { scatter(from, all, rows, row_bytes, self.ranks, self.rank) };
-        self.wait(limit)?;
+        unsafe { scatter_rows(from, all, rows, row_bytes, self.ranks, self.rank) };
+        self.wait_for_all(limit)?;
         if !direct {
             for other in self.others() {
                 // SAFETY: as above, and the parts have come.
-                unsafe { scatter(base.add(other * bytes), all, rows, row_bytes, self.ranks, other) };
+                unsafe { scatter_rows(base.add(other * bytes), all, rows, row_bytes, self.ranks, other) };
             }
         }
         Ok(())
@@ -104,26 +104,26 @@ impl MpiChannel {
 
     /// # Safety
     /// `len` bytes that nobody writes meanwhile.
-    pub unsafe fn tell(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), WaitError> {
+    pub unsafe fn broadcast(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), WaitError> {
         for other in self.others() {
             // SAFETY: by contract.
             unsafe { self.send(other, TOLD, bytes, len) }?;
         }
-        self.wait(limit)
+        self.wait_for_all(limit)
     }
 
     /// # Safety
     /// Room for `len` bytes.
-    pub unsafe fn hear(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), WaitError> {
+    pub unsafe fn receive_from(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), WaitError> {
         // SAFETY: by contract.
         unsafe { self.receive(from as usize, TOLD, bytes, len) }?;
-        self.wait(limit)
+        self.wait_for_all(limit)
     }
 
     /// # Safety
-    /// The bytes stay until [`MpiChannel::wait`] has ended without an error.
+    /// The bytes stay until [`MpiChannel::wait_for_all`] has ended without an error.
     unsafe fn send(&mut self, to: usize, tag: c_int, bytes: *const u8, len: usize) -> Result<(), WaitError> {
-        for (at, len) in pieces(len) {
+        for (at, len) in message_chunks(len) {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             // SAFETY: by contract; MPI does not write to what is sent.
             let code = unsafe {
@@ -131,7 +131,7 @@ impl MpiChannel {
                 MPI_Isend(from, len, byte(), to as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: MPI has written it if it has not failed.
-            self.requests.push(PendingRequest { request: unsafe { begun(code, request) }?, with: to as u32 });
+            self.requests.push(PendingRequest { request: unsafe { started_request(code, request) }?, peer: to as u32 });
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl MpiChannel {
     /// # Safety
     /// As [`MpiChannel::send`]; the bytes are nobody else's.
     unsafe fn receive(&mut self, from: usize, tag: c_int, bytes: *mut u8, len: usize) -> Result<(), WaitError> {
-        for (at, len) in pieces(len) {
+        for (at, len) in message_chunks(len) {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             // SAFETY: by contract.
             let code = unsafe {
@@ -147,20 +147,20 @@ impl MpiChannel {
                 MPI_Irecv(to, len, byte(), from as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: as above.
-            self.requests.push(PendingRequest { request: unsafe { begun(code, request) }?, with: from as u32 });
+            self.requests.push(PendingRequest { request: unsafe { started_request(code, request) }?, peer: from as u32 });
         }
         Ok(())
     }
 
     /// Until all messages have come and gone.
-    fn wait(&mut self, limit: u64) -> Result<(), WaitError> {
+    fn wait_for_all(&mut self, limit: u64) -> Result<(), WaitError> {
         let (mut looks, mut begin) = (0, None);
         while let Some(last) = self.requests.last_mut() {
-            if test(&mut last.request)? {
+            if test_request(&mut last.request)? {
                 self.requests.pop();
                 continue;
             }
-            let with = last.with;
+            let with = last.peer;
             looks += 1;
             if looks < BUSY {
                 std::hint::spin_loop();
@@ -181,12 +181,12 @@ impl MpiChannel {
 
 /// # Safety
 /// MPI has written the request if `code` is that of success.
-unsafe fn begun(code: c_int, request: MaybeUninit<MPI_Request>) -> Result<MPI_Request, WaitError> {
+unsafe fn started_request(code: c_int, request: MaybeUninit<MPI_Request>) -> Result<MPI_Request, WaitError> {
     // SAFETY: by contract.
     if code == 0 { Ok(unsafe { request.assume_init() }) } else { Err(WaitError::Failed) }
 }
 
-fn test(request: &mut MPI_Request) -> Result<bool, WaitError> {
+fn test_request(request: &mut MPI_Request) -> Result<bool, WaitError> {
     let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::uninit());
     // SAFETY: a request that has begun, and places for what MPI writes.
     let code = unsafe { MPI_Test(request, &mut done, status.as_mut_ptr()) };
@@ -194,7 +194,7 @@ fn test(request: &mut MPI_Request) -> Result<bool, WaitError> {
 }
 
 /// Where the messages of so many bytes begin, and how long they are.
-fn pieces(len: usize) -> impl Iterator<Item = (usize, c_int)> {
+fn message_chunks(len: usize) -> impl Iterator<Item = (usize, c_int)> {
     (0..len).step_by(MOST).map(move |at| (at, (len - at).min(MOST) as c_int))
 }
 
@@ -202,7 +202,7 @@ fn pieces(len: usize) -> impl Iterator<Item = (usize, c_int)> {
 ///
 /// # Safety
 /// `rows * row_bytes` bytes at `from`, as many for each rank at `all`.
-unsafe fn scatter(from: *const u8, all: *mut u8, rows: usize, row_bytes: usize, ranks: usize, rank: usize) {
+unsafe fn scatter_rows(from: *const u8, all: *mut u8, rows: usize, row_bytes: usize, ranks: usize, rank: usize) {
     for row in 0..rows {
         // SAFETY: by contract.
         unsafe {

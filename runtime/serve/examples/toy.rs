@@ -34,8 +34,8 @@ impl ModelRunner for PacedToy {
         self.toy.limits()
     }
 
-    fn sequence(&self) -> Result<Self::Sequence, RunnerError<Self>> {
-        self.toy.sequence()
+    fn new_sequence(&self) -> Result<Self::Sequence, RunnerError<Self>> {
+        self.toy.new_sequence()
     }
 
     fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, RunnerError<Self>> {
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..ServeOptions::default()
     };
     let step = PacedToy { toy: toy::ToyModel::new(false, Some(4000)), step: Duration::from_millis(step) };
-    let models = vec![("toy".to_owned(), ReadyModel::step(step, served, 4))];
+    let models = vec![("toy".to_owned(), ReadyModel::from_runner(step, served, 4))];
     serve(models, Box::new(NoLibrary), &options, &stop, |address, _| println!("http://{address}"))?;
     Ok(())
 }

@@ -48,15 +48,15 @@ impl From<AdapterNameError> for ApiError {
 impl ModelRegistry {
     /// Loads an adapter of the first model, or of the one that is named.
     pub fn load_adapter(&self, mut fields: RequestFields) -> Result<String, ApiError> {
-        let name: String = fields.need("lora_name", "a name for the adapter")?;
-        let path: PathBuf = fields.need("lora_path", "the folder of the adapter")?;
-        let base: Option<String> = fields.take("model", "the name of the model that it is for")?;
-        let replaces = fields.take("load_inplace", "true or false")?.unwrap_or(false);
+        let name: String = fields.take_required("lora_name", "a name for the adapter")?;
+        let path: PathBuf = fields.take_required("lora_path", "the folder of the adapter")?;
+        let base: Option<String> = fields.take_field("model", "the name of the model that it is for")?;
+        let replaces = fields.take_field("load_inplace", "true or false")?.unwrap_or(false);
         fields.finish(&[])?;
         check_name("lora_name", &name)?;
         let folder = self.adapter_folder(&path)?;
-        let _one = self.change()?;
-        let base = self.find(base.as_deref())?;
+        let _one = self.lock_changes()?;
+        let base = self.find_model(base.as_deref())?;
         if base.adapter.is_some() {
             let message = format!("`{}` is an adapter itself", base.name);
             return Err(ApiError::field("model", "adapter", message));
@@ -72,12 +72,12 @@ impl ModelRegistry {
 
     /// Takes an adapter away. Texts that run with it go on.
     pub fn unload_adapter(&self, mut fields: RequestFields) -> Result<String, ApiError> {
-        let name: String = fields.need("lora_name", "the name of an adapter")?;
+        let name: String = fields.take_required("lora_name", "the name of an adapter")?;
         fields.finish(&[known_fields::ADAPTERS])?;
         if self.server.options.lora_dir.is_none() {
             return Err(ApiError::adapters_are_fixed());
         }
-        let _one = self.change()?;
+        let _one = self.lock_changes()?;
         self.take_adapter(&name)?;
         Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
     }
@@ -116,7 +116,7 @@ impl ModelRegistry {
         }
         let loaded = self.loaded();
         let other = loaded.iter().find(|hosted| hosted.name == name);
-        let is_replaced = replaces && other.is_some_and(|other| other.parent() == Some(&base.base));
+        let is_replaced = replaces && other.is_some_and(|other| other.base_model() == Some(&base.base));
         let known = other.is_some() || self.library.names().iter().any(|known| known == name);
         match known && !is_replaced {
             true => Err(AdapterNameError::Taken(name.to_owned())),
@@ -126,7 +126,7 @@ impl ModelRegistry {
 
     /// Behind its model, in the place of one of its name.
     fn put_adapter(&self, base: &Arc<ServedModel>, adapter: TextAdapter) {
-        let added = Arc::new(ServedModel::adapted(Arc::clone(base.model()), adapter));
+        let added = Arc::new(ServedModel::with_adapter(Arc::clone(base.model()), adapter));
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let of_base = |other: &Arc<ServedModel>| Arc::ptr_eq(other.model(), base.model());
         let old = list.iter().position(|other| other.name == added.name);
@@ -157,6 +157,6 @@ impl ModelRegistry {
 /// Its slot is free as soon as no text and no request has it.
 fn forget(old: &ServedModel) {
     if let Some(adapter) = &old.adapter {
-        old.engine.forget(adapter);
+        old.engine.forget_adapter(adapter);
     }
 }

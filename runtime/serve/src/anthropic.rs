@@ -8,7 +8,7 @@ use crate::fields::RequestFields;
 use crate::hosted::ServedModel;
 use crate::known_fields::{MESSAGES, TEXTS};
 use crate::messages::parts;
-use crate::reasoning::known;
+use crate::reasoning::check_effort;
 
 /// Fields of chats that are taken as they are.
 const OF_CHATS: &[&str] = &[
@@ -43,28 +43,28 @@ pub fn prepare(hosted: &ServedModel, fields: RequestFields) -> Result<MessagesRe
 /// How many tokens the prompt of a request has.
 pub fn count_tokens(hosted: &ServedModel, fields: RequestFields) -> Result<Value, ApiError> {
     let asked = read(hosted, fields, false)?;
-    Ok(json!({"input_tokens": asked.prepared.work.prompt.len()}))
+    Ok(json!({"input_tokens": asked.prepared.request.prompt.len()}))
 }
 
 fn read(hosted: &ServedModel, mut fields: RequestFields, answers: bool) -> Result<MessagesRequest, ApiError> {
     let mut chat = Map::new();
     if answers {
-        let most: usize = fields.need("max_tokens", "a whole number")?;
+        let most: usize = fields.take_required("max_tokens", "a whole number")?;
         chat.insert("max_tokens".into(), most.into());
     }
     for &name in OF_CHATS {
-        if let Some(value) = fields.take::<Value>(name, "a value")? {
+        if let Some(value) = fields.take_field::<Value>(name, "a value")? {
             chat.insert(name.into(), value);
         }
     }
-    let stops: Vec<String> = fields.take("stop_sequences", "a list of strings")?.unwrap_or_default();
+    let stops: Vec<String> = fields.take_field("stop_sequences", "a list of strings")?.unwrap_or_default();
     chat.insert("stop".into(), json!(stops));
     let mut messages = Vec::new();
-    if let Some(system) = fields.take::<Value>("system", "a string or a list of blocks")? {
+    if let Some(system) = fields.take_field::<Value>("system", "a string or a list of blocks")? {
         let text = text_of(&system, "system")?;
         messages.push(json!({"role": "system", "content": parts(&system).unwrap_or(text.into())}));
     }
-    let asked: Vec<Value> = fields.need("messages", "a list of messages")?;
+    let asked: Vec<Value> = fields.take_required("messages", "a list of messages")?;
     for (index, message) in asked.iter().enumerate() {
         messages.extend(converted(message, &format!("messages[{index}]"))?);
     }
@@ -86,15 +86,15 @@ fn read(hosted: &ServedModel, mut fields: RequestFields, answers: bool) -> Resul
 /// How much the model reasons, and the form of its answer.
 fn output(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     const NAME: &str = "output_config";
-    let asked: Map<String, Value> = fields.take(NAME, "an object")?.unwrap_or_default();
+    let asked: Map<String, Value> = fields.take_field(NAME, "an object")?.unwrap_or_default();
     // As it was called at first.
-    let mut format: Option<Value> = fields.take("output_format", "an object")?;
+    let mut format: Option<Value> = fields.take_field("output_format", "an object")?;
     for (name, value) in asked {
         match name.as_str() {
             _ if value.is_null() => {}
             "effort" => {
                 let text = value.as_str().unwrap_or_default().to_owned();
-                chat.insert("reasoning_effort".into(), known("output_config.effort", text)?.into());
+                chat.insert("reasoning_effort".into(), check_effort("output_config.effort", text)?.into());
             }
             "format" => format = Some(value),
             // A hint of how much the whole task may cost.
@@ -179,7 +179,7 @@ fn converted(message: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
 }
 
 fn tools(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    if let Some(tools) = fields.take::<Vec<Value>>("tools", "a list of tools")? {
+    if let Some(tools) = fields.take_field::<Vec<Value>>("tools", "a list of tools")? {
         let tool = |tool: &Value| {
             let mut function = json!({"name": tool["name"], "parameters": tool["input_schema"]});
             if tool["description"].is_string() {
@@ -191,7 +191,7 @@ fn tools(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<()
         };
         chat.insert("tools".into(), tools.iter().map(tool).collect());
     }
-    let Some(choice) = fields.take::<Value>("tool_choice", "an object")? else { return Ok(()) };
+    let Some(choice) = fields.take_field::<Value>("tool_choice", "an object")? else { return Ok(()) };
     let wanted = match choice["type"].as_str() {
         Some("auto") => json!("auto"),
         Some("any") => json!("required"),

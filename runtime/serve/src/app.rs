@@ -22,26 +22,27 @@ const MOST_WARNED: usize = 100;
 pub struct AppState {
     pub models: ModelRegistry,
     /// Models of embeddings, and rerankers.
-    pub texts: EmbeddingModels,
+    pub embedding_models: EmbeddingModels,
     pub server: Arc<ServerState>,
 }
 
 impl AppState {
     /// All models, as `/v1/models` tells of them.
-    pub fn list(&self) -> Vec<Value> {
-        let texts = self.texts.names().map(|name| entry(name, self.server.started, "loaded", None));
+    pub fn list_models(&self) -> Vec<Value> {
+        let texts =
+            self.embedding_models.names().map(|name| entry(name, self.server.started, "loaded", None));
         // The library knows their artifacts too.
         let others = self.models.list().into_iter();
-        let others = others.filter(|model| self.texts.names().all(|name| model["id"] != name));
+        let others = others.filter(|model| self.embedding_models.names().all(|name| model["id"] != name));
         others.chain(texts).collect()
     }
 
     /// The model that a request for a text names, or the first one.
-    pub fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
-        self.models.find(name).map_err(|error| {
+    pub fn find_model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+        self.models.find_model(name).map_err(|error| {
             let of_texts = match name {
-                Some(name) => self.texts.route(name).map(|route| (name, route)),
-                None if self.models.loaded().is_empty() => self.texts.first(),
+                Some(name) => self.embedding_models.route(name).map(|route| (name, route)),
+                None if self.models.loaded().is_empty() => self.embedding_models.first(),
                 None => None,
             };
             of_texts.map_or(error, |(name, route)| ApiError::writes_no_text(name, route))
@@ -49,13 +50,13 @@ impl AppState {
     }
 
     pub fn describe(&self, name: &str) -> Result<Value, ApiError> {
-        let known = self.list().into_iter().find(|entry| entry["id"] == name);
+        let known = self.list_models().into_iter().find(|entry| entry["id"] == name);
         known.map_or_else(|| self.models.describe(name), Ok)
     }
 
     /// Whether new texts are taken. A model that has lost its engine is refused by itself.
-    pub fn ready(&self) -> Result<(), ApiError> {
-        self.server.ready()?;
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        self.server.check_ready()?;
         match self.models.all_lost() {
             true => Err(ApiError::shutting_down()),
             false => Ok(()),
@@ -69,7 +70,7 @@ pub struct ServerState {
     pub metrics: ServerMetrics,
     pub memory: RequestMemory,
     /// Answers that later requests may go on from.
-    pub kept: ResponseStore,
+    pub responses: ResponseStore,
     /// No new texts are taken.
     pub draining: AtomicBool,
     /// Warnings that were told.
@@ -86,10 +87,10 @@ impl ServerState {
             options: options.clone(),
             metrics: ServerMetrics::new(),
             memory: RequestMemory::new(request_memory(options)),
-            kept: ResponseStore::default(),
+            responses: ResponseStore::default(),
             draining: AtomicBool::new(false),
             warned: Mutex::default(),
-            started: seconds(),
+            started: unix_seconds(),
             next: AtomicU64::new(0),
         }
     }
@@ -105,16 +106,16 @@ impl ServerState {
     }
 
     /// A name for an answer that no other one of this server has.
-    pub fn id(&self, prefix: &str) -> String {
+    pub fn next_id(&self, prefix: &str) -> String {
         format!("{prefix}-{:08x}{:08x}", self.started, self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The number of an answer, which no other one has.
-    pub fn number(&self) -> u64 {
+    pub fn next_number(&self) -> u64 {
         (self.started << 20).wrapping_add(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub fn ready(&self) -> Result<(), ApiError> {
+    pub fn check_ready(&self) -> Result<(), ApiError> {
         match self.draining.load(Ordering::Relaxed) {
             true => Err(ApiError::shutting_down()),
             false => Ok(()),
@@ -123,6 +124,6 @@ impl ServerState {
 }
 
 /// Now, in seconds since 1970.
-pub fn seconds() -> u64 {
+pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

@@ -39,7 +39,9 @@ impl EmbeddedServer {
             .map(|(_, model)| MemoryNeed::to_serve(model.model(), 0).total())
             .fold(server_memory(options), u64::saturating_add);
         let models = ModelRegistry::start(models, library, beside, &server)?;
-        Ok(EmbeddedServer { app: Arc::new(AppState { models, texts: EmbeddingModels::new(texts), server }) })
+        Ok(EmbeddedServer {
+            app: Arc::new(AppState { models, embedding_models: EmbeddingModels::new(texts), server }),
+        })
     }
 
     /// All routes; to be polled in a runtime of tokio with time.
@@ -51,7 +53,7 @@ impl EmbeddedServer {
 
     /// The model of requests that name none.
     pub fn model(&self) -> Option<Arc<ServedModel>> {
-        self.app.models.find(None).ok()
+        self.app.models.find_model(None).ok()
     }
 
     /// Those that are loaded, each adapter behind its model.
@@ -80,9 +82,9 @@ impl EmbeddedServer {
         requests: Vec<(EngineRequest, EventSink)>,
     ) -> Result<Vec<CancelGuard>, LaunchError> {
         let watched = requests.into_iter().map(|(request, mut sink)| {
-            let mut watch = hosted.watch();
+            let mut watch = hosted.observe_latency();
             let sink: EventSink = Box::new(move |event| {
-                watch.see(&event);
+                watch.record_event(&event);
                 sink(event)
             });
             (EngineRequest { adapter: hosted.adapter.clone(), ..request }, sink)
@@ -92,13 +94,13 @@ impl EmbeddedServer {
 
     /// Runs `work` with the first model of texts, after those who wait for it already; `None` if there is none.
     pub fn with_texts<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
-        self.app.texts.with_first(work)
+        self.app.embedding_models.with_first(work)
     }
 
     /// Takes no more texts and waits for those that there are; those that run after `timeout` are ended.
     pub fn drain(&self, timeout: Duration) -> ShutdownOutcome {
         self.app.server.draining.store(true, Ordering::Relaxed);
-        let models = self.app.models.alive();
+        let models = self.app.models.all_alive();
         models.iter().for_each(|hosted| hosted.engine.close());
         if idle(&models, timeout) {
             return ShutdownOutcome::Drained;

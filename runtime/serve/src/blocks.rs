@@ -15,7 +15,7 @@ use crate::answers::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
 use crate::anthropic::{MessagesRequest, error_body};
 use crate::error::{ApiError, json_type};
 use crate::hosted::ServedModel;
-use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, warned};
+use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, with_warning_headers};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
@@ -27,29 +27,33 @@ pub async fn answer(
 ) -> Response {
     let MessagesRequest { prepared, stops } = asked;
     let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
-    let mut text = prepared.work;
+    let mut text = prepared.request;
     text.client = client.0;
     let prompt = text.prompt.len();
     let mut running = match RunningTexts::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return refused(&error),
     };
-    let id = hosted.server.id("msg");
+    let id = hosted.server.next_id("msg");
     let head = json!({
         "id": id, "type": "message", "role": "assistant", "model": hosted.name, "content": [],
         "stop_reason": null, "stop_sequence": null, "usage": {"input_tokens": prompt, "output_tokens": 0},
     });
     if prepared.stream {
-        return warned(stream(head, prepared.parser, prepared.ids, stops, running), &warnings, &server);
+        return with_warning_headers(
+            stream(head, prepared.parser, prepared.ids, stops, running),
+            &warnings,
+            &server,
+        );
     }
     let mut text = String::new();
     loop {
-        match running.next().await {
-            Ok(Some((_, SequenceEvent::Piece(piece)))) => text += &piece.text,
+        match running.next_event().await {
+            Ok(Some((_, SequenceEvent::Delta(piece)))) => text += &piece.text,
             Ok(Some((_, SequenceEvent::Finished(finished)))) => {
                 let answer = ChatAnswer::read(prepared.parser, &text, is_cut(&finished), &prepared.ids, 0);
                 let body = whole(head, &answer, &finished, &stops).to_string();
-                return warned((json_type(), body).into_response(), &warnings, &server);
+                return with_warning_headers((json_type(), body).into_response(), &warnings, &server);
             }
             Ok(Some(_)) => {}
             Ok(None) => return refused(&ApiError::internal("the text has no end")),
@@ -130,7 +134,7 @@ struct BlockStream {
     blocks: usize,
     /// Names of events with their data.
     queue: VecDeque<Value>,
-    over: bool,
+    is_done: bool,
 }
 
 fn stream(
@@ -141,7 +145,7 @@ fn stream(
     running: RunningTexts,
 ) -> Response {
     let queue = VecDeque::from([json!({"type": "message_start", "message": head})]);
-    let stream = BlockStream { parser, ids, stops, running, open: None, blocks: 0, queue, over: false };
+    let stream = BlockStream { parser, ids, stops, running, open: None, blocks: 0, queue, is_done: false };
     let events = futures_util::stream::unfold(stream, |mut stream| async move {
         let data = stream.next().await?;
         let name = data["type"].as_str().unwrap_or("message").to_owned();
@@ -156,20 +160,20 @@ impl BlockStream {
             if let Some(event) = self.queue.pop_front() {
                 return Some(event);
             }
-            if self.over {
+            if self.is_done {
                 return None;
             }
-            match self.running.next().await {
-                Ok(Some((_, SequenceEvent::Piece(piece)))) => {
+            match self.running.next_event().await {
+                Ok(Some((_, SequenceEvent::Delta(piece)))) => {
                     let parts = self.parser.push(&piece.text);
                     self.send(parts);
                 }
                 Ok(Some((_, SequenceEvent::Finished(finished)))) => self.end(&finished),
                 Ok(Some(_)) => {}
-                Ok(None) => self.over = true,
+                Ok(None) => self.is_done = true,
                 Err(error) => {
                     self.queue.push_back(error_body(&error));
-                    self.over = true;
+                    self.is_done = true;
                 }
             }
         }
@@ -237,6 +241,6 @@ impl BlockStream {
             "usage": usage(finished),
         }));
         self.queue.push_back(json!({"type": "message_stop"}));
-        self.over = true;
+        self.is_done = true;
     }
 }

@@ -64,7 +64,7 @@ impl BytePool {
     }
 
     /// Takes bytes, in turn with others; `None` if the pool never has so many.
-    pub async fn take(&self, bytes: usize) -> Option<MemoryLease> {
+    pub async fn lease(&self, bytes: usize) -> Option<MemoryLease> {
         let units = units(bytes);
         if units > self.units {
             return None;
@@ -131,18 +131,18 @@ impl RequestMemory {
     }
 
     /// A lease for a body that grows with it.
-    pub fn body(&self) -> Option<MemoryLease> {
+    pub fn lease_body(&self) -> Option<MemoryLease> {
         Some(self.marked(self.bodies.try_take(0)?))
     }
 
     /// A lease for what a request needs until it is launched; it waits for it.
-    pub async fn work(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
-        let lease = self.work.take(bytes).await.ok_or_else(|| too_much("the request", bytes, &self.work))?;
+    pub async fn lease_work(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
+        let lease = self.work.lease(bytes).await.ok_or_else(|| too_much("the request", bytes, &self.work))?;
         Ok(self.marked(lease))
     }
 
     /// Takes more for a request at work, which does not wait for it.
-    pub fn more(&self, lease: &mut MemoryLease, bytes: usize) -> Result<(), ApiError> {
+    pub fn extend_lease(&self, lease: &mut MemoryLease, bytes: usize) -> Result<(), ApiError> {
         let all = lease.bytes().saturating_add(bytes);
         if all > self.work.bytes() {
             return Err(too_much("the request", all, &self.work));
@@ -154,7 +154,7 @@ impl RequestMemory {
     }
 
     /// A lease for an answer until it is sent.
-    pub fn answer(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
+    pub fn lease_answer(&self, bytes: usize) -> Result<MemoryLease, ApiError> {
         if bytes > self.answers.bytes() {
             return Err(too_much("the answer", bytes, &self.answers));
         }
@@ -250,7 +250,7 @@ pub struct LeasedBody {
 
 impl LeasedBody {
     /// A body of `text`; a small one keeps nothing.
-    pub fn of(text: String, mut lease: MemoryLease) -> Body {
+    pub fn with_lease(text: String, mut lease: MemoryLease) -> Body {
         if text.len() < LARGE / 8 {
             return Body::from(text);
         }

@@ -27,14 +27,14 @@ use crate::tools::{AskedTools, ToolChoice, ToolSet};
 
 /// A chat that was read: everything but the form of its answer.
 pub struct ChatRequest {
-    pub work: EngineRequest,
+    pub request: EngineRequest,
     pub choices: usize,
     pub stream: bool,
     pub include_usage: bool,
     pub parser: AnswerParser,
     pub ids: CallIds,
     /// The answer tells the model's reasoning.
-    pub tells_reasoning: bool,
+    pub includes_reasoning: bool,
     /// What of the request is left out.
     pub warnings: Vec<String>,
 }
@@ -45,13 +45,13 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
     let prepared = read(hosted, fields, logprobs)?;
     let shape = ChatResponse {
         logprobs: logprobs.is_some(),
-        tells_reasoning: prepared.tells_reasoning,
+        includes_reasoning: prepared.includes_reasoning,
         streams: vec![prepared.parser.clone(); prepared.choices],
         parser: prepared.parser,
         ids: prepared.ids,
     };
     Ok(PreparedRequest {
-        requests: with_seeds(&prepared.work, prepared.choices),
+        requests: with_seeds(&prepared.request, prepared.choices),
         choices: prepared.choices,
         stream: prepared.stream,
         include_usage: prepared.include_usage,
@@ -76,8 +76,11 @@ pub fn read(
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
     // Where a model can go back anywhere nobody asks for them.
-    let borders =
-        if hosted.engine.limits().truncates { Vec::new() } else { prompt.borders(&hosted.tokenizer, &ids) };
+    let borders = if hosted.engine.limits().truncates {
+        Vec::new()
+    } else {
+        prompt.cache_breakpoints(&hosted.tokenizer, &ids)
+    };
     let ChatPrompt { format, text, .. } = prompt;
     let mut stop = common.text.stop.clone();
     stop.extend(format.stop_texts().iter().map(|stop| stop.to_string()));
@@ -85,7 +88,7 @@ pub fn read(
     let eos = common.ends(&hosted.chat_eos);
     let work = EngineRequest {
         prompt: ids,
-        borders,
+        cache_breakpoints: borders,
         eos,
         stop,
         stop_guard: hosted.syntax.stop_guard(&text),
@@ -100,13 +103,13 @@ pub fn read(
     let mut syntax = hosted.syntax.clone();
     syntax.reasoning = syntax.reasoning.filter(|_| reasoning.apart);
     Ok(ChatRequest {
-        work,
+        request: work,
         choices: common.choices,
         stream: common.stream,
         include_usage: common.include_usage,
         parser: AnswerParser::new(&syntax, names, most, &text).with_schemas(schemas),
-        ids: CallIds { answer: hosted.server.number() },
-        tells_reasoning: reasoning.told,
+        ids: CallIds { answer: hosted.server.next_number() },
+        includes_reasoning: reasoning.told,
         warnings,
     })
 }
@@ -114,13 +117,13 @@ pub fn read(
 /// What is left over asks for nothing.
 fn finish(mut fields: RequestFields, choices: usize) -> Result<(), ApiError> {
     // Where all are told, none is better.
-    fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
+    fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[TEXTS, CHATS])
 }
 
 fn logprobs(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
-    let wanted = fields.take("logprobs", "true or false")?.unwrap_or(false);
-    let top: Option<usize> = fields.take("top_logprobs", "a whole number")?;
+    let wanted = fields.take_field("logprobs", "true or false")?.unwrap_or(false);
+    let top: Option<usize> = fields.take_field("top_logprobs", "a whole number")?;
     let other = probabilities(fields)?;
     match (wanted || other.is_some(), top.or(other)) {
         (true, top) if top.unwrap_or(0) <= MOST_LOGPROBS => Ok(Some(top.unwrap_or(0))),
@@ -178,18 +181,18 @@ fn constraint(
 
 /// The prompt of a conversation, as text. All fields of a chat are taken.
 pub fn apply_template(hosted: &ServedModel, fields: RequestFields) -> Result<Value, ApiError> {
-    Ok(json!({"prompt": of_messages(hosted, fields)?.text}))
+    Ok(json!({"prompt": render_messages(hosted, fields)?.text}))
 }
 
 /// The tokens of the prompt of a conversation.
 pub fn tokens(hosted: &ServedModel, fields: RequestFields) -> Result<Vec<TokenId>, ApiError> {
-    let prompt = of_messages(hosted, fields)?;
+    let prompt = render_messages(hosted, fields)?;
     hosted.check_text("messages", &prompt.text)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))
 }
 
-fn of_messages(hosted: &ServedModel, mut fields: RequestFields) -> Result<ChatPrompt<'_>, ApiError> {
+fn render_messages(hosted: &ServedModel, mut fields: RequestFields) -> Result<ChatPrompt<'_>, ApiError> {
     let common = CommonFields::take(&mut fields, hosted, None)?;
     logprobs(&mut fields)?;
     let AskedTools { tools, .. } = ToolSet::take(&mut fields)?;
@@ -224,15 +227,15 @@ const MARK: &str = "\u{1}";
 impl ChatPrompt<'_> {
     /// How many of the prompt's tokens come before the first and the last message of the user, where conversations part that share
     /// instructions, or that are edited.
-    fn borders(&self, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<usize> {
+    fn cache_breakpoints(&self, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<usize> {
         let is_user = |message: &ChatMessage| message.role == "user";
         let first = self.messages.iter().position(is_user);
         let last = self.messages.iter().rposition(is_user).filter(|&last| Some(last) != first);
-        first.into_iter().chain(last).filter_map(|at| self.border(at, tokenizer, tokens)).collect()
+        first.into_iter().chain(last).filter_map(|at| self.message_start(at, tokenizer, tokens)).collect()
     }
 
     /// How many come before a message. Another text in its place shows where that is.
-    fn border(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
+    fn message_start(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
         let mut messages = self.messages.clone();
         messages.get_mut(at)?.content = MessageContent::Text(MARK.into());
         let other = self.format.render(&messages, self.answer, &self.extra).ok()?;
@@ -261,16 +264,16 @@ fn prompt<'a>(
     tools: Option<&ToolSet>,
     reasoning: &ReasoningRequest,
 ) -> Result<ChatPrompt<'a>, ApiError> {
-    let messages: Vec<Value> = fields.need("messages", "a list of messages")?;
+    let messages: Vec<Value> = fields.take_required("messages", "a list of messages")?;
     let variables: Option<BTreeMap<String, TemplateValue>> =
-        fields.take("chat_template_kwargs", "an object of variables of the template")?;
+        fields.take_field("chat_template_kwargs", "an object of variables of the template")?;
     let mut variables = variables.unwrap_or_default();
     for (name, value) in reasoning.variables() {
         variables.entry(name).or_insert(value);
     }
-    let documents: Option<TemplateValue> = fields.take("documents", "a list of documents")?;
+    let documents: Option<TemplateValue> = fields.take_field("documents", "a list of documents")?;
     let goes_on = goes_on(fields, &messages)?;
-    let answer = fields.take("add_generation_prompt", "true or false")?.unwrap_or(!goes_on);
+    let answer = fields.take_field("add_generation_prompt", "true or false")?.unwrap_or(!goes_on);
     if goes_on && answer {
         let message = "`continue_final_message` and `add_generation_prompt` contradict each other: an answer goes on, or begins";
         return Err(ApiError::field("continue_final_message", "invalid_value", message));
@@ -313,7 +316,7 @@ fn prompt<'a>(
 /// Whether the last message, which is the model's, is to be gone on with.
 fn goes_on(fields: &mut RequestFields, messages: &[Value]) -> Result<bool, ApiError> {
     const NAME: &str = "continue_final_message";
-    let wanted = fields.take(NAME, "true or false")?.unwrap_or(false);
+    let wanted = fields.take_field(NAME, "true or false")?.unwrap_or(false);
     let last = messages.last().filter(|last| last["role"] == "assistant" && !last["content"].is_null());
     if wanted && last.is_none() {
         let message = format!("`{NAME}` needs a text of the assistant as the last message");
@@ -340,7 +343,7 @@ fn end_of_last(
 
 struct ChatResponse {
     logprobs: bool,
-    tells_reasoning: bool,
+    includes_reasoning: bool,
     /// Has seen nothing.
     parser: AnswerParser,
     /// Of each choice.
@@ -383,7 +386,7 @@ fn delta(parts: impl IntoIterator<Item = AnswerPart>, ids: &CallIds, choice: usi
 
 impl ChatResponse {
     fn streamed(&self, index: usize, parts: Vec<AnswerPart>, logprobs: Value) -> Value {
-        let told = |part: &AnswerPart| self.tells_reasoning || !matches!(part, AnswerPart::Reasoning(_));
+        let told = |part: &AnswerPart| self.includes_reasoning || !matches!(part, AnswerPart::Reasoning(_));
         let delta = delta(parts.into_iter().filter(told), &self.ids, index);
         json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null})
     }
@@ -416,12 +419,12 @@ impl ResponseShape for ChatResponse {
         "chat.completion.chunk"
     }
 
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
+    fn choice_value(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
         let entries = choice.tokens.iter().filter_map(|token| token.logprobs.as_ref());
         let entries: Vec<Value> = entries.map(|logprobs| logprob_entry(tokenizer, logprobs)).collect();
         let cut = choice.finished.as_ref().is_none_or(is_cut);
         let mut answer = ChatAnswer::read(self.parser.clone(), &choice.text, cut, &self.ids, index);
-        if !self.tells_reasoning {
+        if !self.includes_reasoning {
             answer.reasoning.clear();
         }
         let ended = |finished| ended_by(finished, answer.calls.len());
@@ -433,16 +436,16 @@ impl ResponseShape for ChatResponse {
         })
     }
 
-    fn first(&mut self, index: usize) -> Option<Value> {
+    fn first_chunk(&mut self, index: usize) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": "", "refusal": null});
         Some(json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}))
     }
 
-    fn prompt(&mut self, _: &Tokenizer, _: usize, _: &[Option<Logprobs>]) -> Option<Value> {
+    fn prompt_chunk(&mut self, _: &Tokenizer, _: usize, _: &[Option<Logprobs>]) -> Option<Value> {
         None
     }
 
-    fn piece(
+    fn delta_chunk(
         &mut self,
         tokenizer: &Tokenizer,
         index: usize,
@@ -458,7 +461,7 @@ impl ResponseShape for ChatResponse {
         Some(self.streamed(index, parts, logprobs.into()))
     }
 
-    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
+    fn last_chunks(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
         let Some(parser) = self.streams.get_mut(index) else { return Vec::new() };
         let (rest, calls) = (parser.finish(is_cut(finished)), parser.calls());
         let reason = ended_by(finished, calls);

@@ -37,15 +37,15 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
     let common = CommonFields::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
     let choices = common.choices;
     let prompts = prompts(hosted, &mut fields, choices)?;
-    let echo = fields.take("echo", "true or false")?.unwrap_or(false);
-    let logprobs: Option<usize> = fields.take("logprobs", "a whole number")?;
+    let echo = fields.take_field("echo", "true or false")?.unwrap_or(false);
+    let logprobs: Option<usize> = fields.take_field("logprobs", "a whole number")?;
     let logprobs = logprobs.or(probabilities(&mut fields)?);
     if logprobs.is_some_and(|top| top > MOST_LOGPROBS) {
         let message = format!("`logprobs` is more than {MOST_LOGPROBS}");
         return Err(ApiError::field("logprobs", "invalid_value", message));
     }
     // Where all are told, none is better.
-    fields.forget("best_of", |value| value.as_u64() == Some(choices as u64));
+    fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
         let message =
@@ -82,7 +82,7 @@ fn prompts(
     choices: usize,
 ) -> Result<Vec<CompletionPrompt>, ApiError> {
     let expected = "a string, a list of token ids, or a list of such";
-    let special = fields.take("add_special_tokens", "true or false")?.unwrap_or(true);
+    let special = fields.take_field("add_special_tokens", "true or false")?.unwrap_or(true);
     let of_text = |text: String| {
         hosted.check_text("prompt", &text)?;
         let tokenizer = &hosted.tokenizer;
@@ -95,7 +95,7 @@ fn prompts(
         let text = hosted.tokenizer.decode(&tokens, SpecialTokens::Keep);
         Ok(CompletionPrompt { text, tokens: hosted.tokenizer.as_prompt(tokens) })
     };
-    let given = fields.need("prompt", expected)?;
+    let given = fields.take_required("prompt", expected)?;
     let count = match &given {
         PromptInput::Text(_) | PromptInput::Tokens(_) => 1,
         PromptInput::Texts(texts) => texts.len(),
@@ -281,7 +281,7 @@ impl ResponseShape for CompletionResponse {
         "text_completion"
     }
 
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
+    fn choice_value(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value {
         let mut entries = LogprobEntries::new(tokenizer, self.special, TextPlace::default());
         let mut text = String::new();
         if let Some(prompt) = self.prompt_of(index).filter(|_| self.echo) {
@@ -298,13 +298,18 @@ impl ResponseShape for CompletionResponse {
         })
     }
 
-    fn first(&mut self, index: usize) -> Option<Value> {
+    fn first_chunk(&mut self, index: usize) -> Option<Value> {
         // With logprobs the prompt comes when it has been read.
         let text = self.prompt_of(index).filter(|_| self.echo && !self.logprobs)?.text.clone();
         Some(self.streamed(index, &text, None))
     }
 
-    fn prompt(&mut self, tokenizer: &Tokenizer, index: usize, scored: &[Option<Logprobs>]) -> Option<Value> {
+    fn prompt_chunk(
+        &mut self,
+        tokenizer: &Tokenizer,
+        index: usize,
+        scored: &[Option<Logprobs>],
+    ) -> Option<Value> {
         let mut entries = self.entries(tokenizer, index);
         let prompt = self.prompt_of(index)?;
         entries.prompt(prompt, scored);
@@ -312,7 +317,7 @@ impl ResponseShape for CompletionResponse {
         Some(self.streamed(index, &text, Some(entries)))
     }
 
-    fn piece(
+    fn delta_chunk(
         &mut self,
         tokenizer: &Tokenizer,
         index: usize,
@@ -331,7 +336,7 @@ impl ResponseShape for CompletionResponse {
         Some(self.streamed(index, text, entries))
     }
 
-    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
+    fn last_chunks(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value> {
         vec![json!({"text": "", "index": index, "logprobs": null, "finish_reason": finish_reason(finished)})]
     }
 }

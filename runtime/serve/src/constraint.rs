@@ -27,16 +27,19 @@ impl OutputConstraint {
         add("structured_outputs", structured_outputs(fields)?);
         add(
             "guided_json",
-            fields.take("guided_json", SCHEMA)?.map(|v| schema("guided_json", v)).transpose()?,
+            fields.take_field("guided_json", SCHEMA)?.map(|v| schema("guided_json", v)).transpose()?,
         );
         add(
             "json_schema",
-            fields.take("json_schema", SCHEMA)?.map(|v| schema("json_schema", v)).transpose()?,
+            fields.take_field("json_schema", SCHEMA)?.map(|v| schema("json_schema", v)).transpose()?,
         );
-        add("guided_regex", fields.take("guided_regex", "a string")?.map(GrammarSpec::Regex));
-        add("guided_choice", fields.take("guided_choice", "a list of strings")?.map(GrammarSpec::Choice));
-        add("guided_grammar", fields.take("guided_grammar", "a string")?.map(GrammarSpec::Lark));
-        if fields.take::<Value>("grammar", "a string")?.is_some_and(|grammar| grammar != "") {
+        add("guided_regex", fields.take_field("guided_regex", "a string")?.map(GrammarSpec::Regex));
+        add(
+            "guided_choice",
+            fields.take_field("guided_choice", "a list of strings")?.map(GrammarSpec::Choice),
+        );
+        add("guided_grammar", fields.take_field("guided_grammar", "a string")?.map(GrammarSpec::Lark));
+        if fields.take_field::<Value>("grammar", "a string")?.is_some_and(|grammar| grammar != "") {
             let message = "`grammar` takes GBNF elsewhere, which this server does not read: send `guided_grammar` with a grammar in Lark's syntax";
             return Err(ApiError::field("grammar", "unsupported", message));
         }
@@ -52,7 +55,7 @@ impl OutputConstraint {
     }
 
     pub fn compile(&self, hosted: &ServedModel) -> Result<mlcc_engine::Grammar, ApiError> {
-        hosted.grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
+        hosted.compile_grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
     }
 }
 
@@ -67,7 +70,7 @@ fn schema(param: &'static str, value: Value) -> Result<GrammarSpec, ApiError> {
 
 fn response_format(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, ApiError> {
     const NAME: &str = "response_format";
-    let format: Option<BTreeMap<String, Value>> = fields.take(NAME, "an object")?;
+    let format: Option<BTreeMap<String, Value>> = fields.take_field(NAME, "an object")?;
     let Some(mut format) = format else { return Ok(None) };
     let wrong = |message: &str| Err(ApiError::field(NAME, "invalid_value", message));
     let kind = format.remove("type").unwrap_or(Value::Null);
@@ -92,7 +95,7 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, Ap
 
 fn structured_outputs(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, ApiError> {
     const NAME: &str = "structured_outputs";
-    let wanted: Option<BTreeMap<String, Value>> = fields.take(NAME, "an object")?;
+    let wanted: Option<BTreeMap<String, Value>> = fields.take_field(NAME, "an object")?;
     let wrong = |message: String| ApiError::field(NAME, "invalid_value", message);
     let mut found = None;
     for (name, value) in wanted.unwrap_or_default() {

@@ -68,7 +68,7 @@ impl EmbeddingModels {
         }
         if let Some(name) = name {
             // One that is not there at all is another error.
-            app.models.find(Some(name))?;
+            app.models.find_model(Some(name))?;
         }
         let what = match purpose {
             PoolingTask::Embedding => {
@@ -128,10 +128,11 @@ pub fn embed(
     mut fields: RequestFields,
     lease: &mut MemoryLease,
 ) -> Result<MeteredAnswer, ApiError> {
-    let name: Option<String> = fields.take("model", "the name of the model")?;
-    let input: EmbeddingInput = fields.need("input", "a string, a list of strings, or token ids of texts")?;
-    let dim: Option<usize> = fields.take("dimensions", "a number")?;
-    let format: Option<String> = fields.take("encoding_format", "float or base64")?;
+    let name: Option<String> = fields.take_field("model", "the name of the model")?;
+    let input: EmbeddingInput =
+        fields.take_required("input", "a string, a list of strings, or token ids of texts")?;
+    let dim: Option<usize> = fields.take_field("dimensions", "a number")?;
+    let format: Option<String> = fields.take_field("encoding_format", "float or base64")?;
     let base64 = match format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
@@ -140,15 +141,15 @@ pub fn embed(
             return Err(ApiError::field("encoding_format", "invalid_value", message));
         }
     };
-    let prompt: Option<String> = fields.take("prompt_name", "the name of a prompt of the model")?;
+    let prompt: Option<String> = fields.take_field("prompt_name", "the name of a prompt of the model")?;
     fields.finish(&[known_fields::VECTORS])?;
-    app.ready()?;
-    let (name, model) = app.texts.find(app, name.as_deref(), PoolingTask::Embedding)?;
+    app.check_ready()?;
+    let (name, model) = app.embedding_models.find(app, name.as_deref(), PoolingTask::Embedding)?;
     let (count, bytes) = input.size();
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     let vector = model.model().text_width().saturating_mul(NUMBER);
     let texts = count.saturating_mul(vector.saturating_add(EACH));
-    app.server.memory.more(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
+    app.server.memory.extend_lease(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
     let how = EmbedOptions { prompt: prompt.as_deref(), prompt_text: None, dim };
     let vectors = match input {
         EmbeddingInput::Texts(texts) => {
@@ -218,20 +219,20 @@ pub fn rerank(
     mut fields: RequestFields,
     lease: &mut MemoryLease,
 ) -> Result<MeteredAnswer, ApiError> {
-    let name: Option<String> = fields.take("model", "the name of the model")?;
-    let query: String = fields.need("query", "a string")?;
-    let documents: Vec<String> = fields.need("documents", "a list of strings")?;
-    let top: Option<usize> = fields.take("top_n", "a number")?;
-    let texts: bool = fields.take("return_documents", "true or false")?.unwrap_or(false);
+    let name: Option<String> = fields.take_field("model", "the name of the model")?;
+    let query: String = fields.take_required("query", "a string")?;
+    let documents: Vec<String> = fields.take_required("documents", "a list of strings")?;
+    let top: Option<usize> = fields.take_field("top_n", "a number")?;
+    let texts: bool = fields.take_field("return_documents", "true or false")?.unwrap_or(false);
     fields.finish(&[known_fields::VECTORS])?;
-    app.ready()?;
-    let (name, model) = app.texts.find(app, name.as_deref(), PoolingTask::Scores)?;
+    app.check_ready()?;
+    let (name, model) = app.embedding_models.find(app, name.as_deref(), PoolingTask::Scores)?;
     // The query is read with each document.
     let read = documents.iter().map(|document| query.len().saturating_add(document.len()));
     let longest = read.clone().max().unwrap_or(0).saturating_mul(ENCODING);
     let tokens = read.fold(0, usize::saturating_add).saturating_mul(size_of::<TokenId>());
     let answers = documents.len().saturating_mul(EACH + 4 * size_of::<Value>());
-    app.server.memory.more(lease, longest.saturating_add(tokens).saturating_add(answers))?;
+    app.server.memory.extend_lease(lease, longest.saturating_add(tokens).saturating_add(answers))?;
     let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = model.rerank(&query, &borrowed).map_err(|error| refused("documents", &error))?;

@@ -22,22 +22,26 @@ impl RequestFields {
         let wrong = |what: String| ApiError::request("invalid_json", what);
         match crate::strict::parse(body) {
             Ok(Value::Object(map)) => Ok(RequestFields(map)),
-            Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", shown(&other)))),
+            Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", excerpt(&other)))),
             Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
         }
     }
 
     /// Whether a field is there that is not `null`.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn has_value(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// A field; `null` counts as none. `expected` is what an error says.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
+    pub fn take_field<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        expected: &str,
+    ) -> Result<Option<T>, ApiError> {
         match self.0.remove(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
-                let text = shown(&value);
+                let text = excerpt(&value);
                 let parsed = serde_json::from_value(value).map(Some);
                 parsed.map_err(|_| {
                     ApiError::field(name, "invalid_type", format!("`{name}` is {text}, expected {expected}"))
@@ -47,14 +51,14 @@ impl RequestFields {
     }
 
     /// A field that has to be there.
-    pub fn need<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<T, ApiError> {
-        self.take(name, expected)?.ok_or_else(|| {
+    pub fn take_required<T: DeserializeOwned>(&mut self, name: &str, expected: &str) -> Result<T, ApiError> {
+        self.take_field(name, expected)?.ok_or_else(|| {
             ApiError::field(name, "missing_field", format!("`{name}` is missing, expected {expected}"))
         })
     }
 
     /// Takes a field away whose value asks for nothing in this request.
-    pub fn forget(&mut self, name: &str, neutral: impl FnOnce(&Value) -> bool) {
+    pub fn drop_neutral(&mut self, name: &str, neutral: impl FnOnce(&Value) -> bool) {
         if self.0.get(name).is_some_and(neutral) {
             self.0.remove(name);
         }
@@ -67,7 +71,7 @@ impl RequestFields {
 }
 
 /// The begin of a value's text. A long value is not written as a whole.
-pub fn shown(value: &Value) -> String {
+pub fn excerpt(value: &Value) -> String {
     let mut head = BoundedWriter(Vec::new());
     // It ends with an error where there is no more room.
     let _ = serde_json::to_writer(&mut head, value);
@@ -126,11 +130,14 @@ mod tests {
         assert!(twice.message.contains("the key \"a\" occurs twice"), "{}", twice.message);
         assert_eq!(code(twice), (String::new(), "invalid_json"));
         let mut some = fields(r#"{"t": "hot", "n": null, "x": 1, "user": "u"}"#).unwrap();
-        let error = some.take::<f32>("t", "a number").unwrap_err();
+        let error = some.take_field::<f32>("t", "a number").unwrap_err();
         assert_eq!(error.message, "`t` is \"hot\", expected a number");
         assert_eq!(code(error), ("t".into(), "invalid_type"));
-        assert_eq!(some.take::<u32>("n", "a number").unwrap(), None);
-        assert_eq!(code(some.need::<u32>("n", "a number").unwrap_err()), ("n".into(), "missing_field"));
+        assert_eq!(some.take_field::<u32>("n", "a number").unwrap(), None);
+        assert_eq!(
+            code(some.take_required::<u32>("n", "a number").unwrap_err()),
+            ("n".into(), "missing_field")
+        );
         assert_eq!(code(some.finish(&[known_fields::TEXTS]).unwrap_err()), ("x".into(), "unknown_field"));
         let old = fields(r#"{"functions": [{}]}"#).unwrap();
         let error = old.finish(&[known_fields::TEXTS, known_fields::CHATS]).unwrap_err();

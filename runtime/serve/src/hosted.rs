@@ -9,7 +9,7 @@ use mlcc_engine::serving::{Engine, EngineExtras, EngineOptions, LaunchError, Tex
 use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
 
 use crate::adapters::ReadAdapter;
-use crate::app::{ServerState, seconds};
+use crate::app::{ServerState, unix_seconds};
 use crate::error::ApiError;
 use crate::library::{ModelSetup, ReadyModel};
 use crate::metrics::LatencyObserver;
@@ -27,16 +27,17 @@ pub struct ServedModel {
 
 impl ServedModel {
     /// The model, under its name and then with each of its adapters under theirs.
-    pub fn all_of(model: Arc<LoadedModel>) -> Vec<Arc<ServedModel>> {
+    pub fn from_loaded(model: Arc<LoadedModel>) -> Vec<Arc<ServedModel>> {
         let base = ServedModel { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
         // From here on the list of models has them, and nobody else.
         let adapters = std::mem::take(&mut *model.adapters.lock().unwrap_or_else(PoisonError::into_inner));
-        let adapted = adapters.into_iter().map(|adapter| ServedModel::adapted(Arc::clone(&model), adapter));
+        let adapted =
+            adapters.into_iter().map(|adapter| ServedModel::with_adapter(Arc::clone(&model), adapter));
         std::iter::once(base).chain(adapted).map(Arc::new).collect()
     }
 
     /// A model with an adapter, under the name of that.
-    pub fn adapted(model: Arc<LoadedModel>, adapter: TextAdapter) -> ServedModel {
+    pub fn with_adapter(model: Arc<LoadedModel>, adapter: TextAdapter) -> ServedModel {
         ServedModel { name: adapter.name().to_owned(), adapter: Some(adapter), model }
     }
 
@@ -45,12 +46,12 @@ impl ServedModel {
     }
 
     /// For the events of a text that is launched now.
-    pub fn watch(&self) -> LatencyObserver {
-        self.server.metrics.watch(&self.name, self.parent())
+    pub fn observe_latency(&self) -> LatencyObserver {
+        self.server.metrics.observe_latency(&self.name, self.base_model())
     }
 
     /// The name of the model without the adapter, of one that has an adapter.
-    pub fn parent(&self) -> Option<&str> {
+    pub fn base_model(&self) -> Option<&str> {
         self.adapter.as_ref().map(|_| self.base.as_str())
     }
 }
@@ -102,7 +103,7 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Starts the engine.
     pub fn start(name: String, ready: ReadyModel, server: &Arc<ServerState>) -> std::io::Result<LoadedModel> {
-        let ReadyModel { served, sequences, kept, need, start } = ready;
+        let ReadyModel { served, sequences, prefix_cache_size: kept, needed_bytes: need, start } = ready;
         let ModelSetup {
             executor,
             tokenizer,
@@ -116,12 +117,17 @@ impl LoadedModel {
         } = served;
         let tokenizer = Arc::new(tokenizer);
         let max_queue = server.options.max_queue;
-        let options = EngineOptions { sequences, max_queue, kept, ..EngineOptions::default() };
+        let options = EngineOptions {
+            max_sequences: sequences,
+            max_queue,
+            prefix_cache_size: kept,
+            ..EngineOptions::default()
+        };
         let warn = server.options.warn.map(|warn| -> WarningSink {
             let name = name.clone();
             Box::new(move |what| warn(&format!("{name}: {what}")))
         });
-        let extras = EngineExtras { drafter, files: server.options.prefixes.clone(), warn };
+        let extras = EngineExtras { drafter, disk_cache: server.options.prefixes.clone(), warn };
         let engine = start(Arc::clone(&tokenizer), options, extras)?;
         // Before anybody is told that it is there. A model that cannot do a step tells each request so.
         if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
@@ -151,13 +157,13 @@ impl LoadedModel {
             sequences,
             most_text,
             need,
-            loaded: seconds(),
+            loaded: unix_seconds(),
             server: Arc::clone(server),
         })
     }
 
     /// Compiles a grammar; may take seconds.
-    pub fn grammar(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
+    pub fn compile_grammar(&self, spec: &GrammarSpec) -> Result<Grammar, GrammarError> {
         let make = || GrammarCompiler::new(&self.tokenizer, self.engine.limits().vocab);
         self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)?.compile(spec)
     }
@@ -188,7 +194,7 @@ impl LoadedModel {
         let limits = self.engine.limits();
         let most = limits.context.into_iter().chain(limits.prompt).min();
         match most.filter(|&most| prompt > most) {
-            Some(most) => Err(LaunchError::PromptTooLong { prompt, most }.into()),
+            Some(most) => Err(LaunchError::PromptTooLong { prompt, max: most }.into()),
             None => Ok(()),
         }
     }
@@ -205,8 +211,8 @@ impl LoadedModel {
     }
 
     /// Whether new texts are taken.
-    pub fn ready(&self) -> Result<(), ApiError> {
-        self.server.ready()?;
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        self.server.check_ready()?;
         match self.engine.is_running() {
             true => Ok(()),
             false => Err(ApiError::shutting_down()),
@@ -217,6 +223,6 @@ impl LoadedModel {
 impl Drop for LoadedModel {
     /// What it has counted stays in the sums.
     fn drop(&mut self) {
-        self.server.metrics.keep(&self.base, &self.engine.stats());
+        self.server.metrics.add_retired(&self.base, &self.engine.stats());
     }
 }

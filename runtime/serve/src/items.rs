@@ -12,12 +12,12 @@ use mlcc_engine::serving::{RequestSummary, SequenceEvent};
 use serde_json::{Value, json};
 
 use crate::answers::{CallIds, is_cut};
-use crate::app::seconds;
+use crate::app::unix_seconds;
 use crate::budget::MemoryLease;
 use crate::error::{ApiError, json_type};
 use crate::hosted::ServedModel;
 use crate::responses::ResponsesRequest;
-use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, warned};
+use crate::texts::{ClientId, KEEP_ALIVE, RunningTexts, with_warning_headers};
 use crate::traces::RequestSpan;
 
 /// Answers a request.
@@ -29,16 +29,16 @@ pub async fn answer(
 ) -> Response {
     let ResponsesRequest { prepared, messages, repeated, store, lease } = asked;
     let (warnings, server) = (prepared.warnings, Arc::clone(&hosted.server));
-    let mut text = prepared.work;
+    let mut text = prepared.request;
     text.client = client.0;
     let running = match RunningTexts::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
         Err(error) => return error.into_response(),
     };
     let mut head = json!({
-        "id": hosted.server.id("resp"),
+        "id": hosted.server.next_id("resp"),
         "object": "response",
-        "created_at": seconds(),
+        "created_at": unix_seconds(),
         "status": "in_progress",
         "model": hosted.name,
         "output": [],
@@ -62,26 +62,26 @@ pub async fn answer(
         _lease: lease,
     };
     if prepared.stream {
-        return warned(stream(writer, running), &warnings, &server);
+        return with_warning_headers(stream(writer, running), &warnings, &server);
     }
     let answer = match collect(&mut writer, running).await {
         Ok(()) => (json_type(), writer.head.to_string()).into_response(),
         Err(error) => error.into_response(),
     };
-    warned(answer, &warnings, &server)
+    with_warning_headers(answer, &warnings, &server)
 }
 
 async fn collect(writer: &mut ItemWriter, mut running: RunningTexts) -> Result<(), ApiError> {
-    while let Some((_, event)) = running.next().await? {
-        writer.see(event);
+    while let Some((_, event)) = running.next_event().await? {
+        writer.handle_event(event);
         writer.events.clear();
     }
     Ok(())
 }
 
 fn stream(mut writer: ItemWriter, running: RunningTexts) -> Response {
-    writer.event(json!({"type": "response.created", "response": writer.head}));
-    writer.event(json!({"type": "response.in_progress", "response": writer.head}));
+    writer.push_event(json!({"type": "response.created", "response": writer.head}));
+    writer.push_event(json!({"type": "response.in_progress", "response": writer.head}));
     let events =
         futures_util::stream::unfold((writer, Some(running)), |(mut writer, mut running)| async move {
             let event = next(&mut writer, &mut running).await?;
@@ -100,8 +100,8 @@ async fn next(writer: &mut ItemWriter, running: &mut Option<RunningTexts>) -> Op
         if let Some(event) = writer.events.pop_front() {
             return Some(event);
         }
-        match running.as_mut()?.next().await {
-            Ok(Some((_, event))) => writer.see(event),
+        match running.as_mut()?.next_event().await {
+            Ok(Some((_, event))) => writer.handle_event(event),
             Ok(None) => *running = None,
             Err(error) => {
                 *running = None;
@@ -138,52 +138,55 @@ struct ItemWriter {
 }
 
 impl ItemWriter {
-    fn event(&mut self, mut event: Value) {
+    fn push_event(&mut self, mut event: Value) {
         event["sequence_number"] = self.sent.into();
         self.sent += 1;
         self.events.push_back(event);
     }
 
     /// Of the last item.
-    fn of_item(&mut self, kind: &str, more: Value) {
+    fn item_event(&mut self, kind: &str, more: Value) {
         let index = self.items.len().saturating_sub(1);
         let id = self.items.last().map_or(Value::Null, |item| item["id"].clone());
         let mut event = json!({"type": kind, "item_id": id, "output_index": index});
         if let (Some(event), Value::Object(more)) = (event.as_object_mut(), more) {
             event.extend(more);
         }
-        self.event(event);
+        self.push_event(event);
     }
 
-    fn see(&mut self, event: SequenceEvent) {
+    fn handle_event(&mut self, event: SequenceEvent) {
         match event {
-            SequenceEvent::Piece(piece) => {
+            SequenceEvent::Delta(piece) => {
                 let parts = self.parser.push(&piece.text);
-                self.write(parts);
+                self.write_parts(parts);
             }
             SequenceEvent::Finished(finished) => self.end(&finished),
-            SequenceEvent::Prompt(_) | SequenceEvent::Failed(_) => {}
+            SequenceEvent::PromptLogprobs(_) | SequenceEvent::Failed(_) => {}
         }
     }
 
-    fn write(&mut self, parts: Vec<AnswerPart>) {
+    fn write_parts(&mut self, parts: Vec<AnswerPart>) {
         for part in parts {
             match part {
                 AnswerPart::Reasoning(text) => {
                     self.begin(ItemKind::Reasoning, "");
                     self.append("/content/0/text", &text);
-                    self.of_item("response.reasoning_text.delta", json!({"content_index": 0, "delta": text}));
+                    self.item_event(
+                        "response.reasoning_text.delta",
+                        json!({"content_index": 0, "delta": text}),
+                    );
                 }
                 AnswerPart::Text(text) => {
                     self.begin(ItemKind::Text, "");
                     self.append("/content/0/text", &text);
                     let more = json!({"content_index": 0, "delta": text, "logprobs": []});
-                    self.of_item("response.output_text.delta", more);
+                    self.item_event("response.output_text.delta", more);
                 }
                 AnswerPart::Call { index, name } => self.begin(ItemKind::Call(index), &name),
                 AnswerPart::Arguments { text, .. } => {
                     self.append("/arguments", &text);
-                    self.of_item("response.function_call_arguments.delta", json!({"delta": text}));
+                    self.item_event("response.function_call_arguments.delta", json!({"delta": text}));
                 }
             }
         }
@@ -217,12 +220,12 @@ impl ItemWriter {
         item["status"] = "in_progress".into();
         let index = self.items.len();
         self.items.push(item.clone());
-        self.event(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
+        self.push_event(json!({"type": "response.output_item.added", "output_index": index, "item": item}));
         let Some(part) = part(kind) else { return };
         if let Some(item) = self.items.last_mut() {
             item["content"] = json!([part]);
         }
-        self.of_item("response.content_part.added", json!({"content_index": 0, "part": part}));
+        self.item_event("response.content_part.added", json!({"content_index": 0, "part": part}));
     }
 
     /// Ends the open item.
@@ -234,28 +237,28 @@ impl ItemWriter {
         let text = item["content"][0]["text"].clone();
         match kind {
             ItemKind::Reasoning => {
-                self.of_item("response.reasoning_text.done", json!({"content_index": 0, "text": text}))
+                self.item_event("response.reasoning_text.done", json!({"content_index": 0, "text": text}))
             }
             ItemKind::Text => {
                 let more = json!({"content_index": 0, "text": text, "logprobs": []});
-                self.of_item("response.output_text.done", more);
+                self.item_event("response.output_text.done", more);
             }
             ItemKind::Call(_) => {
                 let more = json!({"name": item["name"], "arguments": item["arguments"]});
-                self.of_item("response.function_call_arguments.done", more);
+                self.item_event("response.function_call_arguments.done", more);
             }
         }
         if part(kind).is_some() {
             let part = item["content"][0].clone();
-            self.of_item("response.content_part.done", json!({"content_index": 0, "part": part}));
+            self.item_event("response.content_part.done", json!({"content_index": 0, "part": part}));
         }
         let index = self.items.len() - 1;
-        self.event(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
+        self.push_event(json!({"type": "response.output_item.done", "output_index": index, "item": item}));
     }
 
     fn end(&mut self, finished: &RequestSummary) {
         let rest = self.parser.finish(is_cut(finished));
-        self.write(rest);
+        self.write_parts(rest);
         let cut = matches!(
             finished.reason,
             FinishReason::Length | FinishReason::Context | FinishReason::Deadline | FinishReason::Cancelled
@@ -277,9 +280,9 @@ impl ItemWriter {
         if let Some(mut messages) = self.keep.take() {
             messages.push(self.message());
             let id = self.head["id"].as_str().unwrap_or_default();
-            self.hosted.server.kept.add(self.client, id, messages, self.head.clone());
+            self.hosted.server.responses.store(self.client, id, messages, self.head.clone());
         }
-        self.event(json!({"type": format!("response.{status}"), "response": self.head}));
+        self.push_event(json!({"type": format!("response.{status}"), "response": self.head}));
     }
 
     /// The answer as a message of a chat.
@@ -306,7 +309,7 @@ impl ItemWriter {
         self.head["status"] = "failed".into();
         self.head["output"] = self.items.clone().into();
         self.head["error"] = json!({"code": error.code, "message": error.message});
-        self.event(json!({"type": "response.failed", "response": self.head}));
+        self.push_event(json!({"type": "response.failed", "response": self.head}));
     }
 }
 

@@ -348,7 +348,7 @@ pub fn check(name: &str, value: &Value, known: &[&[KnownField]]) -> Result<(), A
     }
     let message = format!(
         "`{name}` is {}, which asks for what this server does not have: {}. Leave it out.",
-        crate::fields::shown(value),
+        crate::fields::excerpt(value),
         field.wants
     );
     Err(ApiError::field(name, "unsupported", message))

@@ -13,7 +13,7 @@ use mlcc_runtime::Model;
 use thiserror::Error;
 
 use crate::adapters::ReadAdapter;
-use crate::memory::{MemoryNeed, WithDraft, kept_states, mib, room_beside};
+use crate::memory::{MemoryNeed, WithDraft, limit_beside, mib, prefix_cache_states};
 use crate::serve::{ServeError, ServeOptions};
 
 /// Most sequences where nobody says how many.
@@ -51,35 +51,39 @@ pub struct ReadyModel {
     /// Texts that run together.
     pub(crate) sequences: usize,
     /// States that are kept beside theirs.
-    pub(crate) kept: usize,
+    pub(crate) prefix_cache_size: usize,
     /// Bytes that it can need at most.
-    pub(crate) need: u64,
+    pub(crate) needed_bytes: u64,
     pub(crate) start: EngineStarter,
 }
 
 impl ReadyModel {
     /// A compiled model, if there is memory for it beside models that can need `committed` bytes.
-    pub fn model(
+    pub fn from_model(
         model: &Model,
         served: ModelSetup,
         options: &ServeOptions,
         committed: u64,
     ) -> Result<ReadyModel, ServeError> {
         let (sequences, need) = sequences(model, served.draft.as_ref(), options, committed)?;
-        let kept = kept_states(model, sequences);
-        Ok(ReadyModel { need, kept, ..ReadyModel::step(CompiledModelRunner::new(model)?, served, sequences) })
+        let kept = prefix_cache_states(model, sequences);
+        Ok(ReadyModel {
+            needed_bytes: need,
+            prefix_cache_size: kept,
+            ..ReadyModel::from_runner(CompiledModelRunner::new(model)?, served, sequences)
+        })
     }
 
     /// Any model that can do a step; `sequences` texts run together, for which there is memory.
-    pub fn step(step: impl ModelRunner + 'static, served: ModelSetup, sequences: usize) -> ReadyModel {
+    pub fn from_runner(step: impl ModelRunner + 'static, served: ModelSetup, sequences: usize) -> ReadyModel {
         let start: EngineStarter =
             Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
-        ReadyModel { served, sequences, kept: sequences, need: 0, start }
+        ReadyModel { served, sequences, prefix_cache_size: sequences, needed_bytes: 0, start }
     }
 
     /// Bytes that it can need at most.
     pub fn need(&self) -> u64 {
-        self.need
+        self.needed_bytes
     }
 }
 
@@ -90,7 +94,7 @@ fn sequences(
     options: &ServeOptions,
     committed: u64,
 ) -> Result<(usize, u64), ServeError> {
-    let room = room_beside(options.memory, committed);
+    let room = limit_beside(options.memory, committed);
     let need = |count: usize| WithDraft {
         model: MemoryNeed::to_serve(model, count).with_files(model.plan(), options.prefixes.is_some()),
         draft: draft.map(|draft| MemoryNeed::to_draft(draft, count)),
@@ -100,7 +104,7 @@ fn sequences(
         room.as_ref().filter(|room| need.total() > room.bytes).map(|room| ServeError::TooLarge {
             sequences: count,
             need: need.to_string(),
-            origin: beside(&room.origin, committed),
+            origin: describe_limit(&room.origin, committed),
             room: mib(room.bytes),
         })
     };
@@ -117,7 +121,7 @@ fn sequences(
 }
 
 /// A limit less what requests and other models can need.
-fn beside(origin: &str, committed: u64) -> String {
+fn describe_limit(origin: &str, committed: u64) -> String {
     match committed {
         0 => origin.to_owned(),
         _ => format!("{origin} less {} for requests and other models", mib(committed)),
@@ -125,19 +129,19 @@ fn beside(origin: &str, committed: u64) -> String {
 }
 
 /// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
-pub fn need_of_texts(
+pub fn embedding_memory(
     name: &str,
     model: &EmbeddingModel,
     options: &ServeOptions,
     committed: u64,
 ) -> Result<u64, ServeError> {
     let need = MemoryNeed::to_serve(model.model(), 0);
-    match room_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
+    match limit_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
         None => Ok(need.total()),
         Some(room) => Err(ServeError::TextsTooLarge {
             name: name.to_owned(),
             need: need.to_string(),
-            origin: beside(&room.origin, committed),
+            origin: describe_limit(&room.origin, committed),
             room: mib(room.bytes),
         }),
     }

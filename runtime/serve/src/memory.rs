@@ -8,12 +8,12 @@ use crate::budget::USUAL_REQUESTS;
 use crate::serve::ServeOptions;
 
 /// With what the ranks on this machine have: its memory is theirs.
-fn here(model: &Model) -> ModelRequirements {
-    of_ranks(&model.outline(), model.ranks_here())
+fn outline_on_this_machine(model: &Model) -> ModelRequirements {
+    of_ranks(&model.requirements(), model.ranks_here())
 }
 
 fn of_ranks(model: &ModelRequirements, ranks: u64) -> ModelRequirements {
-    ModelRequirements { plan: model.plan.of_ranks(ranks), ..model.clone() }
+    ModelRequirements { plan: model.plan.for_ranks(ranks), ..model.clone() }
 }
 
 /// States beside those of the sequences, if there are fewer sequences.
@@ -34,24 +34,24 @@ pub struct MemoryNeed {
     pub snapshot: u64,
     pub snapshots: u64,
     /// The copy of a state on its way to a file.
-    pub copy: u64,
+    pub write_buffer: u64,
 }
 
 impl MemoryNeed {
     /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number. With all ranks of this machine.
     pub fn to_serve(model: &Model, sequences: usize) -> MemoryNeed {
-        MemoryNeed::on_ranks(&here(model), model.plan(), sequences)
+        MemoryNeed::on_ranks(&outline_on_this_machine(model), model.plan(), sequences)
     }
 
     /// The same, of some ranks of the model that `all` is the plan of.
     fn on_ranks(model: &ModelRequirements, all: &ModelPlan, sequences: usize) -> MemoryNeed {
         match model.plan.text_width {
-            0 => MemoryNeed::of(model, sequences, kept_of(all, sequences)),
-            _ => MemoryNeed::of_texts(model),
+            0 => MemoryNeed::for_sequences(model, sequences, prefix_cache_size(all, sequences)),
+            _ => MemoryNeed::for_embeddings(model),
         }
     }
 
-    fn of(model: &ModelRequirements, sequences: usize, snapshots: usize) -> MemoryNeed {
+    fn for_sequences(model: &ModelRequirements, sequences: usize, snapshots: usize) -> MemoryNeed {
         let plan = &model.plan;
         let logits = plan.vocab.saturating_mul(4);
         let whole = plan.sequence_bytes().saturating_add(logits);
@@ -69,25 +69,29 @@ impl MemoryNeed {
             sequences,
             snapshot: snapshot(plan),
             snapshots: snapshots as u64,
-            copy: 0,
+            write_buffer: 0,
         }
     }
 
     /// Of a model that drafts for so many texts: what cannot go back has a copy for each.
     pub fn to_draft(model: &Model, sequences: usize) -> MemoryNeed {
         let table = model.table();
-        let goes_back = table.recurrent_state().is_none() && table.window().is_none();
-        MemoryNeed::of(&here(model), sequences, if goes_back { 0 } else { sequences })
+        let goes_back = table.recurrent_state().is_none() && table.sliding_window().is_none();
+        MemoryNeed::for_sequences(
+            &outline_on_this_machine(model),
+            sequences,
+            if goes_back { 0 } else { sequences },
+        )
     }
 
     /// The same, where states go into files.
     pub fn with_files(self, plan: &ModelPlan, files: bool) -> MemoryNeed {
         let whole = || plan.sequence_bytes().saturating_add(plan.vocab.saturating_mul(4));
-        MemoryNeed { copy: if files { whole() } else { 0 }, ..self }
+        MemoryNeed { write_buffer: if files { whole() } else { 0 }, ..self }
     }
 
     /// Of a model of texts, which has no sequences.
-    fn of_texts(model: &ModelRequirements) -> MemoryNeed {
+    fn for_embeddings(model: &ModelRequirements) -> MemoryNeed {
         let plan = &model.plan;
         // Tokens, which of them are wanted, and the vectors.
         let rows = plan.chunk.max(1).saturating_mul(8);
@@ -99,7 +103,7 @@ impl MemoryNeed {
     pub fn total(&self) -> u64 {
         let sequences = self.sequence.saturating_mul(self.sequences);
         let snapshots = self.snapshot.saturating_mul(self.snapshots);
-        [self.scratch, sequences, self.caches.unwrap_or(0), snapshots, self.copy]
+        [self.scratch, sequences, self.caches.unwrap_or(0), snapshots, self.write_buffer]
             .into_iter()
             .fold(self.weights, u64::saturating_add)
     }
@@ -117,8 +121,8 @@ impl MemoryNeed {
         if self.snapshots > 0 {
             text += &format!(" + {} kept states of {}", self.snapshots, mib(self.snapshot));
         }
-        if self.copy > 0 {
-            text += &format!(" + {} for a state on its way to a file (--cache-dir)", mib(self.copy));
+        if self.write_buffer > 0 {
+            text += &format!(" + {} for a state on its way to a file (--cache-dir)", mib(self.write_buffer));
         }
         text
     }
@@ -131,11 +135,11 @@ fn snapshot(plan: &ModelPlan) -> u64 {
 
 /// How many states are kept beside those of so many sequences: as many again, and up to [`MOST_KEPT`] as long as all of them take no
 /// more than an eighth of what the weights take.
-pub fn kept_states(model: &Model, sequences: usize) -> usize {
-    kept_of(model.plan(), sequences)
+pub fn prefix_cache_states(model: &Model, sequences: usize) -> usize {
+    prefix_cache_size(model.plan(), sequences)
 }
 
-fn kept_of(plan: &ModelPlan, sequences: usize) -> usize {
+fn prefix_cache_size(plan: &ModelPlan, sequences: usize) -> usize {
     let fit = all_weights(plan) / 8 / snapshot(plan).max(1);
     usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
 }
@@ -247,7 +251,7 @@ pub struct MemoryLimit {
 
 /// The tightest limit that is known: what was given, what the machine has free, what the control group leaves; less what models
 /// can need that are there already, which is `committed`. `None` where nothing is known.
-pub fn room_beside(given: Option<u64>, committed: u64) -> Option<MemoryLimit> {
+pub fn limit_beside(given: Option<u64>, committed: u64) -> Option<MemoryLimit> {
     let given =
         given.map(|bytes| MemoryLimit { bytes: bytes.saturating_sub(committed), origin: "--memory".into() });
     let free =
@@ -282,7 +286,7 @@ fn group_rooms() -> Vec<MemoryLimit> {
         };
         let mut folder = PathBuf::from(root).join(path.trim_start_matches('/'));
         while folder.starts_with(root) {
-            rooms.extend(group_room(&folder, limit, used));
+            rooms.extend(cgroup_limit(&folder, limit, used));
             if !folder.pop() {
                 break;
             }
@@ -292,7 +296,7 @@ fn group_rooms() -> Vec<MemoryLimit> {
 }
 
 /// Pages of files that nobody uses now are counted as used, but make room.
-fn group_room(folder: &Path, limit: &str, used: &str) -> Option<MemoryLimit> {
+fn cgroup_limit(folder: &Path, limit: &str, used: &str) -> Option<MemoryLimit> {
     let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = number(limit)?;
     let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
@@ -322,12 +326,12 @@ mod tests {
             caches: None,
             snapshot: 1 << 19,
             snapshots: 2,
-            copy: 0,
+            write_buffer: 0,
         };
         assert_eq!(need.total(), 9 << 20);
         let text = "3.0 MiB of weights + 1.0 MiB of scratch + 4 sequences of 1.0 MiB + 2 kept states of 0.5 MiB = 9.0 MiB";
         assert_eq!(need.to_string(), text);
-        let files = MemoryNeed { copy: 1 << 19, ..need };
+        let files = MemoryNeed { write_buffer: 1 << 19, ..need };
         assert_eq!(files.total(), need.total() + (1 << 19));
         let text =
             "+ 2 kept states of 0.5 MiB + 0.5 MiB for a state on its way to a file (--cache-dir) = 9.5 MiB";
@@ -353,8 +357,8 @@ mod tests {
         assert_eq!(kilobytes(text, "MemAvailable:"), Some(8_159_240 << 10));
         assert_eq!(kilobytes("MemTotal: 1 kB\n", "MemAvailable:"), None);
         let given = |bytes| Some(MemoryLimit { bytes, origin: "--memory".into() });
-        assert_eq!(room_beside(Some(1), 0), given(1));
-        assert_eq!((room_beside(Some(5), 3), room_beside(Some(5), 9)), (given(2), given(0)));
+        assert_eq!(limit_beside(Some(1), 0), given(1));
+        assert_eq!((limit_beside(Some(5), 3), limit_beside(Some(5), 9)), (given(2), given(0)));
     }
 
     #[test]
@@ -362,11 +366,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         write("memory.max", "max\n");
-        assert_eq!(group_room(folder.path(), "memory.max", "memory.current"), None);
+        assert_eq!(cgroup_limit(folder.path(), "memory.max", "memory.current"), None);
         write("memory.max", "1000\n");
         write("memory.current", "700\n");
         write("memory.stat", "anon 100\nactive_file 300\ninactive_file 200\n");
-        let room = group_room(folder.path(), "memory.max", "memory.current").unwrap();
+        let room = cgroup_limit(folder.path(), "memory.max", "memory.current").unwrap();
         assert_eq!(room.bytes, 800);
         assert!(room.origin.contains("control group"), "{room:?}");
     }

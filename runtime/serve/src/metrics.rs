@@ -71,15 +71,15 @@ type RatioGauge = Gauge<f64, AtomicU64>;
 pub struct ServerMetrics {
     registry: Registry,
     answered: Family<RequestLabels, Counter>,
-    first: Family<OfModel, Histogram>,
-    gap: Family<OfModel, Histogram>,
+    first_token: Family<OfModel, Histogram>,
+    token_gap: Family<OfModel, Histogram>,
     /// Texts with adapters, the tokens of their prompts and those that were chosen. Engines count these with all others.
-    adapted: [Family<OfAdapter, Counter>; 3],
+    adapter_counters: [Family<OfAdapter, Counter>; 3],
     /// Counted by the engines, added when they are asked for.
-    of_engine: [OfEngine; COUNTED],
+    engine_counters: [OfEngine; COUNTED],
     /// What engines have counted that are gone, by the names of their models.
-    past: Mutex<RetiredCounts>,
-    now: [EngineGauge; 2],
+    retired: Mutex<RetiredCounts>,
+    engine_gauges: [EngineGauge; 2],
     picker: PickerMetrics,
 }
 
@@ -116,15 +116,15 @@ impl PickerMetrics {
         let cache = |stats: &EngineStats| stats.cache.unwrap_or_default();
         // A model without caches is full when no slot is free.
         let used = |stats: &&EngineStats| match cache(stats) {
-            CacheUsage { blocks: 0, .. } => share(stats.running, stats.slots.len()),
-            cache => share(cache.used, cache.blocks),
+            CacheUsage { blocks: 0, .. } => ratio(stats.running, stats.slots.len()),
+            cache => ratio(cache.used, cache.blocks),
         };
         // Of models of one name, of which all but one have their last texts, the fullest one counts.
         self.cache.get_or_create(&label).set(stats.iter().map(used).fold(0.0, f64::max));
         if let Some(cache) = stats.last().map(|stats| cache(stats)).filter(|cache| cache.blocks > 0) {
             let config = CacheConfig {
                 model_name: name.to_owned(),
-                block_size: cache.block as u64,
+                block_size: cache.block_tokens as u64,
                 num_gpu_blocks: cache.blocks as u64,
             };
             self.config.get_or_create(&config).set(1);
@@ -139,7 +139,7 @@ impl PickerMetrics {
     }
 }
 
-fn share(part: usize, whole: usize) -> f64 {
+fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
@@ -148,19 +148,23 @@ impl ServerMetrics {
         let mut registry = Registry::with_prefix("mlcc");
         let answered = Family::<RequestLabels, Counter>::default();
         registry.register("requests", "Answers by path and status", answered.clone());
-        let first: Family<OfModel, Histogram> =
+        let first_token: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 18)));
         let help = "Time from the launch of a text to its first token";
-        registry.register("time_to_first_token_seconds", help, first.clone());
-        let gap: Family<OfModel, Histogram> =
+        registry.register("time_to_first_token_seconds", help, first_token.clone());
+        let token_gap: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_25, 2.0, 16)));
-        registry.register("time_between_tokens_seconds", "Time between two tokens of a text", gap.clone());
+        registry.register(
+            "time_between_tokens_seconds",
+            "Time between two tokens of a text",
+            token_gap.clone(),
+        );
         let adapted = [
             ("adapter_texts", "Texts with an adapter that have ended"),
             ("adapter_prompt_tokens", "Tokens of their prompts"),
             ("adapter_generated_tokens", "Tokens that were chosen for them"),
         ];
-        let adapted = adapted.map(|(name, help)| {
+        let adapter_counters = adapted.map(|(name, help)| {
             let counter = Family::<OfAdapter, Counter>::default();
             registry.register(name, help, counter.clone());
             counter
@@ -170,7 +174,7 @@ impl ServerMetrics {
             registry.register(name, help, Family::clone(&counter));
             (counter, of)
         };
-        let of_engine = [
+        let engine_counters = [
             counter("prompt_tokens", "Tokens of prompts that were read", |s| s.prompt_tokens),
             counter("cached_tokens", "Tokens of prompts that were known", |s| s.cached_tokens),
             counter("generated_tokens", "Tokens that were chosen", |s| s.written_tokens),
@@ -184,7 +188,7 @@ impl ServerMetrics {
                 s.preempted
             }),
             counter("states_lost", "States behind prompts that could not be kept or restored", |s| {
-                s.states_lost
+                s.prefixes_lost
             }),
         ];
         let mut gauge = |name: &str, help: &str, of: fn(&EngineStats) -> usize| {
@@ -192,12 +196,22 @@ impl ServerMetrics {
             registry.register(name, help, Family::clone(&gauge));
             (gauge, of)
         };
-        let now = [
+        let engine_gauges = [
             gauge("texts_running", "Texts in slots", |s| s.running),
             gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
         ];
-        let (past, picker) = (Mutex::default(), PickerMetrics::new());
-        ServerMetrics { registry, answered, first, gap, adapted, of_engine, past, now, picker }
+        let (retired, picker) = (Mutex::default(), PickerMetrics::new());
+        ServerMetrics {
+            registry,
+            answered,
+            first_token,
+            token_gap,
+            adapter_counters,
+            engine_counters,
+            retired,
+            engine_gauges,
+            picker,
+        }
     }
 
     pub fn count_answer(&self, path: &str, status: u16) {
@@ -205,36 +219,43 @@ impl ServerMetrics {
     }
 
     /// For the events of one text of a model, which is launched now; of an adapter with the model that it belongs to.
-    pub fn watch(&self, model: &str, parent: Option<&str>) -> LatencyObserver {
+    pub fn observe_latency(&self, model: &str, parent: Option<&str>) -> LatencyObserver {
         let label = OfModel { model: model.to_owned() };
-        let (first, gap) = (self.first.get_or_create(&label).clone(), self.gap.get_or_create(&label).clone());
+        let (first, gap) =
+            (self.first_token.get_or_create(&label).clone(), self.token_gap.get_or_create(&label).clone());
         let adapted = parent.map(|parent| {
             let label = OfAdapter { model: parent.to_owned(), adapter: model.to_owned() };
-            [0, 1, 2].map(|index: usize| self.adapted[index].get_or_create(&label).clone())
+            [0, 1, 2].map(|index: usize| self.adapter_counters[index].get_or_create(&label).clone())
         });
-        LatencyObserver { first, gap, adapted, last: Instant::now(), came: false }
+        LatencyObserver {
+            first_token: first,
+            token_gap: gap,
+            adapted,
+            last_token_at: Instant::now(),
+            has_token: false,
+        }
     }
 
     /// Takes the numbers of an adapter away that clients cannot ask for any more. Clients may give adapters as many names as they like.
     pub fn forget_adapter(&self, model: &str, adapter: &str) {
         let times = OfModel { model: adapter.to_owned() };
-        for family in [&self.first, &self.gap] {
+        for family in [&self.first_token, &self.token_gap] {
             family.remove(&times);
         }
         let counted = OfAdapter { model: model.to_owned(), adapter: adapter.to_owned() };
-        for family in &self.adapted {
+        for family in &self.adapter_counters {
             family.remove(&counted);
         }
     }
 
     /// Adds what the engine of a model has counted that ends.
-    pub fn keep(&self, model: &str, stats: &EngineStats) {
-        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn add_retired(&self, model: &str, stats: &EngineStats) {
+        let mut past = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         if !past.counts.contains_key(model) {
             past.order.push_back(model.to_owned());
         }
         let counts = past.counts.entry(model.to_owned()).or_default();
-        for (count, (_, of)) in counts.iter_mut().zip(&self.of_engine) {
+        for (count, (_, of)) in counts.iter_mut().zip(&self.engine_counters) {
             *count += of(stats);
         }
         if past.order.len() > MOST_PAST
@@ -242,18 +263,18 @@ impl ServerMetrics {
         {
             past.counts.remove(&first);
             let label = OfModel { model: first };
-            for (counter, _) in &self.of_engine {
+            for (counter, _) in &self.engine_counters {
                 counter.remove(&label);
             }
-            for family in [&self.first, &self.gap] {
+            for family in [&self.first_token, &self.token_gap] {
                 family.remove(&label);
             }
         }
     }
 
     /// `stats` are those of the engines that there are, with the names of their models, in the order in which these came.
-    pub fn text(&self, stats: &[(String, EngineStats)]) -> Result<String, std::fmt::Error> {
-        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
+    pub fn render(&self, stats: &[(String, EngineStats)]) -> Result<String, std::fmt::Error> {
+        let past = self.retired.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
         let mut alive: BTreeMap<&str, Vec<&EngineStats>> = BTreeMap::new();
         for (name, stats) in stats {
             alive.entry(name).or_default().push(stats);
@@ -262,18 +283,18 @@ impl ServerMetrics {
         for name in names {
             let label = OfModel { model: name.to_owned() };
             let (past, alive) = (past.get(name), alive.get(name).map_or(&[][..], Vec::as_slice));
-            for (index, (counter, of)) in self.of_engine.iter().enumerate() {
+            for (index, (counter, of)) in self.engine_counters.iter().enumerate() {
                 let sum = alive.iter().map(|stats| of(stats)).sum::<u64>();
                 let value = past.map_or(0, |past| past[index]) + sum;
                 counter.get_or_create(&label).inner().store(value, Ordering::Relaxed);
             }
         }
         // A model that is gone has no state, unlike counters.
-        self.now.iter().for_each(|(gauge, _)| gauge.clear());
+        self.engine_gauges.iter().for_each(|(gauge, _)| gauge.clear());
         self.picker.clear();
         for (name, stats) in &alive {
             let label = OfModel { model: (*name).to_owned() };
-            for (gauge, of) in &self.now {
+            for (gauge, of) in &self.engine_gauges {
                 let sum = stats.iter().map(|stats| of(stats)).sum::<usize>();
                 gauge.get_or_create(&label).set(sum as i64);
             }
@@ -289,32 +310,32 @@ impl ServerMetrics {
 
 /// Measures the times between the tokens of one text.
 pub struct LatencyObserver {
-    first: Histogram,
-    gap: Histogram,
+    first_token: Histogram,
+    token_gap: Histogram,
     adapted: Option<[Counter; 3]>,
-    last: Instant,
-    came: bool,
+    last_token_at: Instant,
+    has_token: bool,
 }
 
 impl LatencyObserver {
-    pub fn see(&mut self, event: &SequenceEvent) {
+    pub fn record_event(&mut self, event: &SequenceEvent) {
         if let (SequenceEvent::Finished(finished), Some([texts, prompt, written])) = (event, &self.adapted) {
             texts.inc();
             prompt.inc_by(finished.prompt_tokens as u64);
             written.inc_by(finished.completion_tokens as u64);
         }
-        let SequenceEvent::Piece(piece) = event else { return };
+        let SequenceEvent::Delta(piece) = event else { return };
         if piece.token.is_none() {
             return;
         }
         let now = Instant::now();
-        let time = now.saturating_duration_since(self.last).as_secs_f64();
-        if self.came {
-            self.gap.observe(time)
+        let time = now.saturating_duration_since(self.last_token_at).as_secs_f64();
+        if self.has_token {
+            self.token_gap.observe(time)
         } else {
-            self.first.observe(time)
+            self.first_token.observe(time)
         }
-        (self.last, self.came) = (now, true);
+        (self.last_token_at, self.has_token) = (now, true);
     }
 }
 
@@ -328,12 +349,12 @@ mod tests {
         let stats = EngineStats { steps: 1, ..EngineStats::default() };
         for number in 0..MOST_PAST + 10 {
             let name = format!("model-{number}-");
-            drop(metrics.watch(&name, None));
-            metrics.keep(&name, &stats);
-            metrics.keep(&name, &stats);
-            metrics.text(&[]).unwrap();
+            drop(metrics.observe_latency(&name, None));
+            metrics.add_retired(&name, &stats);
+            metrics.add_retired(&name, &stats);
+            metrics.render(&[]).unwrap();
         }
-        let text = metrics.text(&[]).unwrap();
+        let text = metrics.render(&[]).unwrap();
         for (number, told) in [(0, false), (9, false), (10, true), (MOST_PAST, true)] {
             assert_eq!(text.contains(&format!("model-{number}-")), told, "{number}");
         }
@@ -343,9 +364,9 @@ mod tests {
     /// The four gauges that endpoint pickers look for, by name, label and value.
     #[test]
     fn endpoint_pickers_find_their_gauges() {
-        let cache = Some(CacheUsage { block: 64, blocks: 512, used: 128 });
+        let cache = Some(CacheUsage { block_tokens: 64, blocks: 512, used: 128 });
         let stats = EngineStats { waiting: 3, running: 2, cache, ..EngineStats::default() };
-        let text = ServerMetrics::new().text(&[("books".into(), stats)]).unwrap();
+        let text = ServerMetrics::new().render(&[("books".into(), stats)]).unwrap();
         for line in [
             "vllm:num_requests_waiting{model_name=\"books\"} 3\n",
             "vllm:num_requests_running{model_name=\"books\"} 2\n",

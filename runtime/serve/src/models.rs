@@ -25,10 +25,10 @@ pub struct ModelRegistry {
     /// In the order in which they came; the first is that of requests without a name.
     pub(crate) loaded: RwLock<Vec<Arc<ServedModel>>>,
     /// All that were ever there, as long as they have texts.
-    ever: Mutex<Vec<Weak<LoadedModel>>>,
+    all_with_texts: Mutex<Vec<Weak<LoadedModel>>>,
     pub(crate) library: Box<dyn ModelLibrary>,
     /// Bytes that others can need at most, which do not come and go.
-    beside: u64,
+    other_bytes: u64,
     /// One comes or goes at a time.
     pub(crate) changes: Mutex<()>,
     pub(crate) server: Arc<ServerState>,
@@ -44,13 +44,13 @@ impl ModelRegistry {
         let start = |(name, ready)| LoadedModel::start(name, ready, server).map(Arc::new);
         let models = models.into_iter().map(start).collect::<std::io::Result<Vec<_>>>()?;
         let ever = Mutex::new(models.iter().map(Arc::downgrade).collect());
-        let loaded = models.into_iter().flat_map(ServedModel::all_of).collect();
+        let loaded = models.into_iter().flat_map(ServedModel::from_loaded).collect();
         let server = Arc::clone(server);
         Ok(ModelRegistry {
             loaded: RwLock::new(loaded),
-            ever,
+            all_with_texts: ever,
             library,
-            beside,
+            other_bytes: beside,
             changes: Mutex::new(()),
             server,
         })
@@ -61,8 +61,8 @@ impl ModelRegistry {
     }
 
     /// Those that are loaded, and those that are not but have texts.
-    pub fn alive(&self) -> Vec<Arc<LoadedModel>> {
-        let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn all_alive(&self) -> Vec<Arc<LoadedModel>> {
+        let mut ever = self.all_with_texts.lock().unwrap_or_else(PoisonError::into_inner);
         ever.retain(|model| model.strong_count() > 0);
         ever.iter().filter_map(Weak::upgrade).collect()
     }
@@ -74,7 +74,7 @@ impl ModelRegistry {
     }
 
     /// The model that a request names, or the first one.
-    pub fn find(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+    pub fn find_model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let loaded = self.loaded();
         let Some(name) = name else {
             return loaded.first().cloned().ok_or_else(ApiError::no_model);
@@ -88,14 +88,14 @@ impl ModelRegistry {
     }
 
     /// The memory that the texts of a body need at most while they become tokens, in whatever model.
-    pub fn most_encoded(&self, body: usize) -> usize {
+    pub fn max_encoded_bytes(&self, body: usize) -> usize {
         self.loaded().iter().map(|hosted| hosted.encoding_bytes(body)).max().unwrap_or(0)
     }
 
     /// A client may change what is loaded, as long as it has this.
-    pub(crate) fn change(&self) -> Result<MutexGuard<'_, ()>, ApiError> {
+    pub(crate) fn lock_changes(&self) -> Result<MutexGuard<'_, ()>, ApiError> {
         let one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        self.server.ready()?;
+        self.server.check_ready()?;
         Ok(one)
     }
 
@@ -104,7 +104,7 @@ impl ModelRegistry {
         let loaded = self.loaded();
         let mut list: Vec<Value> = loaded
             .iter()
-            .map(|hosted| entry(&hosted.name, hosted.loaded, "loaded", hosted.parent()))
+            .map(|hosted| entry(&hosted.name, hosted.loaded, "loaded", hosted.base_model()))
             .collect();
         let others = self.library.names().into_iter();
         let others = others.filter(|name| loaded.iter().all(|hosted| hosted.name != *name));
@@ -119,15 +119,16 @@ impl ModelRegistry {
 
     /// Loads a model, or loads it anew in the place of the one that has its name. If that fails, the old one stays.
     pub fn load(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
-        let name: String = fields.need("model", "the name of a model")?;
-        let artifact: Option<String> = fields.take("artifact", "the name of an artifact")?;
+        let name: String = fields.take_required("model", "the name of a model")?;
+        let artifact: Option<String> = fields.take_field("artifact", "the name of an artifact")?;
         fields.finish(&[])?;
         check_name("model", &name)?;
         let artifact = artifact.unwrap_or_else(|| name.clone());
-        let _one = self.change()?;
+        let _one = self.lock_changes()?;
         self.refuse_adapter(&name)?;
-        self.check_room(&name)?;
-        let committed = self.alive().iter().map(|hosted| hosted.need).fold(self.beside, u64::saturating_add);
+        self.check_limit(&name)?;
+        let committed =
+            self.all_alive().iter().map(|hosted| hosted.need).fold(self.other_bytes, u64::saturating_add);
         let ready = self.library.load(&artifact, committed).map_err(|error| match error {
             LoadError::Unknown(_) => ApiError::unknown_model(&artifact, &self.library.names()),
             LoadError::Refused(why) => ApiError::refused_artifact(&artifact, &why),
@@ -138,23 +139,23 @@ impl ModelRegistry {
         }
         let model = LoadedModel::start(name.clone(), ready, &self.server);
         let model = Arc::new(model.map_err(|error| ApiError::internal(error.to_string()))?);
-        self.ever.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&model));
+        self.all_with_texts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&model));
         let loaded = entry(&name, model.loaded, "loaded", None);
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         // The new one stands where the old one did, with its adapters behind it.
         let at = list.iter().position(|old| old.base == name).unwrap_or(list.len());
         let count = list[at..].iter().take_while(|old| old.base == name).count();
-        let old: Vec<_> = list.splice(at..at + count, ServedModel::all_of(model)).collect();
+        let old: Vec<_> = list.splice(at..at + count, ServedModel::from_loaded(model)).collect();
         drop(list);
         self.forget_numbers(&old);
-        old.first().into_iter().for_each(|old| retire(Arc::clone(old.model())));
+        old.first().into_iter().for_each(|old| wait_and_drop(Arc::clone(old.model())));
         Ok(loaded)
     }
 
     /// Each model has threads and a tokenizer, which the sum of memory does not count, and those that were replaced have them until their last
     /// text has ended.
-    fn check_room(&self, name: &str) -> Result<(), ApiError> {
-        let alive = self.alive();
+    fn check_limit(&self, name: &str) -> Result<(), ApiError> {
+        let alive = self.all_alive();
         let known = alive.iter().any(|model| model.base == name);
         match alive.len() >= MOST_MODELS && !known || alive.len() >= 2 * MOST_MODELS {
             true => Err(ApiError::too_many_models(MOST_MODELS)),
@@ -174,7 +175,7 @@ impl ModelRegistry {
     /// Adapters come and go with their models, or by routes of their own.
     fn refuse_adapter(&self, name: &str) -> Result<(), ApiError> {
         let loaded = self.loaded();
-        match loaded.iter().find(|hosted| hosted.name == name).and_then(|hosted| hosted.parent()) {
+        match loaded.iter().find(|hosted| hosted.name == name).and_then(|hosted| hosted.base_model()) {
             None => Ok(()),
             Some(base) => {
                 let message = format!("`{name}` is an adapter of `{base}`: load or unload that");
@@ -194,17 +195,17 @@ impl ModelRegistry {
 
     /// Takes a model away.
     pub fn unload(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
-        let name: String = fields.need("model", "the name of a model")?;
+        let name: String = fields.take_required("model", "the name of a model")?;
         fields.finish(&[])?;
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.refuse_adapter(&name)?;
-        let model = Arc::clone(self.find(Some(&name))?.model());
+        let model = Arc::clone(self.find_model(Some(&name))?.model());
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let old: Vec<_> = list.extract_if(.., |other| other.base == name).collect();
         drop(list);
         self.forget_numbers(&old);
         drop(old);
-        retire(model);
+        wait_and_drop(model);
         Ok(entry(&name, self.server.started, "unloaded", None))
     }
 }
@@ -237,7 +238,7 @@ pub fn entry(name: &str, created: u64, status: &str, parent: Option<&str>) -> Va
 }
 
 /// Waits for the last text of a model that has no name any more, on a thread of its own: giving back a model may take long.
-fn retire(model: Arc<LoadedModel>) {
+fn wait_and_drop(model: Arc<LoadedModel>) {
     let wait = move || {
         while Arc::strong_count(&model) > 1 {
             std::thread::sleep(LOOK);

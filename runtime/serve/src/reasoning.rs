@@ -31,21 +31,21 @@ fn wrong(param: &str, message: String) -> ApiError {
 
 impl ReasoningRequest {
     pub fn take(fields: &mut RequestFields) -> Result<ReasoningRequest, ApiError> {
-        let effort: Option<String> = fields.take("reasoning_effort", "a string")?;
-        let mut effort = effort.map(|effort| known("reasoning_effort", effort)).transpose()?;
-        let mut thinks: Option<bool> = fields.take("enable_thinking", "true or false")?;
+        let effort: Option<String> = fields.take_field("reasoning_effort", "a string")?;
+        let mut effort = effort.map(|effort| check_effort("reasoning_effort", effort)).transpose()?;
+        let mut thinks: Option<bool> = fields.take_field("enable_thinking", "true or false")?;
         if let Some(thinking) =
-            fields.take::<Value>("thinking", "an object with a `type`, or true or false")?
+            fields.take_field::<Value>("thinking", "an object with a `type`, or true or false")?
         {
             thinks = Some(switched(&thinking)?);
         }
-        let mut told = fields.take("include_reasoning", "true or false")?.unwrap_or(true);
+        let mut told = fields.take_field("include_reasoning", "true or false")?.unwrap_or(true);
         // As OpenRouter has it.
-        if let Some(Value::Object(asked)) = fields.take("reasoning", "an object")? {
+        if let Some(Value::Object(asked)) = fields.take_field("reasoning", "an object")? {
             for (name, value) in asked {
                 match (name.as_str(), value) {
                     (_, Value::Null) | ("max_tokens" | "summary" | "generate_summary", _) => {}
-                    ("effort", Value::String(text)) => effort = Some(known("reasoning.effort", text)?),
+                    ("effort", Value::String(text)) => effort = Some(check_effort("reasoning.effort", text)?),
                     ("enabled", Value::Bool(on)) => thinks = Some(on),
                     ("exclude", Value::Bool(left_out)) => told &= !left_out,
                     (name, _) => {
@@ -55,7 +55,7 @@ impl ReasoningRequest {
                 }
             }
         }
-        let format: Option<String> = fields.take("reasoning_format", "a string")?;
+        let format: Option<String> = fields.take_field("reasoning_format", "a string")?;
         let apart = match format.as_deref() {
             None | Some("auto" | "deepseek") => true,
             Some("none") => false,
@@ -78,7 +78,7 @@ impl ReasoningRequest {
 }
 
 /// `effort`, if there is one of that name.
-pub fn known(param: &str, effort: String) -> Result<String, ApiError> {
+pub fn check_effort(param: &str, effort: String) -> Result<String, ApiError> {
     match EFFORTS.contains(&effort.as_str()) {
         true => Ok(effort),
         false => {

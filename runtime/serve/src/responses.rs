@@ -70,7 +70,7 @@ pub fn prepare(
 ) -> Result<ResponsesRequest, ApiError> {
     let (mut chat, mut repeated) = (Map::new(), Map::new());
     for &name in OF_CHATS {
-        if let Some(value) = fields.take::<Value>(name, "a value")? {
+        if let Some(value) = fields.take_field::<Value>(name, "a value")? {
             chat.insert(name.into(), value);
         }
     }
@@ -79,16 +79,16 @@ pub fn prepare(
     {
         repeated.insert(name.into(), chat.get(name).cloned().unwrap_or(usual));
     }
-    let most: Option<usize> = fields.take("max_output_tokens", "a whole number")?;
+    let most: Option<usize> = fields.take_field("max_output_tokens", "a whole number")?;
     chat.extend(most.map(|most| ("max_tokens".to_owned(), most.into())));
-    let store = fields.take("store", "true or false")?.unwrap_or(true);
-    let metadata: Option<Map<String, Value>> = fields.take("metadata", "an object")?;
-    let instructions: Option<String> = fields.take("instructions", "a string")?;
-    let previous: Option<String> = fields.take("previous_response_id", "the id of an answer")?;
-    let (memory, kept) = (&hosted.server.memory, &hosted.server.kept);
+    let store = fields.take_field("store", "true or false")?.unwrap_or(true);
+    let metadata: Option<Map<String, Value>> = fields.take_field("metadata", "an object")?;
+    let instructions: Option<String> = fields.take_field("instructions", "a string")?;
+    let previous: Option<String> = fields.take_field("previous_response_id", "the id of an answer")?;
+    let (memory, kept) = (&hosted.server.memory, &hosted.server.responses);
     let known = previous.as_ref().and_then(|id| kept.bytes(client, id));
     // Once for the answer, once for the chat, once while that is rendered.
-    let mut lease = memory.answer(known.unwrap_or(0).saturating_mul(3))?;
+    let mut lease = memory.lease_answer(known.unwrap_or(0).saturating_mul(3))?;
     let mut messages = match &previous {
         Some(id) => kept.messages(client, id).ok_or_else(|| {
             let message = format!(
@@ -98,13 +98,13 @@ pub fn prepare(
         })?,
         None => Vec::new(),
     };
-    let input: Value = fields.need("input", "a string or a list of items")?;
+    let input: Value = fields.take_required("input", "a string or a list of items")?;
     add_input(&mut messages, &input)?;
     let system = instructions.iter().map(|text| json!({"role": "system", "content": text}));
     chat.insert("messages".into(), system.chain(messages.iter().cloned()).collect());
     tools(&mut fields, &mut chat, &mut repeated)?;
     let format = format(&mut fields, &mut chat)?;
-    let reasoning: Option<Map<String, Value>> = fields.take("reasoning", "an object")?;
+    let reasoning: Option<Map<String, Value>> = fields.take_field("reasoning", "an object")?;
     if let Some(effort) = reasoning.as_ref().and_then(|reasoning| reasoning.get("effort")) {
         chat.insert("reasoning_effort".into(), effort.clone());
     }
@@ -227,7 +227,7 @@ fn tools(
     chat: &mut Map<String, Value>,
     repeated: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
-    let tools: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
+    let tools: Vec<Value> = fields.take_field("tools", "a list of tools")?.unwrap_or_default();
     // Of another type than `function` it is left out.
     let tool = |tool: &Value| {
         let mut function = tool.as_object().cloned().unwrap_or_default();
@@ -235,7 +235,8 @@ fn tools(
         json!({"type": kind, "function": function})
     };
     chat.insert("tools".into(), tools.iter().map(tool).collect());
-    let choice: Option<Value> = fields.take("tool_choice", "`none`, `auto`, `required` or a function")?;
+    let choice: Option<Value> =
+        fields.take_field("tool_choice", "`none`, `auto`, `required` or a function")?;
     if let Some(choice) = &choice {
         let wanted = match choice["name"].as_str() {
             Some(name) => json!({"type": choice["type"], "function": {"name": name}}),
@@ -250,7 +251,7 @@ fn tools(
 
 /// Takes `text`, and gives its format.
 fn format(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<Value, ApiError> {
-    let text: Option<Map<String, Value>> = fields.take("text", "an object")?;
+    let text: Option<Map<String, Value>> = fields.take_field("text", "an object")?;
     let format = text.and_then(|mut text| text.remove("format")).unwrap_or_else(|| json!({"type": "text"}));
     let wanted = match format["type"].as_str() {
         Some("text" | "json_object") => format.clone(),
@@ -278,24 +279,30 @@ struct StoredConversation {
 
 impl ResponseStore {
     /// Those of other clients are not found.
-    fn find<T>(&self, client: ClientId, id: &str, of: impl FnOnce(&StoredConversation) -> T) -> Option<T> {
+    fn find_conversation<T>(
+        &self,
+        client: ClientId,
+        id: &str,
+        of: impl FnOnce(&StoredConversation) -> T,
+    ) -> Option<T> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().rev().find(|one| one.client == client && one.id == id).map(of)
     }
 
     /// The memory that a conversation takes.
     fn bytes(&self, client: ClientId, id: &str) -> Option<usize> {
-        self.find(client, id, |one| one.bytes)
+        self.find_conversation(client, id, |one| one.bytes)
     }
 
     fn messages(&self, client: ClientId, id: &str) -> Option<Vec<Value>> {
-        let messages = self.find(client, id, |one| Arc::clone(&one.messages))?;
+        let messages = self.find_conversation(client, id, |one| Arc::clone(&one.messages))?;
         Some(messages.to_vec())
     }
 
     /// An answer as it was given.
     pub fn response(&self, client: ClientId, id: &str) -> Result<Value, ApiError> {
-        self.find(client, id, |one| one.response.clone()).ok_or_else(|| ApiError::unknown_response(id))
+        self.find_conversation(client, id, |one| one.response.clone())
+            .ok_or_else(|| ApiError::unknown_response(id))
     }
 
     /// Forgets an answer; those that went on from it keep their conversation.
@@ -307,7 +314,7 @@ impl ResponseStore {
     }
 
     /// `messages` are the conversation up to `response`.
-    pub fn add(&self, client: ClientId, id: &str, messages: Vec<Value>, response: Value) {
+    pub fn store(&self, client: ClientId, id: &str, messages: Vec<Value>, response: Value) {
         let bytes = messages.iter().chain([&response]).map(value_bytes).sum();
         if bytes > MOST_BYTES {
             return;
@@ -331,22 +338,22 @@ mod tests {
         let kept = ResponseStore::default();
         let (one, other) = (ClientId(1), ClientId(2));
         for number in 0..MOST_KEPT + 3 {
-            kept.add(one, &number.to_string(), vec![json!(number)], json!({}));
+            kept.store(one, &number.to_string(), vec![json!(number)], json!({}));
         }
         assert_eq!(kept.messages(one, "2"), None);
         assert_eq!(kept.messages(one, "3"), Some(vec![json!(3)]));
         assert_eq!(kept.messages(other, "3"), None);
         let room = MOST_BYTES - value_bytes(&json!("")) - value_bytes(&json!({}));
-        kept.add(other, "large", vec![json!("a".repeat(room))], json!({}));
+        kept.store(other, "large", vec![json!("a".repeat(room))], json!({}));
         assert_eq!(
             (kept.messages(one, "9"), kept.messages(other, "large").map(|m| m.len())),
             (None, Some(1))
         );
-        kept.add(other, "too large", vec![json!("a".repeat(room + 1))], json!({}));
+        kept.store(other, "too large", vec![json!("a".repeat(room + 1))], json!({}));
         assert!(kept.messages(other, "too large").is_none());
         // Values that are short as text count as what they are.
         let lists = vec![json!([]); MOST_BYTES / value_bytes(&json!([])) + 1];
-        kept.add(other, "many", vec![json!(lists)], json!({}));
+        kept.store(other, "many", vec![json!(lists)], json!({}));
         assert!(kept.messages(other, "many").is_none());
     }
 

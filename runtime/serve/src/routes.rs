@@ -16,7 +16,7 @@ use axum::{Extension, Router};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::app::{AppState, ServerState, seconds};
+use crate::app::{AppState, ServerState, unix_seconds};
 use crate::budget::{LeasedBody, MemoryLease, parsed_bytes};
 use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
@@ -108,7 +108,7 @@ pub fn router(app: Arc<AppState>, hosts: AllowedHosts) -> Router {
     let all = ROUTES.iter().fold(all, add).merge(page::routes());
     all.fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&app), guard))
+        .layer(from_fn_with_state(Arc::clone(&app), check_request))
         .layer(Extension(Arc::new(hosts)))
         .with_state(app)
 }
@@ -147,13 +147,13 @@ impl FromRequest<Arc<AppState>> for ReceivedBody {
     async fn from_request(request: Request, app: &Arc<AppState>) -> Result<ReceivedBody, Infallible> {
         let patience = app.server.options.read_timeout;
         let span = request.extensions().get::<RequestSpan>().cloned().unwrap_or_default();
-        let whole = tokio::time::timeout(patience, body(request, &app.server)).await;
+        let whole = tokio::time::timeout(patience, read_body(request, &app.server)).await;
         Ok(ReceivedBody { body: whole.unwrap_or_else(|_| Err(ApiError::too_slow())), span })
     }
 }
 
 /// The body of a request as it comes, as far as it may be as long, and there is memory for it.
-async fn body(request: Request, server: &ServerState) -> Result<(Vec<u8>, MemoryLease), ApiError> {
+async fn read_body(request: Request, server: &ServerState) -> Result<(Vec<u8>, MemoryLease), ApiError> {
     let most = server.options.body_limit.min(server.memory.bodies.bytes());
     let told =
         request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -161,7 +161,7 @@ async fn body(request: Request, server: &ServerState) -> Result<(Vec<u8>, Memory
         return Err(ApiError::body_too_large());
     }
     let busy = || ApiError::out_of_memory("bodies");
-    let mut lease = server.memory.body().ok_or_else(busy)?;
+    let mut lease = server.memory.lease_body().ok_or_else(busy)?;
     let (mut bytes, mut chunks) = (Vec::new(), request.into_body().into_data_stream());
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| ApiError::request("invalid_body", error.to_string()))?;
@@ -183,14 +183,14 @@ async fn body(request: Request, server: &ServerState) -> Result<(Vec<u8>, Memory
 }
 
 /// Asks for the key, counts, and gives the request its id.
-async fn guard(
+async fn check_request(
     State(app): SharedApp,
     Extension(hosts): HostsExtension,
     mut request: Request,
     next: Next,
 ) -> Response {
     let begin = Instant::now();
-    let (client, id) = (client(&request), request_id(&app, &request));
+    let (client, id) = (client_id(&request), request_id(&app, &request));
     request.extensions_mut().insert(client);
     let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let path = matched.unwrap_or_else(|| "other".into());
@@ -214,7 +214,7 @@ async fn guard(
     if let Some(log) = app.server.options.log {
         // Neither texts nor keys. A stream goes on after its head.
         let (client, ms) = (format!("{:016x}", client.0), begin.elapsed().as_secs_f64() * 1e3);
-        let line = json!({"time": seconds(), "request": id, "client": client, "method": method.as_str(), "path": path, "status": status, "ms": ms});
+        let line = json!({"time": unix_seconds(), "request": id, "client": client, "method": method.as_str(), "path": path, "status": status, "ms": ms});
         log(&line.to_string());
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -230,11 +230,11 @@ fn request_id(app: &AppState, request: &Request) -> String {
         (1..=LONGEST_ID).contains(&id.len())
             && id.chars().all(|c| c.is_ascii_alphanumeric() || "-_.:".contains(c))
     };
-    own.filter(plain).map_or_else(|| app.server.id("req"), str::to_owned)
+    own.filter(plain).map_or_else(|| app.server.next_id("req"), str::to_owned)
 }
 
 /// The key that a request brings, whether one is wanted or not.
-fn key(request: &Request) -> Option<&str> {
+fn bearer_key(request: &Request) -> Option<&str> {
     let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| value.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
@@ -242,15 +242,15 @@ fn key(request: &Request) -> Option<&str> {
     bearer.or_else(|| text("x-api-key"))
 }
 
-fn client(request: &Request) -> ClientId {
+fn client_id(request: &Request) -> ClientId {
     let mut hasher = DefaultHasher::new();
-    key(request).hash(&mut hasher);
+    bearer_key(request).hash(&mut hasher);
     ClientId(hasher.finish())
 }
 
 /// Whether a request has one of the keys, if there are any. Takes equally long for every wrong key of an equal length.
 fn has_key(request: &Request, keys: &[String]) -> bool {
-    let given = key(request).unwrap_or_default();
+    let given = bearer_key(request).unwrap_or_default();
     let same = |wanted: &String| {
         given.len() == wanted.len()
             && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
@@ -260,7 +260,7 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
 
 /// Runs what may take long beside the streams, when there is memory for it, which comes back with what was done. A panic in it is an error
 /// of this request.
-async fn aside<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     app: &Arc<AppState>,
     body: RequestBody,
     work: impl FnOnce(&AppState, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
@@ -269,8 +269,8 @@ async fn aside<T: Send + 'static>(
     let begin = async {
         // The values, and what they become.
         let values = parsed_bytes(&body).saturating_mul(2);
-        let texts = app.models.most_encoded(body.len());
-        app.server.memory.work(values.saturating_add(texts)).await
+        let texts = app.models.max_encoded_bytes(body.len());
+        app.server.memory.lease_work(values.saturating_add(texts)).await
     };
     let begin = tokio::time::timeout(app.server.options.read_timeout, begin).await;
     let mut lease = begin.unwrap_or_else(|_| Err(ApiError::out_of_memory("requests")))?;
@@ -283,19 +283,19 @@ async fn aside<T: Send + 'static>(
 }
 
 /// The same for requests of a model.
-async fn of_model<T: Send + 'static>(
+async fn run_on_model<T: Send + 'static>(
     app: &Arc<AppState>,
     body: RequestBody,
     work: impl FnOnce(&ServedModel, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<((Arc<ServedModel>, T), MemoryLease), ApiError> {
     let span = body.span.clone();
     let work = move |app: &AppState, mut fields: RequestFields, lease: &mut MemoryLease| {
-        let name: Option<String> = fields.take("model", "the name of the model")?;
-        let hosted = app.find(name.as_deref())?;
+        let name: Option<String> = fields.take_field("model", "the name of the model")?;
+        let hosted = app.find_model(name.as_deref())?;
         span.asks_for(&hosted.name);
         work(&hosted, fields, lease).map(|done| (hosted, done))
     };
-    aside(app, body, work).await
+    run_blocking(app, body, work).await
 }
 
 fn as_json(result: Result<Value, ApiError>) -> Response {
@@ -305,14 +305,14 @@ fn as_json(result: Result<Value, ApiError>) -> Response {
     }
 }
 
-async fn texts(
+async fn run_request(
     app: Arc<AppState>,
     client: ClientId,
     body: RequestBody,
     prepare: fn(&ServedModel, RequestFields) -> Result<PreparedRequest, ApiError>,
 ) -> Response {
     let span = body.span.clone();
-    match of_model(&app, body, move |hosted, fields, _| prepare(hosted, fields)).await {
+    match run_on_model(&app, body, move |hosted, fields, _| prepare(hosted, fields)).await {
         Ok(((hosted, work), _)) => answer(hosted, client, span, work).await,
         Err(error) => error.into_response(),
     }
@@ -323,7 +323,7 @@ async fn chat_completions(
     Extension(client): ClientExtension,
     body: RequestBody,
 ) -> Response {
-    texts(app, client, body, chat::prepare).await
+    run_request(app, client, body, chat::prepare).await
 }
 
 async fn text_completions(
@@ -331,12 +331,12 @@ async fn text_completions(
     Extension(client): ClientExtension,
     body: RequestBody,
 ) -> Response {
-    texts(app, client, body, completions::prepare).await
+    run_request(app, client, body, completions::prepare).await
 }
 
 async fn messages(State(app): SharedApp, Extension(client): ClientExtension, body: RequestBody) -> Response {
     let span = body.span.clone();
-    match of_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
+    match run_on_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
         Ok(((hosted, asked), _)) => blocks::answer(hosted, client, span, asked).await,
         Err(error) => blocks::refused(&error),
     }
@@ -347,7 +347,7 @@ async fn responses(State(app): SharedApp, Extension(client): ClientExtension, bo
         responses::prepare(hosted, client, fields)
     };
     let span = body.span.clone();
-    match of_model(&app, body, prepare).await {
+    match run_on_model(&app, body, prepare).await {
         Ok(((hosted, asked), _)) => items::answer(hosted, client, span, asked).await,
         Err(error) => error.into_response(),
     }
@@ -358,7 +358,7 @@ async fn response(
     Extension(client): ClientExtension,
     PathSegment(id): PathSegment,
 ) -> Response {
-    let kept = move || app.server.kept.response(client, &id).map(|kept| kept.to_string());
+    let kept = move || app.server.responses.response(client, &id).map(|kept| kept.to_string());
     match tokio::task::spawn_blocking(kept).await {
         Ok(Ok(text)) => (json_type(), text).into_response(),
         Ok(Err(error)) => error.into_response(),
@@ -371,11 +371,11 @@ async fn forget(
     Extension(client): ClientExtension,
     PathSegment(id): PathSegment,
 ) -> Response {
-    as_json(app.server.kept.delete(client, &id))
+    as_json(app.server.responses.delete(client, &id))
 }
 
 async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
-    match of_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
+    match run_on_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
         Ok(((_, count), _)) => as_json(Ok(count)),
         Err(error) => blocks::refused(&error),
     }
@@ -384,7 +384,7 @@ async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
 /// A JSON text that was made with some memory.
 fn as_text_of_json(done: Result<(String, MemoryLease), ApiError>) -> Response {
     match done {
-        Ok((text, lease)) => (json_type(), LeasedBody::of(text, lease)).into_response(),
+        Ok((text, lease)) => (json_type(), LeasedBody::with_lease(text, lease)).into_response(),
         Err(error) => error.into_response(),
     }
 }
@@ -394,7 +394,7 @@ async fn text_of_model(
     body: RequestBody,
     work: fn(&ServedModel, RequestFields, &mut MemoryLease) -> Result<String, ApiError>,
 ) -> Response {
-    as_text_of_json(of_model(&app, body, work).await.map(|((_, text), lease)| (text, lease)))
+    as_text_of_json(run_on_model(&app, body, work).await.map(|((_, text), lease)| (text, lease)))
 }
 
 async fn tokenize(State(app): SharedApp, body: RequestBody) -> Response {
@@ -419,7 +419,7 @@ async fn of_texts(
     work: fn(&AppState, RequestFields, &mut MemoryLease) -> Result<MeteredAnswer, ApiError>,
 ) -> Response {
     let span = body.span.clone();
-    let done = aside(app, body, work).await;
+    let done = run_blocking(app, body, work).await;
     if let Ok((done, _)) = &done {
         span.asks_for(&done.model);
         span.embedded(done.tokens);
@@ -436,11 +436,13 @@ async fn rerank(State(app): SharedApp, body: RequestBody) -> Response {
 }
 
 async fn load(State(app): SharedApp, body: RequestBody) -> Response {
-    as_json(aside(&app, body, |app, fields, _| app.models.load(fields)).await.map(|(value, _)| value))
+    as_json(run_blocking(&app, body, |app, fields, _| app.models.load(fields)).await.map(|(value, _)| value))
 }
 
 async fn unload(State(app): SharedApp, body: RequestBody) -> Response {
-    as_json(aside(&app, body, |app, fields, _| app.models.unload(fields)).await.map(|(value, _)| value))
+    as_json(
+        run_blocking(&app, body, |app, fields, _| app.models.unload(fields)).await.map(|(value, _)| value),
+    )
 }
 
 fn as_text(result: Result<String, ApiError>) -> Response {
@@ -448,15 +450,23 @@ fn as_text(result: Result<String, ApiError>) -> Response {
 }
 
 async fn load_adapter(State(app): SharedApp, body: RequestBody) -> Response {
-    as_text(aside(&app, body, |app, fields, _| app.models.load_adapter(fields)).await.map(|(text, _)| text))
+    as_text(
+        run_blocking(&app, body, |app, fields, _| app.models.load_adapter(fields))
+            .await
+            .map(|(text, _)| text),
+    )
 }
 
 async fn unload_adapter(State(app): SharedApp, body: RequestBody) -> Response {
-    as_text(aside(&app, body, |app, fields, _| app.models.unload_adapter(fields)).await.map(|(text, _)| text))
+    as_text(
+        run_blocking(&app, body, |app, fields, _| app.models.unload_adapter(fields))
+            .await
+            .map(|(text, _)| text),
+    )
 }
 
 async fn models(State(app): SharedApp) -> Response {
-    as_json(Ok(json!({"object": "list", "data": app.list()})))
+    as_json(Ok(json!({"object": "list", "data": app.list_models()})))
 }
 
 async fn model(State(app): SharedApp, PathSegment(name): PathSegment) -> Response {
@@ -464,15 +474,15 @@ async fn model(State(app): SharedApp, PathSegment(name): PathSegment) -> Respons
 }
 
 async fn health(State(app): SharedApp) -> Response {
-    as_json(app.ready().map(|()| json!({"status": "ok"})))
+    as_json(app.check_ready().map(|()| json!({"status": "ok"})))
 }
 
 async fn metrics(State(app): SharedApp) -> Response {
     let content = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     // None of them ends between the two.
-    let alive = app.models.alive();
+    let alive = app.models.all_alive();
     let stats: Vec<_> = alive.iter().map(|model| (model.base.clone(), model.engine.stats())).collect();
-    match app.server.metrics.text(&stats) {
+    match app.server.metrics.render(&stats) {
         Ok(text) => (content, text).into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),
     }
@@ -486,18 +496,18 @@ struct ModelQuery {
 
 type ModelQueryResult = Result<Query<ModelQuery>, QueryRejection>;
 
-fn told(app: &AppState, wanted: ModelQueryResult, tell: fn(&ServedModel) -> Value) -> Response {
+fn model_name(app: &AppState, wanted: ModelQueryResult, tell: fn(&ServedModel) -> Value) -> Response {
     let wanted = wanted.map_err(|rejection| ApiError::request("invalid_query", rejection.body_text()));
-    let hosted = wanted.and_then(|Query(wanted)| app.models.find(wanted.model.as_deref()));
+    let hosted = wanted.and_then(|Query(wanted)| app.models.find_model(wanted.model.as_deref()));
     as_json(hosted.map(|hosted| tell(&hosted)))
 }
 
 async fn props(State(app): SharedApp, wanted: ModelQueryResult) -> Response {
-    told(&app, wanted, info::props)
+    model_name(&app, wanted, info::props)
 }
 
 async fn slots(State(app): SharedApp, wanted: ModelQueryResult) -> Response {
-    told(&app, wanted, info::slots)
+    model_name(&app, wanted, info::slots)
 }
 
 async fn no_route(request: Request) -> ApiError {

@@ -15,18 +15,18 @@ pub fn take(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Option<E
     let number = "a number";
     let usual = &hosted.sampling.extra;
     let mut extra = usual.clone();
-    let typical = fields.take("typical_p", number)?;
-    let typical = typical.or(fields.take("typ_p", number)?);
+    let typical = fields.take_field("typical_p", number)?;
+    let typical = typical.or(fields.take_field("typ_p", number)?);
     extra.typical_p = typical.unwrap_or(extra.typical_p);
-    extra.xtc_probability = fields.take("xtc_probability", number)?.unwrap_or(extra.xtc_probability);
-    extra.xtc_threshold = fields.take("xtc_threshold", number)?.unwrap_or(extra.xtc_threshold);
+    extra.xtc_probability = fields.take_field("xtc_probability", number)?.unwrap_or(extra.xtc_probability);
+    extra.xtc_threshold = fields.take_field("xtc_threshold", number)?.unwrap_or(extra.xtc_threshold);
     extra.mirostat = mirostat(fields, usual.mirostat)?;
     let dry = &mut extra.dry;
-    dry.multiplier = fields.take("dry_multiplier", number)?.unwrap_or(dry.multiplier);
-    dry.base = fields.take("dry_base", number)?.unwrap_or(dry.base);
+    dry.multiplier = fields.take_field("dry_multiplier", number)?.unwrap_or(dry.multiplier);
+    dry.base = fields.take_field("dry_base", number)?.unwrap_or(dry.base);
     dry.allowed_length =
-        fields.take("dry_allowed_length", "a whole number, 0 or more")?.unwrap_or(dry.allowed_length);
-    dry.last_n = fields.take("dry_penalty_last_n", "a whole number, -1 or more")?.unwrap_or(dry.last_n);
+        fields.take_field("dry_allowed_length", "a whole number, 0 or more")?.unwrap_or(dry.allowed_length);
+    dry.last_n = fields.take_field("dry_penalty_last_n", "a whole number, -1 or more")?.unwrap_or(dry.last_n);
     let breakers = breakers(fields)?;
     if dry.multiplier != 0.0 && (breakers.is_some() || usual.dry.multiplier == 0.0) {
         let usual = || DryParams::BREAKERS.map(str::to_owned).to_vec();
@@ -37,7 +37,7 @@ pub fn take(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Option<E
 
 fn breakers(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError> {
     const NAME: &str = "dry_sequence_breakers";
-    let breakers: Option<Vec<String>> = fields.take(NAME, "a list of strings")?;
+    let breakers: Option<Vec<String>> = fields.take_field(NAME, "a list of strings")?;
     let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
     match &breakers {
         Some(list) if list.len() > MOST_BREAKERS => {
@@ -54,9 +54,10 @@ fn mirostat(
     fields: &mut RequestFields,
     usual: Option<MirostatParams>,
 ) -> Result<Option<MirostatParams>, ApiError> {
-    let version: Option<u32> = fields.take("mirostat", "0 or 2")?;
-    let other: Option<u32> = fields.take("mirostat_mode", "0 or 2")?;
-    let (tau, eta) = (fields.take("mirostat_tau", "a number")?, fields.take("mirostat_eta", "a number")?);
+    let version: Option<u32> = fields.take_field("mirostat", "0 or 2")?;
+    let other: Option<u32> = fields.take_field("mirostat_mode", "0 or 2")?;
+    let (tau, eta) =
+        (fields.take_field("mirostat_tau", "a number")?, fields.take_field("mirostat_eta", "a number")?);
     let params = match version.or(other) {
         None => usual,
         Some(0) => None,

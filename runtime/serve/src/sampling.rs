@@ -50,26 +50,26 @@ impl CommonFields {
         let sampling = hosted.sampling.clone().with(&overrides(fields, hosted)?);
         sampling.check().map_err(wrong_param)?;
         let count = "a whole number, 0 or more";
-        let old = fields.take::<usize>("max_tokens", count)?.or(predicted(fields)?);
-        let max_tokens = fields.take::<usize>("max_completion_tokens", count)?.or(old).or(usual_length);
+        let old = fields.take_field::<usize>("max_tokens", count)?.or(predicted(fields)?);
+        let max_tokens = fields.take_field::<usize>("max_completion_tokens", count)?.or(old).or(usual_length);
         let endless = hosted.engine.limits().context.is_none();
-        let choices = fields.take::<usize>("n", "a whole number, 1 or more")?.unwrap_or(1);
+        let choices = fields.take_field::<usize>("n", "a whole number, 1 or more")?.unwrap_or(1);
         if !(1..=MOST_CHOICES).contains(&choices) {
             let message = format!("`n` is {choices}, expected 1 to {MOST_CHOICES}");
             return Err(ApiError::field("n", "invalid_value", message));
         }
-        let stream = fields.take("stream", "true or false")?.unwrap_or(false);
+        let stream = fields.take_field("stream", "true or false")?.unwrap_or(false);
         Ok(CommonFields {
             text: EngineRequest {
                 adapter: hosted.adapter.clone(),
                 bias: biases(fields)?,
-                min_tokens: fields.take("min_tokens", count)?.unwrap_or(0),
+                min_tokens: fields.take_field("min_tokens", count)?.unwrap_or(0),
                 max_tokens: max_tokens.or(endless.then_some(ENDLESS)),
                 stop: stops(fields)?,
                 deadline: hosted.server.options.timeout.map(|timeout| std::time::Instant::now() + timeout),
-                priority: fields.take("priority", "a whole number")?.unwrap_or(0),
-                reuse: fields.take("cache_prompt", "true or false")?.unwrap_or(true),
-                special: match fields.take("skip_special_tokens", "true or false")?.unwrap_or(true) {
+                priority: fields.take_field("priority", "a whole number")?.unwrap_or(0),
+                use_prefix_cache: fields.take_field("cache_prompt", "true or false")?.unwrap_or(true),
+                special: match fields.take_field("skip_special_tokens", "true or false")?.unwrap_or(true) {
                     true => SpecialTokens::Skip,
                     false => SpecialTokens::Keep,
                 },
@@ -79,7 +79,7 @@ impl CommonFields {
             stream,
             include_usage: include_usage(fields, stream)?,
             constraint: OutputConstraint::take(fields)?,
-            ignore_eos: fields.take("ignore_eos", "true or false")?.unwrap_or(false),
+            ignore_eos: fields.take_field("ignore_eos", "true or false")?.unwrap_or(false),
             stop_tokens: stop_tokens(fields, hosted)?,
         })
     }
@@ -93,13 +93,13 @@ impl CommonFields {
 
 /// The length by llama.cpp's name; a negative one is no limit.
 fn predicted(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
-    let wanted: Option<i64> = fields.take("n_predict", "a whole number")?;
+    let wanted: Option<i64> = fields.take_field("n_predict", "a whole number")?;
     Ok(wanted.and_then(|most| usize::try_from(most).ok()))
 }
 
 fn stop_tokens(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
     const NAME: &str = "stop_token_ids";
-    let ids: Vec<TokenId> = fields.take(NAME, "a list of token ids")?.unwrap_or_default();
+    let ids: Vec<TokenId> = fields.take_field(NAME, "a list of token ids")?.unwrap_or_default();
     let vocab = hosted.engine.limits().vocab;
     let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
     if ids.len() > MOST_STOP_TOKENS {
@@ -113,7 +113,7 @@ fn stop_tokens(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Vec<T
 
 /// How many of the likeliest tokens llama.cpp's clients want to see; none if they do not ask for it.
 pub fn probabilities(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
-    let wanted: Option<usize> = fields.take("n_probs", "a whole number, 0 or more")?;
+    let wanted: Option<usize> = fields.take_field("n_probs", "a whole number, 0 or more")?;
     match wanted.filter(|&count| count > 0) {
         Some(count) if count > MOST_LOGPROBS => {
             let message = format!("`n_probs` is {count}, at most {MOST_LOGPROBS} are told");
@@ -134,17 +134,17 @@ fn wrong_param(error: ParamError) -> ApiError {
 fn overrides(fields: &mut RequestFields, hosted: &ServedModel) -> Result<SamplingOverrides, ApiError> {
     let number = "a number";
     let count = "a whole number, 0 or more";
-    let other = fields.take("repetition_penalty", number)?;
+    let other = fields.take_field("repetition_penalty", number)?;
     Ok(SamplingOverrides {
-        temperature: fields.take("temperature", number)?,
+        temperature: fields.take_field("temperature", number)?,
         // -1 is off elsewhere.
-        top_k: fields.take::<i64>("top_k", "a whole number")?.map(|k| u32::try_from(k).unwrap_or(0)),
-        top_p: fields.take("top_p", number)?,
-        min_p: fields.take("min_p", number)?,
-        repeat_penalty: fields.take("repeat_penalty", number)?.or(other),
-        repeat_last_n: fields.take("repeat_last_n", count)?,
-        presence_penalty: fields.take("presence_penalty", number)?,
-        frequency_penalty: fields.take("frequency_penalty", number)?,
+        top_k: fields.take_field::<i64>("top_k", "a whole number")?.map(|k| u32::try_from(k).unwrap_or(0)),
+        top_p: fields.take_field("top_p", number)?,
+        min_p: fields.take_field("min_p", number)?,
+        repeat_penalty: fields.take_field("repeat_penalty", number)?.or(other),
+        repeat_last_n: fields.take_field("repeat_last_n", count)?,
+        presence_penalty: fields.take_field("presence_penalty", number)?,
+        frequency_penalty: fields.take_field("frequency_penalty", number)?,
         seed: seed(fields)?,
         extra: samplers::take(fields, hosted)?,
     })
@@ -152,7 +152,7 @@ fn overrides(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Samplin
 
 /// -1 is another one each time.
 fn seed(fields: &mut RequestFields) -> Result<Option<u64>, ApiError> {
-    let value: Option<serde_json::Number> = fields.take("seed", "a whole number")?;
+    let value: Option<serde_json::Number> = fields.take_field("seed", "a whole number")?;
     let Some(value) = value else { return Ok(None) };
     match (value.as_u64(), value.as_i64()) {
         (Some(seed), _) => Ok(Some(seed)),
@@ -166,7 +166,7 @@ fn seed(fields: &mut RequestFields) -> Result<Option<u64>, ApiError> {
 }
 
 fn stops(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
-    let stops: Option<OneOrMany<String>> = fields.take("stop", "a string or a list of strings")?;
+    let stops: Option<OneOrMany<String>> = fields.take_field("stop", "a string or a list of strings")?;
     let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
     let wrong = |message: String| Err(ApiError::field("stop", "invalid_value", message));
     if stops.len() > MOST_STOPS {
@@ -189,7 +189,8 @@ enum LogitBiases {
 }
 
 fn biases(fields: &mut RequestFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
-    let biases: Option<LogitBiases> = fields.take("logit_bias", "an object of token ids and numbers")?;
+    let biases: Option<LogitBiases> =
+        fields.take_field("logit_bias", "an object of token ids and numbers")?;
     let map: BTreeMap<String, f32> = match biases {
         None => BTreeMap::new(),
         Some(LogitBiases::Map(map)) => map,
@@ -213,7 +214,7 @@ fn biases(fields: &mut RequestFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
 }
 
 fn include_usage(fields: &mut RequestFields, stream: bool) -> Result<bool, ApiError> {
-    let options: Option<BTreeMap<String, Value>> = fields.take("stream_options", "an object")?;
+    let options: Option<BTreeMap<String, Value>> = fields.take_field("stream_options", "an object")?;
     let Some(options) = options else { return Ok(false) };
     if !stream {
         let message = "`stream_options` is for streams: send `stream: true` with it";

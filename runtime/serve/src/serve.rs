@@ -174,7 +174,7 @@ pub fn serve_with(
     });
     runtime.shutdown_timeout(FAREWELL);
     // Engines write states to files before they end.
-    for hosted in app.models.alive() {
+    for hosted in app.models.all_alive() {
         hosted.engine.close();
         while hosted.engine.is_running() {
             std::thread::sleep(LOOK);
@@ -206,7 +206,7 @@ fn ended_early(ended: Result<(), tokio::task::JoinError>) -> std::io::Error {
 /// Takes no more texts and waits for those that there are, until there is no more time.
 async fn drain(app: &AppState, timeout: Duration) -> ShutdownOutcome {
     app.server.draining.store(true, Ordering::Relaxed);
-    let models = app.models.alive();
+    let models = app.models.all_alive();
     models.iter().for_each(|hosted| hosted.engine.close());
     if idle(&models, timeout).await {
         return ShutdownOutcome::Drained;

@@ -15,13 +15,18 @@ pub trait ResponseShape: Send + Sync {
     fn object(&self) -> &'static str;
     fn chunk_object(&self) -> &'static str;
     /// A choice of an answer that is not streamed.
-    fn whole(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value;
+    fn choice_value(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value;
     /// What is streamed at once.
-    fn first(&mut self, index: usize) -> Option<Value>;
+    fn first_chunk(&mut self, index: usize) -> Option<Value>;
     /// What is streamed when the prompt has been scored.
-    fn prompt(&mut self, tokenizer: &Tokenizer, index: usize, scored: &[Option<Logprobs>]) -> Option<Value>;
+    fn prompt_chunk(
+        &mut self,
+        tokenizer: &Tokenizer,
+        index: usize,
+        scored: &[Option<Logprobs>],
+    ) -> Option<Value>;
     /// What is streamed for a piece of text.
-    fn piece(
+    fn delta_chunk(
         &mut self,
         tokenizer: &Tokenizer,
         index: usize,
@@ -29,7 +34,7 @@ pub trait ResponseShape: Send + Sync {
         token: Option<&SampledToken>,
     ) -> Option<Value>;
     /// What ends the stream of a choice.
-    fn last(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value>;
+    fn last_chunks(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value>;
 }
 
 /// As the API calls what ended a text.

@@ -59,7 +59,7 @@ pub struct RunningTexts {
     events: mpsc::Receiver<(usize, SequenceEvent)>,
     /// Dropping them ends the texts.
     _tickets: Vec<CancelGuard>,
-    left: usize,
+    unfinished: usize,
     span: RequestSpan,
 }
 
@@ -71,16 +71,16 @@ impl RunningTexts {
         choices: usize,
         span: RequestSpan,
     ) -> Result<RunningTexts, ApiError> {
-        hosted.ready()?;
+        hosted.check_ready()?;
         let count = requests.len();
         hosted.check_count(count, 1)?;
         span.launches(&requests, choices);
         let (sender, events) = mpsc::channel(EVENTS.saturating_mul(count.max(1)).min(1 << 20));
         let with_sinks = requests.into_iter().enumerate().map(|(index, request)| {
-            let (sender, mut watch) = (sender.clone(), hosted.watch());
+            let (sender, mut watch) = (sender.clone(), hosted.observe_latency());
             let mut span = span.text(index);
             let sink: EventSink = Box::new(move |event| {
-                watch.see(&event);
+                watch.record_event(&event);
                 span.see(&event);
                 match sender.try_send((index, event)) {
                     Ok(()) => ControlFlow::Continue(()),
@@ -90,20 +90,20 @@ impl RunningTexts {
             (request, sink)
         });
         let tickets = hosted.engine.launch_with(with_sinks.collect())?;
-        Ok(RunningTexts { events, _tickets: tickets, left: count, span })
+        Ok(RunningTexts { events, _tickets: tickets, unfinished: count, span })
     }
 
     /// The next event with the number of its text; `None` when all have ended.
-    pub async fn next(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
-        let next = self.receive().await;
+    pub async fn next_event(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
+        let next = self.receive_event().await;
         if let Err(error) = &next {
             self.span.failed(error);
         }
         next
     }
 
-    async fn receive(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
-        if self.left == 0 {
+    async fn receive_event(&mut self) -> Result<Option<(usize, SequenceEvent)>, ApiError> {
+        if self.unfinished == 0 {
             return Ok(None);
         }
         match self.events.recv().await {
@@ -113,7 +113,7 @@ impl RunningTexts {
                 Err(ApiError::shutting_down())
             }
             Some((index, event)) => {
-                self.left -= usize::from(matches!(event, SequenceEvent::Finished(_)));
+                self.unfinished -= usize::from(matches!(event, SequenceEvent::Finished(_)));
                 Ok(Some((index, event)))
             }
         }
@@ -138,20 +138,23 @@ pub async fn answer(
     };
     let warnings = std::mem::take(&mut work.warnings);
     let server = Arc::clone(&hosted.server);
-    let head =
-        ResponseHead { id: hosted.server.id(work.shape.id_prefix()), created: crate::app::seconds(), hosted };
+    let head = ResponseHead {
+        id: hosted.server.next_id(work.shape.id_prefix()),
+        created: crate::app::unix_seconds(),
+        hosted,
+    };
     let answer = match work.stream {
-        true => stream(head, work.shape, work.choices, work.include_usage, running),
-        false => match collect(head, work.shape, work.choices, running).await {
+        true => stream_response(head, work.shape, work.choices, work.include_usage, running),
+        false => match collect_response(head, work.shape, work.choices, running).await {
             Ok(body) => (json_type(), body).into_response(),
             Err(error) => error.into_response(),
         },
     };
-    warned(answer, &warnings, &server)
+    with_warning_headers(answer, &warnings, &server)
 }
 
 /// An answer that says what of its request was left out, in the header `x-mlcc-warning`; the log has each kind once.
-pub fn warned(mut answer: Response, warnings: &[String], server: &ServerState) -> Response {
+pub fn with_warning_headers(mut answer: Response, warnings: &[String], server: &ServerState) -> Response {
     for warning in warnings.iter().take(MOST_WARNINGS) {
         server.warn_once(warning);
         if let Ok(value) = HeaderValue::from_str(warning) {
@@ -189,22 +192,23 @@ impl ResponseHead {
     }
 }
 
-async fn collect(
+async fn collect_response(
     head: ResponseHead,
     shape: Box<dyn ResponseShape>,
     per_prompt: usize,
     mut running: RunningTexts,
 ) -> Result<Body, ApiError> {
-    let mut choices: Vec<ResponseChoice> = (0..running.left).map(|_| ResponseChoice::default()).collect();
+    let mut choices: Vec<ResponseChoice> =
+        (0..running.unfinished).map(|_| ResponseChoice::default()).collect();
     let server = Arc::clone(&head.hosted.server);
-    let (mut lease, mut size) = (server.memory.answer(0)?, AnswerSize::new(choices.len()));
-    while let Some((index, event)) = running.next().await? {
+    let (mut lease, mut size) = (server.memory.lease_answer(0)?, AnswerSize::new(choices.len()));
+    while let Some((index, event)) = running.next_event().await? {
         let Some(choice) = choices.get_mut(index) else { continue };
         size.add(index, &event);
         server.memory.grow_answer(&mut lease, size.bytes())?;
         match event {
-            SequenceEvent::Prompt(logprobs) => choice.prompt = Some(logprobs),
-            SequenceEvent::Piece(piece) => {
+            SequenceEvent::PromptLogprobs(logprobs) => choice.prompt = Some(logprobs),
+            SequenceEvent::Delta(piece) => {
                 choice.text += &piece.text;
                 choice.tokens.extend(piece.token);
             }
@@ -215,9 +219,10 @@ async fn collect(
     }
     // Streams go on meanwhile.
     let written =
-        tokio::task::spawn_blocking(move || written(&head, shape.as_ref(), &choices, per_prompt)).await;
+        tokio::task::spawn_blocking(move || serialize_response(&head, shape.as_ref(), &choices, per_prompt))
+            .await;
     match written {
-        Ok(Ok(text)) => Ok(LeasedBody::of(text, lease)),
+        Ok(Ok(text)) => Ok(LeasedBody::with_lease(text, lease)),
         Ok(Err(error)) => Err(ApiError::internal(error.to_string())),
         Err(_) => Err(ApiError::internal("internal error while the answer was written")),
     }
@@ -251,8 +256,10 @@ impl AnswerSize {
     fn add(&mut self, index: usize, event: &SequenceEvent) {
         let of = |logprobs: &Logprobs| 1 + logprobs.top.len();
         let likely = match event {
-            SequenceEvent::Prompt(scored) => scored.iter().map(|one| one.as_ref().map_or(1, of)).sum(),
-            SequenceEvent::Piece(TextDelta { text, token }) => {
+            SequenceEvent::PromptLogprobs(scored) => {
+                scored.iter().map(|one| one.as_ref().map_or(1, of)).sum()
+            }
+            SequenceEvent::Delta(TextDelta { text, token }) => {
                 self.bytes += 4 * text.len() + size_of::<SampledToken>();
                 token.as_ref().and_then(|token| token.logprobs.as_ref()).map_or(0, of)
             }
@@ -290,12 +297,14 @@ struct ResponseChoices<'a> {
 
 impl serde::Serialize for ResponseChoices<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let of = |(index, choice): (usize, &ResponseChoice)| self.shape.whole(self.tokenizer, index, choice);
+        let of = |(index, choice): (usize, &ResponseChoice)| {
+            self.shape.choice_value(self.tokenizer, index, choice)
+        };
         serializer.collect_seq(self.choices.iter().enumerate().map(of))
     }
 }
 
-fn written(
+fn serialize_response(
     head: &ResponseHead,
     shape: &dyn ResponseShape,
     choices: &[ResponseChoice],
@@ -324,17 +333,17 @@ struct ResponseStream {
     ends: Vec<Option<RequestSummary>>,
     /// What is still to be sent before the next event is looked at.
     queue: VecDeque<String>,
-    over: bool,
+    is_done: bool,
 }
 
-fn stream(
+fn stream_response(
     head: ResponseHead,
     shape: Box<dyn ResponseShape>,
     per_prompt: usize,
     include_usage: bool,
     running: RunningTexts,
 ) -> Response {
-    let count = running.left;
+    let count = running.unfinished;
     let mut stream = ResponseStream {
         head: Arc::new(head),
         shape: Some(shape),
@@ -343,10 +352,10 @@ fn stream(
         running,
         ends: vec![None; count],
         queue: VecDeque::new(),
-        over: false,
+        is_done: false,
     };
     for index in 0..count {
-        let first = stream.shape.as_mut().and_then(|shape| shape.first(index));
+        let first = stream.shape.as_mut().and_then(|shape| shape.first_chunk(index));
         stream.send(first);
     }
     let pieces = futures_util::stream::unfold(stream, |mut stream| async move {
@@ -367,13 +376,13 @@ impl ResponseStream {
     async fn send_prompt(&mut self, index: usize, event: SequenceEvent) -> Result<(), ApiError> {
         let mut size = AnswerSize::new(1);
         size.add(0, &event);
-        let lease = self.head.hosted.server.memory.answer(size.bytes())?;
-        let (Some(mut shape), SequenceEvent::Prompt(scored)) = (self.shape.take(), event) else {
+        let lease = self.head.hosted.server.memory.lease_answer(size.bytes())?;
+        let (Some(mut shape), SequenceEvent::PromptLogprobs(scored)) = (self.shape.take(), event) else {
             return Ok(());
         };
         let (head, include_usage) = (Arc::clone(&self.head), self.include_usage);
         let write = move || {
-            let choice = shape.prompt(&head.hosted.tokenizer, index, &scored);
+            let choice = shape.prompt_chunk(&head.hosted.tokenizer, index, &scored);
             let chunk = choice.map(|choice| head.chunk(shape.as_ref(), choice, include_usage));
             drop(lease);
             (shape, chunk)
@@ -391,16 +400,16 @@ impl ResponseStream {
             if let Some(data) = self.queue.pop_front() {
                 return Some(data);
             }
-            if self.over {
+            if self.is_done {
                 return None;
             }
-            match self.running.next().await {
-                Ok(Some((index, event @ SequenceEvent::Prompt(_)))) => {
+            match self.running.next_event().await {
+                Ok(Some((index, event @ SequenceEvent::PromptLogprobs(_)))) => {
                     if let Err(error) = self.send_prompt(index, event).await {
                         self.fail(&error);
                     }
                 }
-                Ok(Some((index, event))) => self.see(index, event),
+                Ok(Some((index, event))) => self.handle_event(index, event),
                 Ok(None) => self.end(),
                 Err(error) => self.fail(&error),
             }
@@ -410,17 +419,17 @@ impl ResponseStream {
     fn fail(&mut self, error: &ApiError) {
         self.queue.push_back(error.body().to_string());
         self.queue.push_back("[DONE]".into());
-        self.over = true;
+        self.is_done = true;
     }
 
-    fn see(&mut self, index: usize, event: SequenceEvent) {
+    fn handle_event(&mut self, index: usize, event: SequenceEvent) {
         let Some(shape) = &mut self.shape else { return };
         let piece = match event {
-            SequenceEvent::Piece(TextDelta { text, token }) => {
-                shape.piece(&self.head.hosted.tokenizer, index, &text, token.as_ref())
+            SequenceEvent::Delta(TextDelta { text, token }) => {
+                shape.delta_chunk(&self.head.hosted.tokenizer, index, &text, token.as_ref())
             }
             SequenceEvent::Finished(finished) => {
-                for last in shape.last(index, &finished) {
+                for last in shape.last_chunks(index, &finished) {
                     self.send(Some(last));
                 }
                 if let Some(end) = self.ends.get_mut(index) {
@@ -428,13 +437,13 @@ impl ResponseStream {
                 }
                 None
             }
-            SequenceEvent::Prompt(_) | SequenceEvent::Failed(_) => None,
+            SequenceEvent::PromptLogprobs(_) | SequenceEvent::Failed(_) => None,
         };
         self.send(piece);
     }
 
     fn end(&mut self) {
-        self.over = true;
+        self.is_done = true;
         if let Some(shape) = self.shape.as_ref().filter(|_| self.include_usage) {
             let ends: Vec<&RequestSummary> = self.ends.iter().flatten().collect();
             let mut piece = self.head.object(shape.chunk_object(), Vec::new());
@@ -470,14 +479,14 @@ fn timings(ends: &[&RequestSummary]) -> Value {
     };
     let read = end.prompt_tokens - end.cached_tokens;
     let mut timings = json!({
-        "queue_ms": ms(end.waited),
+        "queue_ms": ms(end.queue_time),
         "cache_n": end.cached_tokens,
         "prompt_n": read,
-        "prompt_ms": ms(end.reading),
-        "prompt_per_second": rate(read, end.reading),
+        "prompt_ms": ms(end.prefill_time),
+        "prompt_per_second": rate(read, end.prefill_time),
         "predicted_n": end.completion_tokens,
-        "predicted_ms": ms(end.writing),
-        "predicted_per_second": rate(end.completion_tokens.saturating_sub(1), end.writing),
+        "predicted_ms": ms(end.decode_time),
+        "predicted_per_second": rate(end.completion_tokens.saturating_sub(1), end.decode_time),
     });
     if end.drafted_tokens > 0 {
         timings["draft_n"] = end.drafted_tokens.into();

@@ -20,16 +20,18 @@ pub fn tokenize(
     mut fields: RequestFields,
     lease: &mut MemoryLease,
 ) -> Result<String, ApiError> {
-    let pieces = fields.take("with_pieces", "true or false")?.unwrap_or(false);
+    let pieces = fields.take_field("with_pieces", "true or false")?.unwrap_or(false);
     let each = if pieces { PIECE } else { 16 };
     let memory = &hosted.server.memory;
-    let ids = match fields.has("messages") {
+    let ids = match fields.has_value("messages") {
         true => {
             let ids = chat::tokens(hosted, fields)?;
-            memory.more(lease, ids.len().saturating_mul(each))?;
+            memory.extend_lease(lease, ids.len().saturating_mul(each))?;
             ids
         }
-        false => of_text(hosted, fields, |bytes| memory.more(lease, bytes.saturating_mul(ENCODING + each)))?,
+        false => of_text(hosted, fields, |bytes| {
+            memory.extend_lease(lease, bytes.saturating_mul(ENCODING + each))
+        })?,
     };
     let piece = |&id: &TokenId| TokenPiece { id, piece: token_text(&hosted.tokenizer, id) };
     let pieces = pieces.then(|| TokenPieces(ids.iter().map(piece)));
@@ -45,12 +47,12 @@ fn of_text(
     mut fields: RequestFields,
     room: impl FnOnce(usize) -> Result<(), ApiError>,
 ) -> Result<Vec<TokenId>, ApiError> {
-    let prompt: Option<String> = fields.take("prompt", "a string")?;
+    let prompt: Option<String> = fields.take_field("prompt", "a string")?;
     let text = match prompt {
         Some(text) => text,
-        None => fields.need("content", "a string")?,
+        None => fields.take_required("content", "a string")?,
     };
-    let special = fields.take("add_special", "true or false")?.unwrap_or(false);
+    let special = fields.take_field("add_special", "true or false")?.unwrap_or(false);
     fields.finish(&[])?;
     room(text.len())?;
     let ids = if special { hosted.tokenizer.encode_prompt(&text) } else { hosted.tokenizer.encode(&text) };
@@ -96,7 +98,7 @@ pub fn detokenize(
     mut fields: RequestFields,
     lease: &mut MemoryLease,
 ) -> Result<String, ApiError> {
-    let ids: Vec<TokenId> = fields.need("tokens", "a list of token ids")?;
+    let ids: Vec<TokenId> = fields.take_required("tokens", "a list of token ids")?;
     fields.finish(&[])?;
     let mut bytes = 0;
     for &id in &ids {
@@ -107,7 +109,7 @@ pub fn detokenize(
         bytes += token.len();
     }
     // As bytes, as text, as JSON, where it may be six times as long while it grows.
-    hosted.server.memory.more(lease, bytes.saturating_mul(10))?;
+    hosted.server.memory.extend_lease(lease, bytes.saturating_mul(10))?;
     let content = hosted.tokenizer.decode(&ids, SpecialTokens::Keep);
     Ok(json!({"content": content}).to_string())
 }

@@ -46,9 +46,10 @@ fn wrong(param: &str, message: impl Into<String>) -> ApiError {
 
 impl ToolSet {
     pub fn take(fields: &mut RequestFields) -> Result<AskedTools, ApiError> {
-        let list: Vec<Value> = fields.take("tools", "a list of tools")?.unwrap_or_default();
-        let choice: Option<Value> = fields.take("tool_choice", "`none`, `auto`, `required` or a function")?;
-        let parallel = fields.take("parallel_tool_calls", "true or false")?.unwrap_or(true);
+        let list: Vec<Value> = fields.take_field("tools", "a list of tools")?.unwrap_or_default();
+        let choice: Option<Value> =
+            fields.take_field("tool_choice", "`none`, `auto`, `required` or a function")?;
+        let parallel = fields.take_field("parallel_tool_calls", "true or false")?.unwrap_or(true);
         ToolSet::read(list, choice, parallel)
     }
 

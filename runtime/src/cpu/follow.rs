@@ -6,7 +6,7 @@ use mlcc_abi::{Ctx, Sequence};
 
 use super::CpuDevice;
 use crate::buffer::AlignedBuffer;
-use crate::device::missing;
+use crate::device::missing_entry_error;
 use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, ProcessGroup, RankMessageKind};
 use crate::session::EntryPoint;
@@ -19,14 +19,14 @@ struct CpuRankWorker<'a> {
     processes: &'a ProcessGroup,
     /// States that are no caches, by the number that rank 0 gives them.
     states: BTreeMap<u64, AlignedBuffer>,
-    fed: StepInputs,
+    inputs: StepInputs,
     logits: AlignedBuffer,
 }
 
 /// What a step is fed.
 struct StepInputs {
     tokens: AlignedBuffer,
-    wanted: AlignedBuffer,
+    output_rows: AlignedBuffer,
     /// As they are read.
     numbers: Vec<i32>,
     /// Pages of all sequences, one behind the other.
@@ -35,9 +35,9 @@ struct StepInputs {
 }
 
 impl CpuDevice {
-    /// See [`Model::follow`].
-    pub(super) fn follow_lead(&self, model: &Model) -> Result<()> {
-        let Some(process) = self.process.as_ref().filter(|process| process.lead.is_none()) else {
+    /// See [`Model::follow_leader`].
+    pub(super) fn receive_steps(&self, model: &Model) -> Result<()> {
+        let Some(process) = self.process.as_ref().filter(|process| process.leader.is_none()) else {
             return Ok(());
         };
         let processes = &process.processes;
@@ -46,41 +46,43 @@ impl CpuDevice {
             model,
             processes,
             states: BTreeMap::new(),
-            fed: StepInputs::new(model)?,
+            inputs: StepInputs::new(model)?,
             logits: AlignedBuffer::floats("the logits", model.plan().vocab.max(model.plan().text_width))?,
         };
-        processes.follow(|message| follower.hear(message));
+        processes.receive_messages(|message| follower.handle_message(message));
         Ok(())
     }
 }
 
 impl CpuRankWorker<'_> {
-    fn hear(&mut self, message: &[u8]) -> Result<RankMessageKind> {
+    fn handle_message(&mut self, message: &[u8]) -> Result<RankMessageKind> {
         let unclear = || Error::RankMessage;
         let (kind, mut reader) = MessageReader::new(message).ok_or_else(unclear)?;
         match kind {
             RankMessageKind::End => {}
-            RankMessageKind::Ping => self.processes.sign(),
-            RankMessageKind::Step => self.step(reader)?,
-            RankMessageKind::New
-            | RankMessageKind::Free
+            RankMessageKind::Heartbeat => self.processes.confirm_heartbeat(),
+            RankMessageKind::Step => self.handle_step(reader)?,
+            RankMessageKind::CreateState
+            | RankMessageKind::FreeState
             | RankMessageKind::CopyState
             | RankMessageKind::WriteState
             | RankMessageKind::ReadState => {
-                self.state(kind, reader)?.ok_or_else(unclear)?;
+                self.handle_state(kind, reader)?.ok_or_else(unclear)?;
             }
             RankMessageKind::WritePages
             | RankMessageKind::ReadPages
             | RankMessageKind::CopyPages
-            | RankMessageKind::TakeBack => {
-                self.pages(kind, reader)?.ok_or_else(unclear)?;
+            | RankMessageKind::DecommitPages => {
+                self.handle_pages(kind, reader)?.ok_or_else(unclear)?;
             }
             RankMessageKind::WriteSlots => {
-                let written = reader.number().and_then(|at| self.model.slots()?.write(at, reader.rest()));
+                let written = reader
+                    .read_number()
+                    .and_then(|at| self.model.slots()?.write(at, reader.remaining_bytes()));
                 written.ok_or_else(unclear)?;
             }
             // Of GPUs.
-            RankMessageKind::Give | RankMessageKind::Table => return Err(unclear()),
+            RankMessageKind::CommitPages | RankMessageKind::PageTable => return Err(unclear()),
         }
         Ok(kind)
     }
@@ -90,32 +92,32 @@ impl CpuRankWorker<'_> {
     }
 
     /// `None` where the message makes no sense.
-    fn state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
+    fn handle_state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let plan = self.model.plan();
-        if kind == RankMessageKind::New {
+        if kind == RankMessageKind::CreateState {
             let align = plan.alignment.max(mlcc_abi::BUFFER_ALIGN as u64);
             let fresh = AlignedBuffer::zeroed("the state", plan.state_bytes, align)?;
-            return Ok(reader.number().map(|number| drop(self.states.insert(number, fresh))));
+            return Ok(reader.read_number().map(|number| drop(self.states.insert(number, fresh))));
         }
         let work = || {
             match kind {
-                RankMessageKind::Free => drop(self.states.remove(&reader.number()?)?),
+                RankMessageKind::FreeState => drop(self.states.remove(&reader.read_number()?)?),
                 RankMessageKind::CopyState => {
-                    let [from, to] = reader.numbers()?;
+                    let [from, to] = reader.read_numbers()?;
                     let mut copy = self.states.remove(&to)?;
                     copy.bytes_mut().copy_from_slice(self.states.get(&from)?.bytes());
                     self.states.insert(to, copy);
                 }
                 RankMessageKind::WriteState => {
-                    let [rank, number, at] = reader.numbers()?;
-                    let bytes = reader.rest();
+                    let [rank, number, at] = reader.read_numbers()?;
+                    let bytes = reader.remaining_bytes();
                     if rank == self.processes.rank() as u64 {
                         let state = self.states.get_mut(&number)?.bytes_mut();
                         state.get_mut(at as usize..)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
                     }
                 }
                 _ => {
-                    let [rank, number, at, len] = reader.numbers()?;
+                    let [rank, number, at, len] = reader.read_numbers()?;
                     let len = Some(len).filter(|&len| len <= plan.state_bytes)? as usize;
                     let mut bytes = vec![0; len];
                     if rank == self.processes.rank() as u64 {
@@ -123,7 +125,7 @@ impl CpuRankWorker<'_> {
                             self.states.get(&number)?.bytes().get(at as usize..)?.get(..len)?,
                         );
                     }
-                    self.processes.answer(rank as usize, &mut bytes);
+                    self.processes.send_requested_bytes(rank as usize, &mut bytes);
                 }
             }
             Some(())
@@ -131,68 +133,71 @@ impl CpuRankWorker<'_> {
         Ok(work())
     }
 
-    fn pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
+    fn handle_pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let Some(pages) = &self.device.pages else { return Ok(None) };
         let memory = pages.memory();
         let numbers = match kind {
-            RankMessageKind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
-            RankMessageKind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
-            RankMessageKind::CopyPages => reader.numbers(),
-            _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
+            RankMessageKind::WritePages => reader.read_numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            RankMessageKind::ReadPages => reader.read_numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            RankMessageKind::CopyPages => reader.read_numbers(),
+            _ => reader.read_numbers().map(|[from, to]| [0, from, to, 0]),
         };
         let Some([rank, first, second, third]) = numbers else { return Ok(None) };
         match kind {
             RankMessageKind::WritePages => {
-                let bytes = reader.rest();
-                if !memory.has(first, bytes.len() as u64) {
+                let bytes = reader.remaining_bytes();
+                if !memory.contains_range(first, bytes.len() as u64) {
                     return Ok(None);
                 }
                 if self.is_own(rank) {
                     memory.write(first, bytes)?;
                 }
             }
-            RankMessageKind::ReadPages if memory.has(first, second) => {
+            RankMessageKind::ReadPages if memory.contains_range(first, second) => {
                 let mut bytes = vec![0; second as usize];
                 if self.is_own(rank) {
                     memory.read(first, &mut bytes)?;
                 }
-                self.processes.answer(rank as usize, &mut bytes);
+                self.processes.send_requested_bytes(rank as usize, &mut bytes);
             }
-            RankMessageKind::CopyPages if memory.has(first, third) && memory.has(second, third) => {
+            RankMessageKind::CopyPages
+                if memory.contains_range(first, third) && memory.contains_range(second, third) =>
+            {
                 if self.is_own(rank) {
                     memory.copy(first, second, third)?;
                 }
             }
-            RankMessageKind::TakeBack if first <= second && memory.has(second, 0) => {
-                memory.take_back(first..second)
+            RankMessageKind::DecommitPages if first <= second && memory.contains_range(second, 0) => {
+                memory.decommit(first..second)
             }
             _ => return Ok(None),
         }
         Ok(Some(()))
     }
 
-    fn step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
-        let read = self.fed.read(&mut reader, self.model, &self.states);
-        let Some(StepHeader { step, past, batch, n, n_wanted, adapted }) = read else {
+    fn handle_step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
+        let read = self.inputs.read_step(&mut reader, self.model, &self.states);
+        let Some(StepHeader { step, past, batch, n, n_outputs: n_wanted, adapted }) = read else {
             return Err(Error::RankMessage);
         };
-        let entry = self.device.entry(step, adapted).ok_or_else(|| missing(self.model, step))?;
+        let entry =
+            self.device.entry_function(step, adapted).ok_or_else(|| missing_entry_error(self.model, step))?;
         let plan = self.model.plan();
         let rows = match step {
             EntryPoint::PrefillLogits => n,
-            EntryPoint::DecodeBatch | EntryPoint::Rows => n_wanted.max(1),
+            EntryPoint::DecodeBatch | EntryPoint::Step => n_wanted.max(1),
             _ => 1,
         };
         let floats = rows as u64 * plan.vocab.max(plan.text_width);
         if self.logits.len() as u64 / 4 < floats {
             self.logits = AlignedBuffer::floats("the logits of a step", floats)?;
         }
-        let one = self.fed.sequences.first().filter(|_| !batch);
+        let one = self.inputs.sequences.first().filter(|_| !batch);
         let mut ctx = Ctx {
             weights: std::ptr::null(),
             arena: std::ptr::null_mut(),
             state: one.map_or(std::ptr::null_mut(), |one| one.state),
-            tokens: self.fed.tokens.as_ptr().cast(),
+            tokens: self.inputs.tokens.as_ptr().cast(),
             n: n as i64,
             past,
             logits: self.logits.as_mut_ptr().cast(),
@@ -203,11 +208,11 @@ impl CpuRankWorker<'_> {
             reserved0: 0,
             trace: None,
             trace_self: std::ptr::null_mut(),
-            sequences: if batch { self.fed.sequences.as_ptr() } else { std::ptr::null() },
+            sequences: if batch { self.inputs.sequences.as_ptr() } else { std::ptr::null() },
             take: None,
             take_self: std::ptr::null_mut(),
-            b: self.fed.sequences.len() as i64,
-            wanted: if batch { self.fed.wanted.as_ptr().cast() } else { std::ptr::null() },
+            b: self.inputs.sequences.len() as i64,
+            wanted: if batch { self.inputs.output_rows.as_ptr().cast() } else { std::ptr::null() },
             n_wanted: n_wanted as i64,
             pages: std::ptr::null_mut(),
             page_table: one.map_or(std::ptr::null(), |one| one.page_table),
@@ -227,7 +232,7 @@ struct StepHeader {
     past: i64,
     batch: bool,
     n: usize,
-    n_wanted: usize,
+    n_outputs: usize,
     /// Some sequence has an adapter.
     adapted: bool,
 }
@@ -237,7 +242,7 @@ impl StepInputs {
         let rows = model.plan().chunk.max(model.plan().batch).max(model.max_step_tokens() as u64).max(1);
         Ok(StepInputs {
             tokens: AlignedBuffer::integers("the tokens of a chunk", rows)?,
-            wanted: AlignedBuffer::integers("the wanted rows", rows)?,
+            output_rows: AlignedBuffer::integers("the wanted rows", rows)?,
             numbers: Vec::new(),
             pages: Vec::new(),
             sequences: Vec::new(),
@@ -245,26 +250,27 @@ impl StepInputs {
     }
 
     /// `None` where the message makes no sense for this model.
-    fn read(
+    fn read_step(
         &mut self,
         reader: &mut MessageReader<'_>,
         model: &Model,
         states: &BTreeMap<u64, AlignedBuffer>,
     ) -> Option<StepHeader> {
         let plan = model.plan();
-        let (step, past) = (reader.step()?, reader.number()? as i64);
+        let (step, past) = (reader.read_step()?, reader.read_number()? as i64);
         let n = read_list(reader, &mut self.numbers, &mut self.tokens)?;
-        read_list(reader, &mut self.numbers, &mut self.wanted)?;
-        let [n_wanted, batch, count] = reader.numbers()?;
+        read_list(reader, &mut self.numbers, &mut self.output_rows)?;
+        let [n_wanted, batch, count] = reader.read_numbers()?;
         self.pages.clear();
         self.sequences.clear();
         let most = model.cache_pages().all;
-        let slot = model.table().slot().map(|slot| slot.offset as usize..(slot.offset + slot.bytes) as usize);
+        let slot =
+            model.table().slot_state().map(|slot| slot.offset as usize..(slot.offset + slot.bytes) as usize);
         let mut adapted = false;
         for _ in 0..count {
-            let [number, past, first, rows] = reader.numbers()?;
+            let [number, past, first, rows] = reader.read_numbers()?;
             let begin = self.pages.len();
-            let pages = reader.list(&mut self.pages)?;
+            let pages = reader.read_list(&mut self.pages)?;
             // Sessions without a state have addresses that mean nothing.
             let state = match plan.state_bytes {
                 0 => std::ptr::null_mut(),
@@ -286,7 +292,7 @@ impl StepInputs {
                 sequence.page_table = self.pages[begin..].as_ptr();
             }
         }
-        Some(StepHeader { step, past, batch: batch > 0, n, n_wanted: n_wanted as usize, adapted })
+        Some(StepHeader { step, past, batch: batch > 0, n, n_outputs: n_wanted as usize, adapted })
     }
 }
 
@@ -297,6 +303,6 @@ fn read_list(
     to: &mut AlignedBuffer,
 ) -> Option<usize> {
     numbers.clear();
-    let count = reader.list(numbers)?;
-    (count <= to.len() / 4).then(|| to.hold(numbers).len())
+    let count = reader.read_list(numbers)?;
+    (count <= to.len() / 4).then(|| to.copy_from(numbers).len())
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlcc_abi::{Ctx, Sequence, StepFn, status};
 
-use super::{CpuDevice, SharedContext, note, take, wait};
+use super::{CpuDevice, SharedContext, record_item, take_chunk, wait_at_barrier};
 use crate::pool::{Barrier, ChunkScheduler};
-use crate::ranks::{Communicator, MOST_RANKS, RankLink, ThreadCommunicator, exchange};
+use crate::ranks::{Communicator, MOST_RANKS, RankLink, ThreadCommunicator, all_gather_callback};
 use crate::session::EntryPoint;
 use crate::table::ModelPlan;
 use crate::trace::StepTrace;
@@ -27,7 +27,7 @@ pub(super) struct CpuRanks {
     /// Results of the other ranks, behind all arenas.
     results: usize,
     /// Room for the sequences of the other ranks.
-    spare: Mutex<SequenceScratch>,
+    scratch: Mutex<SequenceScratch>,
 }
 
 /// Is empty between steps.
@@ -39,7 +39,7 @@ unsafe impl Send for SequenceScratch {}
 
 struct RankGroup {
     barrier: Barrier,
-    pieces: ChunkScheduler,
+    chunks: ChunkScheduler,
     link: RankLink,
 }
 
@@ -55,7 +55,7 @@ impl CpuRanks {
         let communicator: Arc<dyn Communicator> = Arc::new(ThreadCommunicator::new(count, spins)?);
         let group = |rank| RankGroup {
             barrier: Barrier::new(each, spins),
-            pieces: ChunkScheduler::new(each),
+            chunks: ChunkScheduler::new(each),
             link: RankLink { communicator: Arc::clone(&communicator), rank },
         };
         Ok(Some(CpuRanks {
@@ -65,7 +65,7 @@ impl CpuRanks {
             state: plan.state_bytes as usize,
             page: (plan.page_bytes / plan.ranks) as usize,
             results: plan.result_bytes() as usize,
-            spare: Mutex::default(),
+            scratch: Mutex::default(),
         }))
     }
 
@@ -74,36 +74,36 @@ impl CpuRanks {
     }
 
     /// The sequences of a step as the ranks after the first have them, one rank behind the other.
-    fn sequences(&self, ctx: &Ctx) -> Vec<Sequence> {
-        let mut all = std::mem::take(&mut self.spare.lock().unwrap_or_else(PoisonError::into_inner).0);
+    fn rank_sequences(&self, ctx: &Ctx) -> Vec<Sequence> {
+        let mut all = std::mem::take(&mut self.scratch.lock().unwrap_or_else(PoisonError::into_inner).0);
         if ctx.sequences.is_null() {
             return all;
         }
         // SAFETY: by the contract of a step, `b` sequences.
         let own = unsafe { std::slice::from_raw_parts(ctx.sequences, ctx.b as usize) };
         for rank in 1..self.groups.len() {
-            let of_rank = |s: &Sequence| Sequence { state: self.state_of(s.state, rank), ..*s };
+            let of_rank = |s: &Sequence| Sequence { state: self.rank_state(s.state, rank), ..*s };
             all.extend(own.iter().map(of_rank));
         }
         all
     }
 
-    fn state_of(&self, state: *mut u8, rank: usize) -> *mut u8 {
+    fn rank_state(&self, state: *mut u8, rank: usize) -> *mut u8 {
         if state.is_null() { state } else { state.wrapping_add(rank * self.state) }
     }
 
     /// The context of a rank, given that of the first without what belongs to workers.
-    fn context(&self, ctx: &Ctx, rank: usize, model: &Model, sequences: &[Sequence]) -> Ctx {
+    fn rank_context(&self, ctx: &Ctx, rank: usize, model: &Model, sequences: &[Sequence]) -> Ctx {
         let group = &self.groups[rank];
         let mut own = Ctx {
-            weights: model.weights_of(rank).as_ptr(),
+            weights: model.rank_weights(rank).as_ptr(),
             arena: ctx.arena.wrapping_add(rank * self.arena),
-            state: self.state_of(ctx.state, rank),
-            barrier: Some(wait),
+            state: self.rank_state(ctx.state, rank),
+            barrier: Some(wait_at_barrier),
             barrier_self: std::ptr::from_ref(&group.barrier).cast_mut().cast(),
-            take: Some(take),
-            take_self: std::ptr::from_ref(&group.pieces).cast_mut().cast(),
-            exchange: Some(exchange),
+            take: Some(take_chunk),
+            take_self: std::ptr::from_ref(&group.chunks).cast_mut().cast(),
+            exchange: Some(all_gather_callback),
             exchange_self: std::ptr::from_ref(&group.link).cast_mut().cast(),
             ..*ctx
         };
@@ -136,13 +136,13 @@ impl CpuDevice {
         trace: Option<&StepTrace>,
     ) -> Result<()> {
         let count = if step == EntryPoint::Softmax { 1 } else { ranks.groups.len() };
-        let mut sequences = ranks.sequences(ctx);
+        let mut sequences = ranks.rank_sequences(ctx);
         let mut contexts = [*ctx; MOST_RANKS];
         for (rank, own) in contexts.iter_mut().enumerate().take(count) {
-            *own = ranks.context(ctx, rank, model, &sequences);
+            *own = ranks.rank_context(ctx, rank, model, &sequences);
         }
         // Profiles are of the first.
-        contexts[0].trace = trace.map(|_| note as mlcc_abi::TraceFn);
+        contexts[0].trace = trace.map(|_| record_item as mlcc_abi::TraceFn);
         contexts[0].trace_self =
             trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
         let shared = contexts.each_mut().map(|own| SharedContext(own));
@@ -150,7 +150,7 @@ impl CpuDevice {
         let call = |worker: usize, _: usize| {
             let (rank, own) = (worker / ranks.workers, worker % ranks.workers);
             if let (0, Some(trace)) = (rank, trace) {
-                trace.start(own);
+                trace.start_worker(own);
             }
             // SAFETY: by contract; the workers of a rank make the same call, each rank has a context and memory of its own, and the contexts
             // outlive the run.
@@ -161,7 +161,7 @@ impl CpuDevice {
         };
         let done = self.pool().run_first(count * ranks.workers, &call);
         sequences.clear();
-        ranks.spare.lock().unwrap_or_else(PoisonError::into_inner).0 = sequences;
+        ranks.scratch.lock().unwrap_or_else(PoisonError::into_inner).0 = sequences;
         done?;
         match failed.into_inner() {
             status::OK => Ok(()),

@@ -10,7 +10,7 @@ use mlcc_abi::{Ctx, Sequence};
 use super::CpuDevice;
 use super::states::RankStates;
 use crate::buffer::AlignedBuffer;
-use crate::device::{BatchMember, DeviceSession, missing};
+use crate::device::{BatchMember, DeviceSession, missing_entry_error};
 use crate::host_pages::HostPages;
 use crate::page_table::PageTable;
 use crate::session::EntryPoint;
@@ -52,7 +52,7 @@ impl CpuSession {
     pub fn new(device: Arc<CpuDevice>, model: &Model) -> Result<Self> {
         let plan = model.plan();
         Ok(Self {
-            state: RankStates::new(plan, device.lead().cloned())?,
+            state: RankStates::new(plan, device.leader().cloned())?,
             pages: device.pages.as_ref().map(PageTable::new),
             tokens: AlignedBuffer::integers("the tokens of a chunk", plan.chunk.max(1))?,
             logits: AlignedBuffer::floats("the logits", plan.vocab)?,
@@ -68,16 +68,20 @@ impl CpuSession {
     }
 
     /// Gives memory to `n` rows after `past`, which nobody else has.
-    fn own(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
+    fn make_writable(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
         match &mut self.pages {
-            Some(pages) => pages.own(&model.table().states, past..past + n, past),
+            Some(pages) => pages.make_writable(&model.table().states, past..past + n, past),
             None => Ok(()),
         }
     }
 
-    fn call(&mut self, model: &Model, call: &StepCall<'_>) -> Result<()> {
-        let adapted = model.table().slot().is_some_and(|slot| self.state.read(slot).iter().any(|&b| b != 0));
-        let step = self.device.entry(call.step, adapted).ok_or_else(|| missing(model, call.step))?;
+    fn run_call(&mut self, model: &Model, call: &StepCall<'_>) -> Result<()> {
+        let adapted =
+            model.table().slot_state().is_some_and(|slot| self.state.read(slot).iter().any(|&b| b != 0));
+        let step = self
+            .device
+            .entry_function(call.step, adapted)
+            .ok_or_else(|| missing_entry_error(model, call.step))?;
         let logits = match (&mut self.chunk_logits, call.step) {
             _ if !call.logits => std::ptr::null_mut(),
             (Some(all), EntryPoint::PrefillLogits) => all.as_mut_ptr(),
@@ -87,7 +91,7 @@ impl CpuSession {
             weights: model.weights().as_ptr(),
             arena: std::ptr::null_mut(),
             state: self.state.as_mut_ptr(),
-            tokens: self.tokens.hold(call.tokens).as_ptr(),
+            tokens: self.tokens.copy_from(call.tokens).as_ptr(),
             n: call.n as i64,
             past: call.past as i64,
             logits: logits.cast(),
@@ -116,25 +120,28 @@ impl CpuSession {
 }
 
 impl DeviceSession for CpuSession {
-    fn has(&self, step: EntryPoint) -> bool {
-        self.device.entry(step, false).is_some()
+    fn has_entry(&self, step: EntryPoint) -> bool {
+        self.device.entry_function(step, false).is_some()
     }
 
     fn reserve(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
-        self.own(model, past, n)
+        self.make_writable(model, past, n)
     }
 
     fn missing_pages(&self, past: u64, n: u64) -> usize {
-        self.pages.as_ref().map_or(0, |pages| pages.missing(past..past + n, past))
+        self.pages.as_ref().map_or(0, |pages| pages.missing_pages(past..past + n, past))
     }
 
-    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
+    fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
         if step == EntryPoint::PrefillLogits && self.chunk_logits.is_none() {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }
-        self.own(model, past, tokens.len() as u64)?;
-        self.call(model, &StepCall { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true })?;
+        self.make_writable(model, past, tokens.len() as u64)?;
+        self.run_call(
+            model,
+            &StepCall { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true },
+        )?;
         if step == EntryPoint::PrefillLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
@@ -146,13 +153,13 @@ impl DeviceSession for CpuSession {
     }
 
     fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
-        self.own(model, past, tokens.len() as u64)?;
+        self.make_writable(model, past, tokens.len() as u64)?;
         let (step, n, logits) = (EntryPoint::Prefill, tokens.len(), self.device.has_ranks());
-        self.call(model, &StepCall { step, tokens, n, past, temperature: 1.0, logits })
+        self.run_call(model, &StepCall { step, tokens, n, past, temperature: 1.0, logits })
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
-        self.own(model, past, tokens)?;
+        self.make_writable(model, past, tokens)?;
         let page_table = self.page_table();
         // The batch knows what comes before.
         let (state, past, first, rows) = (self.state.as_mut_ptr(), past as i64, 0, tokens as i64);
@@ -171,7 +178,7 @@ impl DeviceSession for CpuSession {
         if self.probs.is_none() {
             self.probs = Some(AlignedBuffer::floats("the probabilities", model.plan().vocab)?);
         }
-        self.call(
+        self.run_call(
             model,
             &StepCall { step: EntryPoint::Softmax, tokens: &[], n: 1, past: 0, temperature, logits: true },
         )?;
@@ -179,9 +186,11 @@ impl DeviceSession for CpuSession {
     }
 
     fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()> {
-        if self.has(step) {
-            return self
-                .call(model, &StepCall { step, tokens: &[], n: 0, past: 0, temperature: 1.0, logits: true });
+        if self.has_entry(step) {
+            return self.run_call(
+                model,
+                &StepCall { step, tokens: &[], n: 0, past: 0, temperature: 1.0, logits: true },
+            );
         }
         for piece in model.table().states.iter().filter(|p| p.cache.is_none()) {
             let fill = piece.fill.unwrap_or(0.0).to_le_bytes();
@@ -208,7 +217,7 @@ impl DeviceSession for CpuSession {
 
     fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>> {
         Ok(match (state.cache, &self.pages) {
-            (Some(cache), Some(pages)) => pages.read(state, cache, rows.min(cache.rows))?.into(),
+            (Some(cache), Some(pages)) => pages.read_cache(state, cache, rows.min(cache.rows))?.into(),
             _ => self.state.read(state),
         })
     }
@@ -216,11 +225,11 @@ impl DeviceSession for CpuSession {
     fn set_state(&mut self, model: &Model, rows: u64, states: &[(&StateInfo, &[u8])]) -> Result<()> {
         let mut pages = self.device.pages.as_ref().map(PageTable::new);
         if let Some(pages) = &mut pages {
-            pages.own(&model.table().states, 0..rows, 0)?;
+            pages.make_writable(&model.table().states, 0..rows, 0)?;
         }
         for (state, bytes) in states {
             match (state.cache, &pages) {
-                (Some(cache), Some(pages)) => pages.write(state, cache, bytes)?,
+                (Some(cache), Some(pages)) => pages.write_cache(state, cache, bytes)?,
                 _ => self.state.write(state, bytes),
             }
         }
@@ -264,7 +273,7 @@ impl DeviceSession for CpuSession {
         }
     }
 
-    fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
+    fn fork(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
         let mut twin = Self::new(Arc::clone(&self.device), model)?;
         twin.pages = self.pages.as_ref().map(|pages| pages.fork(rows));
         twin.state.copy_from(&self.state);
@@ -280,7 +289,7 @@ impl DeviceSession for CpuSession {
     }
 
     fn trace(&mut self, on: bool) -> Vec<StepTimes> {
-        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.times());
+        let taken = self.trace.take().map_or(Vec::new(), |trace| trace.into_times());
         self.trace = on.then(|| Box::new(StepTrace::new(self.device.pool().workers())));
         taken
     }

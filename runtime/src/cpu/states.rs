@@ -14,9 +14,9 @@ use crate::table::{ModelPlan, StateInfo};
 pub(super) struct RankStates {
     own: AlignedBuffer,
     /// Bytes of those of one rank.
-    each: usize,
+    rank_bytes: usize,
     ranks: usize,
-    lead: Option<Arc<RankLeader>>,
+    leader: Option<Arc<RankLeader>>,
 }
 
 impl RankStates {
@@ -25,14 +25,21 @@ impl RankStates {
         let here = if lead.is_some() { 1 } else { plan.ranks };
         let own = AlignedBuffer::zeroed("the state", plan.state_bytes.saturating_mul(here), align)?;
         let lead = lead.filter(|_| plan.state_bytes > 0);
-        let states = RankStates { own, each: plan.state_bytes as usize, ranks: plan.ranks as usize, lead };
-        if let Some(lead) = &states.lead {
-            lead.say(|message| message.begin(RankMessageKind::New).number(states.number()));
+        let states = RankStates {
+            own,
+            rank_bytes: plan.state_bytes as usize,
+            ranks: plan.ranks as usize,
+            leader: lead,
+        };
+        if let Some(lead) = &states.leader {
+            lead.send_message(|message| {
+                message.start_message(RankMessageKind::CreateState).push_number(states.state_id())
+            });
         }
         Ok(states)
     }
 
-    fn number(&self) -> u64 {
+    fn state_id(&self) -> u64 {
         self.own.as_ptr().addr() as u64
     }
 
@@ -42,35 +49,35 @@ impl RankStates {
 
     /// Of all ranks.
     pub fn len(&self) -> usize {
-        self.each * self.ranks
+        self.rank_bytes * self.ranks
     }
 
     /// Of a process that leads others: the rank that has a state, if it is another one, and where it lies there.
-    fn elsewhere(&self, state: &StateInfo) -> Option<(&RankLeader, usize, u64)> {
-        let (lead, each) = (self.lead.as_deref()?, self.each as u64);
+    fn remote_location(&self, state: &StateInfo) -> Option<(&RankLeader, usize, u64)> {
+        let (lead, each) = (self.leader.as_deref()?, self.rank_bytes as u64);
         let rank = (state.offset / each) as usize;
         (rank > 0).then_some((lead, rank, state.offset % each))
     }
 
     pub fn read(&self, state: &StateInfo) -> Cow<'_, [u8]> {
-        let Some((lead, rank, at)) = self.elsewhere(state) else {
-            return self.own.bytes()[bytes_of(state)].into();
+        let Some((lead, rank, at)) = self.remote_location(state) else {
+            return self.own.bytes()[state_range(state)].into();
         };
         let mut bytes = vec![0; state.bytes as usize];
-        lead.ask(rank, &mut bytes, |message| {
-            let message = message.begin(RankMessageKind::ReadState).number(rank as u64);
-            message.number(self.number()).number(at).number(state.bytes)
+        lead.request_bytes(rank, &mut bytes, |message| {
+            let message = message.start_message(RankMessageKind::ReadState).push_number(rank as u64);
+            message.push_number(self.state_id()).push_number(at).push_number(state.bytes)
         });
         bytes.into()
     }
 
     pub fn write(&mut self, state: &StateInfo, bytes: &[u8]) {
-        let number = self.number();
-        match self.elsewhere(state) {
-            None => self.own.bytes_mut()[bytes_of(state)].copy_from_slice(bytes),
-            Some((lead, rank, at)) => lead.say(|message| {
-                let message = message.begin(RankMessageKind::WriteState).number(rank as u64);
-                message.number(number).number(at).rest(bytes)
+        let number = self.state_id();
+        match self.remote_location(state) {
+            None => self.own.bytes_mut()[state_range(state)].copy_from_slice(bytes),
+            Some((lead, rank, at)) => lead.send_message(|message| {
+                let message = message.start_message(RankMessageKind::WriteState).push_number(rank as u64);
+                message.push_number(number).push_number(at).push_bytes(bytes)
             }),
         }
     }
@@ -78,16 +85,19 @@ impl RankStates {
     /// Writes to a state of rank 0, and to that of all others.
     pub fn write_word(&mut self, state: &StateInfo, value: i32) {
         for rank in 0..self.ranks {
-            let offset = state.offset + (rank * self.each) as u64;
+            let offset = state.offset + (rank * self.rank_bytes) as u64;
             self.write(&StateInfo { offset, ..state.clone() }, &value.to_le_bytes());
         }
     }
 
     pub fn copy_from(&mut self, other: &RankStates) {
         self.own.bytes_mut().copy_from_slice(other.own.bytes());
-        if let Some(lead) = &self.lead {
-            lead.say(|message| {
-                message.begin(RankMessageKind::CopyState).number(other.number()).number(self.number())
+        if let Some(lead) = &self.leader {
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::CopyState)
+                    .push_number(other.state_id())
+                    .push_number(self.state_id())
             });
         }
     }
@@ -95,13 +105,15 @@ impl RankStates {
 
 impl Drop for RankStates {
     fn drop(&mut self) {
-        if let Some(lead) = &self.lead {
-            lead.say(|message| message.begin(RankMessageKind::Free).number(self.number()));
+        if let Some(lead) = &self.leader {
+            lead.send_message(|message| {
+                message.start_message(RankMessageKind::FreeState).push_number(self.state_id())
+            });
         }
     }
 }
 
 /// Where a state lies that is no cache.
-fn bytes_of(state: &StateInfo) -> Range<usize> {
+fn state_range(state: &StateInfo) -> Range<usize> {
     state.offset as usize..(state.offset + state.bytes) as usize
 }

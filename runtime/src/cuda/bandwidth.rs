@@ -18,16 +18,16 @@ pub(crate) fn copy_bandwidth(context: &Arc<CudaContext>) -> Result<f64> {
     let buffer = || DeviceBuffer::new(context, "the measurement of the GPU's memory", BYTES as u64);
     let (from, to) = (buffer()?, buffer()?);
     let time = |copies: usize| -> Result<Duration> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let default_stream = null_mut();
         let begin = Instant::now();
         for _ in 0..copies {
             // SAFETY: both buffers have these bytes and live until the stream has been waited for.
-            let status = unsafe { (driver.f.on_device)(to.ptr(), from.ptr(), BYTES, default_stream) };
+            let status = unsafe { (driver.functions.on_device)(to.ptr(), from.ptr(), BYTES, default_stream) };
             driver.check("cuMemcpyDtoDAsync", status)?;
         }
         // SAFETY: the default stream always exists.
-        driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(default_stream) })?;
+        driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_wait)(default_stream) })?;
         Ok(begin.elapsed())
     };
     let mut copies = 1;

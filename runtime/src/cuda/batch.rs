@@ -30,7 +30,7 @@ impl DeviceBatch for CudaBatch {
         self.device.executor().run_batch(&self.device, step, call, logits, enough)
     }
 
-    fn notice(&self) -> Option<String> {
-        self.device.executor().notice().map(String::from)
+    fn performance_warning(&self) -> Option<String> {
+        self.device.executor().performance_warning().map(String::from)
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct ControlBlock {
     /// The last copy may still read `staged`.
     in_flight: bool,
     tokens_at: usize,
-    wanted_at: usize,
+    output_rows_at: usize,
     context: Arc<CudaContext>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct ControlBlock {
 pub(crate) struct CallInputs<'a> {
     pub sequences: &'a [Sequence],
     pub tokens: &'a [i32],
-    pub wanted: &'a [i32],
+    pub output_rows: &'a [i32],
 }
 
 impl ControlBlock {
@@ -48,13 +48,13 @@ impl ControlBlock {
         }
         let (tokens_at, wanted_at) = (tokens_at as usize, wanted_at as usize);
         let on_device = DeviceBuffer::new(context, WHAT, bytes)?;
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let mut staged = null_mut();
         // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.host_alloc)(&mut staged, on_device.len(), 0) };
+        let status = unsafe { (driver.functions.host_alloc)(&mut staged, on_device.len(), 0) };
         driver.check_memory("cuMemHostAlloc", status, WHAT, bytes)?;
         let (staged, context) = (staged.cast(), Arc::clone(context));
-        Ok(Self { on_device, staged, in_flight: false, tokens_at, wanted_at, context })
+        Ok(Self { on_device, staged, in_flight: false, tokens_at, output_rows_at: wanted_at, context })
     }
 
     pub fn ptr(&self) -> DevicePtr {
@@ -69,30 +69,30 @@ impl ControlBlock {
         self.on_device.ptr() + SEQUENCES_AT as u64
     }
 
-    pub fn wanted(&self) -> DevicePtr {
-        self.on_device.ptr() + self.wanted_at as u64
+    pub fn output_rows(&self) -> DevicePtr {
+        self.on_device.ptr() + self.output_rows_at as u64
     }
 
     /// Tells the device of a call, before its launches on the same stream.
     pub fn write(&mut self, control: &Control, inputs: CallInputs<'_>, stream: DriverHandle) -> Result<()> {
-        let CallInputs { sequences, tokens, wanted } = inputs;
+        let CallInputs { sequences, tokens, output_rows: wanted } = inputs;
         let room = |begin: usize, bytes: usize, end: usize| begin + bytes <= end;
         let end = self.on_device.len();
         let fits = room(SEQUENCES_AT, size_of_val(sequences), self.tokens_at)
-            && room(self.tokens_at, size_of_val(tokens), self.wanted_at.min(end))
-            && (wanted.is_empty() || room(self.wanted_at, size_of_val(wanted), end));
+            && room(self.tokens_at, size_of_val(tokens), self.output_rows_at.min(end))
+            && (wanted.is_empty() || room(self.output_rows_at, size_of_val(wanted), end));
         let bytes = match wanted {
             [] => self.tokens_at + size_of_val(tokens),
-            _ => self.wanted_at + size_of_val(wanted),
+            _ => self.output_rows_at + size_of_val(wanted),
         };
         if !fits {
             return Err(Error::Step { entry: "launch list", status: status::BAD_LENGTH });
         }
-        let driver = self.context.enter()?;
+        let driver = self.context.make_current()?;
         if self.in_flight {
             // A call failed before it waited for its results.
             // SAFETY: the stream is the session's.
-            driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(stream) })?;
+            driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_wait)(stream) })?;
         }
         // SAFETY: `staged` has the length checked above and nothing reads it now; the copy reads it until somebody waits for
         // the stream, and `in_flight` keeps it unchanged until then. Both types are plain data.
@@ -105,24 +105,24 @@ impl ControlBlock {
             };
             put(SEQUENCES_AT, sequences.as_ptr().cast(), size_of_val(sequences));
             put(self.tokens_at, tokens.as_ptr().cast(), size_of_val(tokens));
-            put(self.wanted_at.min(end), wanted.as_ptr().cast(), size_of_val(wanted));
-            (driver.f.to_device)(self.on_device.ptr(), self.staged.cast(), bytes, stream)
+            put(self.output_rows_at.min(end), wanted.as_ptr().cast(), size_of_val(wanted));
+            (driver.functions.to_device)(self.on_device.ptr(), self.staged.cast(), bytes, stream)
         };
         self.in_flight = true;
         driver.check("cuMemcpyHtoDAsync", status)
     }
 
     /// The stream of the last copy has been waited for.
-    pub fn settled(&mut self) {
+    pub fn mark_copied(&mut self) {
         self.in_flight = false;
     }
 }
 
 impl Drop for ControlBlock {
     fn drop(&mut self) {
-        if let Ok(driver) = self.context.enter() {
+        if let Ok(driver) = self.context.make_current() {
             // SAFETY: allocated in `new`; sessions wait for their stream before they drop their buffers.
-            unsafe { (driver.f.host_free)(self.staged.cast()) };
+            unsafe { (driver.functions.host_free)(self.staged.cast()) };
         }
     }
 }

@@ -36,9 +36,9 @@ unsafe impl Sync for CudaContext {}
 
 impl CudaContext {
     /// Makes the context current on this thread; every operation begins with it.
-    pub fn enter(&self) -> Result<&CudaDriver> {
+    pub fn make_current(&self) -> Result<&CudaDriver> {
         // SAFETY: the context is alive.
-        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.f.context_set)(self.handle) })?;
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.functions.context_set)(self.handle) })?;
         Ok(&self.driver)
     }
 
@@ -49,10 +49,10 @@ impl CudaContext {
 
     /// Bytes that nobody has.
     pub fn free_memory(&self) -> Result<u64> {
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         let (mut free, mut all) = (0, 0);
         // SAFETY: places for the results.
-        driver.check("cuMemGetInfo", unsafe { (driver.f.memory_info)(&mut free, &mut all) })?;
+        driver.check("cuMemGetInfo", unsafe { (driver.functions.memory_info)(&mut free, &mut all) })?;
         Ok(free as u64)
     }
 
@@ -65,7 +65,7 @@ impl CudaContext {
 impl Drop for CudaContext {
     fn drop(&mut self) {
         // SAFETY: retained once in `CudaDevice::open`.
-        unsafe { (self.driver.f.context_release)(self.device) };
+        unsafe { (self.driver.functions.context_release)(self.device) };
     }
 }
 
@@ -78,10 +78,10 @@ pub(crate) struct DeviceBuffer {
 
 impl DeviceBuffer {
     pub fn new(context: &Arc<CudaContext>, what: &'static str, bytes: u64) -> Result<Self> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let mut ptr = 0;
         // SAFETY: `ptr` is a place for the result.
-        let status = unsafe { (driver.f.memory_alloc)(&mut ptr, (bytes as usize).max(1)) };
+        let status = unsafe { (driver.functions.memory_alloc)(&mut ptr, (bytes as usize).max(1)) };
         driver.check_memory("cuMemAlloc", status, what, bytes)?;
         Ok(Self { context: Arc::clone(context), ptr, bytes: bytes as usize })
     }
@@ -97,9 +97,9 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        if let Ok(driver) = self.context.enter() {
+        if let Ok(driver) = self.context.make_current() {
             // SAFETY: allocated in `new`; sessions wait for their stream before they drop their buffers.
-            unsafe { (driver.f.memory_free)(self.ptr) };
+            unsafe { (driver.functions.memory_free)(self.ptr) };
         }
     }
 }
@@ -111,9 +111,9 @@ pub(crate) struct CudaDevice {
     /// The same of tokens of sequences with adapters.
     adapted_loaded: KernelsLoaded,
     /// Launches of `decode`, and then of what finds the likeliest tokens.
-    decode_likeliest: Option<(Vec<ResolvedLaunch>, KernelsLoaded)>,
+    decode_top_k: Option<(Vec<ResolvedLaunch>, KernelsLoaded)>,
     /// The same of `decode_batch`.
-    batch_likeliest: Option<Vec<ResolvedLaunch>>,
+    batch_top_k: Option<Vec<ResolvedLaunch>>,
     executor: Mutex<CudaExecutor>,
     weights: DeviceBuffer,
     /// The slots for adapters, of a model that has some.
@@ -136,9 +136,9 @@ struct CudaModule {
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
-        if let Ok(driver) = self.context.enter() {
+        if let Ok(driver) = self.context.make_current() {
             // SAFETY: loaded once; no kernel of it runs any more.
-            unsafe { (driver.f.module_unload)(self.handle) };
+            unsafe { (driver.functions.module_unload)(self.handle) };
         }
     }
 }
@@ -152,11 +152,11 @@ impl Device for CudaDevice {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let own = self.pages.as_ref().map_or(0, |pages| pages.pages().all as u64);
         let what = "pages of the KV cache on the GPU, of which rank 0 has more";
-        ranks.processes.ready(own, what, ranks.lead.as_deref())
+        ranks.processes.finish_loading(own, what, ranks.leader.as_deref())
     }
 
-    fn follow(self: Arc<Self>, model: &Model) -> Result<()> {
-        super::follow::follow(&self, model)
+    fn follow_leader(self: Arc<Self>, model: &Model) -> Result<()> {
+        super::follow::receive_steps(&self, model)
     }
 
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {
@@ -164,7 +164,7 @@ impl Device for CudaDevice {
     }
 
     fn has_batch(&self, step: EntryPoint) -> bool {
-        self.entry(step.name()).is_some()
+        self.entry_kernels(step.name()).is_some()
     }
 
     fn batch(self: Arc<Self>, _: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
@@ -176,7 +176,7 @@ impl Device for CudaDevice {
         // Between two steps. What the sequences of others read stays as it is.
         let stream = &self.executor().stream;
         stream.send(adapters.ptr(), &bytes[..adapters.len().min(bytes.len())])?;
-        stream.wait()
+        stream.synchronize()
     }
 
     fn cache_pages(&self) -> CachePages {
@@ -199,20 +199,22 @@ impl CudaDevice {
     ) -> Result<Self> {
         let no_device = |what: String| Error::NoDevice { path: path.to_path_buf(), what };
         let driver = CudaDriver::open().map_err(no_device)?;
-        let number =
-            |count| together.map_or(options.device.unwrap_or(0), |together| together.device(options, count));
+        let number = |count| {
+            together.map_or(options.device.unwrap_or(0), |together| together.choose_device(options, count))
+        };
         let (context, name, sm) = open_context(driver, number, &no_device)?;
         let context = Arc::new(context);
         let ranks = together.map(|together| GpuRanks::join(together, &context, table)).transpose()?;
         let load = || {
-            let load = |image: &GpuImage| context.enter()?.load_module(&image.bytes);
-            let handle = image::load(&image::fitting(&table.images, sm), load).unwrap_or_else(|| {
-                let has: Vec<String> = table.images.iter().map(image::describe).collect();
-                Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
-            })?;
+            let load = |image: &GpuImage| context.make_current()?.load_module(&image.bytes);
+            let handle =
+                image::load_first(&image::fitting_images(&table.images, sm), load).unwrap_or_else(|| {
+                    let has: Vec<String> = table.images.iter().map(image::describe).collect();
+                    Err(no_device(format!("{name} is an sm_{sm} and the artifact has {}", has.join(", "))))
+                })?;
             Ok(CudaModule { handle, context: Arc::clone(&context) })
         };
-        let (module, weights) = beside(load, || upload(&context, weights))?;
+        let (module, weights) = load_and_upload(load, || upload(&context, weights))?;
         let resolve = |entry: &LaunchList| {
             let kernels = entry.launches.iter().map(|l| ResolvedLaunch::resolve(&context, module.handle, l));
             Ok((entry.name.clone(), kernels.collect::<Result<Vec<ResolvedLaunch>>>()?))
@@ -234,10 +236,10 @@ impl CudaDevice {
         };
         if let Some(adapters) = &adapters {
             executor.stream.clear(adapters.ptr(), adapters.len())?;
-            executor.stream.wait()?;
+            executor.stream.synchronize()?;
         }
         let executor = Mutex::new(executor);
-        let parts = PageParts::of(&table.plan, ranks.as_ref());
+        let parts = PageParts::from_plan(&table.plan, ranks.as_ref());
         let processes = ranks.as_ref().map(|ranks| &ranks.processes);
         let pages = DevicePages::pool(&context, &table.plan, (parts, processes), options.cache_pages)?;
         let pages = pages.map(Arc::new);
@@ -247,8 +249,8 @@ impl CudaDevice {
             entries,
             decode_loaded,
             adapted_loaded,
-            decode_likeliest,
-            batch_likeliest,
+            decode_top_k: decode_likeliest,
+            batch_top_k: batch_likeliest,
             executor,
             weights,
             adapters,
@@ -293,23 +295,23 @@ impl CudaDevice {
     }
 
     /// Launches of `decode` that end with the likeliest tokens, and whether all have run.
-    pub fn decode_likeliest(&self) -> Option<(&[ResolvedLaunch], &KernelsLoaded)> {
-        self.decode_likeliest.as_ref().map(|(kernels, loaded)| (kernels.as_slice(), loaded))
+    pub fn decode_top_k(&self) -> Option<(&[ResolvedLaunch], &KernelsLoaded)> {
+        self.decode_top_k.as_ref().map(|(kernels, loaded)| (kernels.as_slice(), loaded))
     }
 
     /// Launches of `decode_batch` that end with the likeliest tokens of each row.
-    pub fn batch_likeliest(&self) -> Option<&[ResolvedLaunch]> {
-        self.batch_likeliest.as_deref()
+    pub fn batch_top_k(&self) -> Option<&[ResolvedLaunch]> {
+        self.batch_top_k.as_deref()
     }
 
     /// The launch list of an entry point.
-    pub fn entry(&self, name: &str) -> Option<&[ResolvedLaunch]> {
+    pub fn entry_kernels(&self, name: &str) -> Option<&[ResolvedLaunch]> {
         self.entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice())
     }
 }
 
 /// Both at once: the driver may have to compile the module, and weights take the bus meanwhile.
-fn beside(
+fn load_and_upload(
     load: impl FnOnce() -> Result<CudaModule>,
     upload: impl FnOnce() -> Result<DeviceBuffer> + Send,
 ) -> Result<(CudaModule, DeviceBuffer)> {
@@ -328,15 +330,15 @@ fn open_context(
 ) -> Result<(CudaContext, String, u32)> {
     let (mut count, mut device, mut major, mut minor, mut mapping) = (0, 0, 0, 0, 0);
     // SAFETY: every pointer is a place for the result.
-    driver.check("cuDeviceGetCount", unsafe { (driver.f.device_count)(&mut count) })?;
+    driver.check("cuDeviceGetCount", unsafe { (driver.functions.device_count)(&mut count) })?;
     let ordinal = ordinal(count.max(0) as u32);
     if count < 1 || ordinal >= count as u32 {
         return Err(no_device(format!("there are {count} NVIDIA GPUs and number {ordinal} was asked for")));
     }
     // SAFETY: as above; the name's buffer has the length given.
     unsafe {
-        driver.check("cuDeviceGet", (driver.f.device_get)(&mut device, ordinal as i32))?;
-        let attribute = driver.f.device_attribute;
+        driver.check("cuDeviceGet", (driver.functions.device_get)(&mut device, ordinal as i32))?;
+        let attribute = driver.functions.device_attribute;
         driver.check("cuDeviceGetAttribute", attribute(&mut major, driver::ATTRIBUTE_MAJOR, device))?;
         driver.check("cuDeviceGetAttribute", attribute(&mut minor, driver::ATTRIBUTE_MINOR, device))?;
         // A driver that does not know the attribute says so, and the memory is not mapped then.
@@ -345,13 +347,16 @@ fn open_context(
     }
     let mut name = [0u8; 256];
     // SAFETY: as above.
-    driver
-        .check("cuDeviceGetName", unsafe { (driver.f.device_name)(name.as_mut_ptr().cast(), 256, device) })?;
+    driver.check("cuDeviceGetName", unsafe {
+        (driver.functions.device_name)(name.as_mut_ptr().cast(), 256, device)
+    })?;
     let end = name.iter().position(|&c| c == 0).unwrap_or(name.len());
     let name = String::from_utf8_lossy(&name[..end]).into_owned();
     let mut handle = null_mut();
     // SAFETY: as above.
-    driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.f.context_retain)(&mut handle, device) })?;
+    driver.check("cuDevicePrimaryCtxRetain", unsafe {
+        (driver.functions.context_retain)(&mut handle, device)
+    })?;
     let virtual_memory = mapping != 0;
     Ok((CudaContext { driver, handle, device, virtual_memory }, name, (major * 10 + minor) as u32))
 }

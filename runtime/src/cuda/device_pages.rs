@@ -19,7 +19,7 @@ const WHAT: &str = "pages of the KV cache on the GPU";
 const SHARE: (u64, u64) = (9, 10);
 
 pub(crate) struct DevicePages {
-    memory: PageStorage,
+    storage: PageStorage,
     /// Places are those of pages with the parts of all ranks; here lie those of one.
     parts: PageParts,
     /// For copies.
@@ -51,40 +51,45 @@ impl DevicePages {
         asked: Option<u64>,
     ) -> Result<Option<PagePool<DevicePages>>> {
         let page = parts.part;
-        let Some(counts) = PageCounts::of(plan, asked) else { return Ok(None) };
+        let Some(counts) = PageCounts::from_plan(plan, asked) else { return Ok(None) };
         let room = match asked {
             Some(_) => u64::MAX,
             None => context.free_memory()? / SHARE.1 * SHARE.0 / page,
         };
         // Ranks have equally many: as many as the one with the least memory.
         let room = processes.map_or(room, |processes| {
-            let all = processes.gather(&room.to_le_bytes(), LOADING);
+            let all = processes.all_gather(&room.to_le_bytes(), LOADING);
             all.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).min().unwrap_or(room)
         });
-        let counts = PageCounts { wanted: counts.wanted.min(room).max(counts.least), ..counts };
+        let counts =
+            PageCounts { desired_pages: counts.desired_pages.min(room).max(counts.min_pages), ..counts };
         let stream = CudaStream::new(context)?;
         let Some(granule) = AddressReservation::granule(context)? else {
             // A full context for each sequence of a batch, and one that is not in it.
             let contexts = plan.batch.max(1).saturating_add(1);
-            let few = counts.least.saturating_mul(contexts).min(counts.wanted);
-            let counts = PageCounts { wanted: asked.map_or(few, |_| counts.wanted), ..counts };
+            let few = counts.min_pages.saturating_mul(contexts).min(counts.desired_pages);
+            let counts = PageCounts { desired_pages: asked.map_or(few, |_| counts.desired_pages), ..counts };
             let allocate = |bytes| match DeviceBuffer::new(context, WHAT, bytes) {
                 Err(Error::OutOfMemory { .. }) => Ok(None),
                 made => made.map(Some),
             };
             let (buffer, pages) = counts.reserve(page, WHAT, allocate)?;
             let memory = PageStorage::Whole(buffer);
-            return Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)));
+            return Ok(Some(PagePool::new(
+                DevicePages { storage: memory, parts, stream },
+                plan.page_bytes,
+                pages,
+            )));
         };
         let reserve = |bytes| AddressReservation::reserve(context, bytes, granule);
         let (mapped, pages) = counts.reserve(page, WHAT, reserve)?;
         let memory = PageStorage::Mapped(mapped);
-        Ok(Some(PagePool::new(DevicePages { memory, parts, stream }, plan.page_bytes, pages)))
+        Ok(Some(PagePool::new(DevicePages { storage: memory, parts, stream }, plan.page_bytes, pages)))
     }
 
     /// Page 0; the others follow.
     pub fn base(&self) -> DevicePtr {
-        match &self.memory {
+        match &self.storage {
             PageStorage::Whole(buffer) => buffer.ptr(),
             PageStorage::Mapped(mapped) => mapped.base,
         }
@@ -93,96 +98,111 @@ impl DevicePages {
 
 impl DevicePages {
     /// Takes memory back, but for the first bytes.
-    fn keep(&self, bytes: u64) {
+    fn shrink_to(&self, bytes: u64) {
         // Where the context is lost, what was launched may run on: memory is left to the driver then, which frees it with the context.
-        if let PageStorage::Mapped(mapped) = &self.memory
-            && self.stream.wait().is_ok()
+        if let PageStorage::Mapped(mapped) = &self.storage
+            && self.stream.synchronize().is_ok()
         {
-            mapped.keep(bytes);
+            mapped.shrink_to(bytes);
         }
     }
 
     /// Of rank 0: the others do the same.
-    fn say(&self, kind: RankMessageKind, bytes: Range<u64>) {
-        if let Some(lead) = &self.parts.lead {
-            lead.say(|message| message.begin(kind).number(bytes.start).number(bytes.end));
+    fn notify_ranks(&self, kind: RankMessageKind, bytes: Range<u64>) {
+        if let Some(lead) = &self.parts.leader {
+            lead.send_message(|message| {
+                message.start_message(kind).push_number(bytes.start).push_number(bytes.end)
+            });
         }
     }
 }
 
 impl PageMemory for DevicePages {
-    fn step(&self) -> u64 {
-        match &self.memory {
+    fn granularity(&self) -> u64 {
+        match &self.storage {
             PageStorage::Whole(_) => 1,
             PageStorage::Mapped(mapped) => mapped.granule * self.parts.ranks,
         }
     }
 
-    fn give(&self, bytes: Range<u64>) -> Result<()> {
-        let PageStorage::Mapped(mapped) = &self.memory else { return Ok(()) };
-        mapped.give(bytes.end.div_ceil(self.parts.ranks))?;
-        self.say(RankMessageKind::Give, bytes);
+    fn commit(&self, bytes: Range<u64>) -> Result<()> {
+        let PageStorage::Mapped(mapped) = &self.storage else { return Ok(()) };
+        mapped.commit(bytes.end.div_ceil(self.parts.ranks))?;
+        self.notify_ranks(RankMessageKind::CommitPages, bytes);
         Ok(())
     }
 
-    fn take_back(&self, bytes: Range<u64>) {
-        self.keep(bytes.start.div_ceil(self.parts.ranks));
-        self.say(RankMessageKind::TakeBack, bytes);
+    fn decommit(&self, bytes: Range<u64>) {
+        self.shrink_to(bytes.start.div_ceil(self.parts.ranks));
+        self.notify_ranks(RankMessageKind::DecommitPages, bytes);
     }
 
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        if let Some((lead, rank)) = self.parts.elsewhere(from) {
+        if let Some((lead, rank)) = self.parts.remote_rank(from) {
             let len = to.len() as u64;
-            lead.ask(rank, to, |message| {
-                message.begin(RankMessageKind::ReadPages).number(rank as u64).number(from).number(len)
+            lead.request_bytes(rank, to, |message| {
+                message
+                    .start_message(RankMessageKind::ReadPages)
+                    .push_number(rank as u64)
+                    .push_number(from)
+                    .push_number(len)
             });
             return Ok(());
         }
-        self.stream.receive(self.base() + self.parts.own(from), to)
+        self.stream.receive(self.base() + self.parts.local_offset(from), to)
     }
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()> {
-        if let Some((lead, rank)) = self.parts.elsewhere(to) {
-            lead.say(|message| {
-                message.begin(RankMessageKind::WritePages).number(rank as u64).number(to).rest(from)
+        if let Some((lead, rank)) = self.parts.remote_rank(to) {
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::WritePages)
+                    .push_number(rank as u64)
+                    .push_number(to)
+                    .push_bytes(from)
             });
             return Ok(());
         }
-        self.stream.send(self.base() + self.parts.own(to), from)
+        self.stream.send(self.base() + self.parts.local_offset(to), from)
     }
 
     fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        if let Some((lead, rank)) = self.parts.elsewhere(from) {
+        if let Some((lead, rank)) = self.parts.remote_rank(from) {
             let rank = rank as u64;
-            lead.say(|message| {
-                message.begin(RankMessageKind::CopyPages).number(rank).number(from).number(to).number(bytes)
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::CopyPages)
+                    .push_number(rank)
+                    .push_number(from)
+                    .push_number(to)
+                    .push_number(bytes)
             });
             return Ok(());
         }
-        let [from, to] = [from, to].map(|at| self.base() + self.parts.own(at));
+        let [from, to] = [from, to].map(|at| self.base() + self.parts.local_offset(at));
         self.stream.copy(to, from, bytes)
     }
 
-    fn settle(&self) -> Result<()> {
-        self.stream.wait()
+    fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
     }
 }
 
 impl Drop for DevicePages {
     fn drop(&mut self) {
-        self.keep(0);
+        self.shrink_to(0);
     }
 }
 
 impl AddressReservation {
     /// Bytes that are mapped together; `None` where driver or device cannot map memory.
     fn granule(context: &CudaContext) -> Result<Option<u64>> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let Some(v) = driver.virtual_memory.as_ref().filter(|_| context.has_virtual_memory()) else {
             return Ok(None);
         };
         let mut granule = 0;
-        let location = driver::DeviceMemory::of(context.device());
+        let location = driver::DeviceMemory::for_device(context.device());
         // SAFETY: places for the results; the properties are those of plain device memory.
         let status = unsafe { (v.granularity)(&mut granule, &location, driver::GRANULARITY_RECOMMENDED) };
         driver.check("cuMemGetAllocationGranularity", status)?;
@@ -191,7 +211,7 @@ impl AddressReservation {
 
     /// `None` where there are not so many addresses.
     fn reserve(context: &Arc<CudaContext>, bytes: u64, granule: u64) -> Result<Option<Self>> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let bytes = bytes.div_ceil(granule).saturating_mul(granule);
         let (Some(v), Ok(size)) = (&driver.virtual_memory, usize::try_from(bytes)) else { return Ok(None) };
         let mut base = 0;
@@ -210,15 +230,15 @@ impl AddressReservation {
     fn functions(&self) -> Result<&VirtualMemory> {
         // Present: without them nothing would have been reserved.
         let missing = || Error::Driver { call: "cuMemMap", what: "it is gone".into() };
-        self.context.enter()?.virtual_memory.as_ref().ok_or_else(missing)
+        self.context.make_current()?.virtual_memory.as_ref().ok_or_else(missing)
     }
 
     /// Sees to it that the first `bytes` bytes have memory. What could be got before there was no more goes back.
-    fn give(&self, bytes: u64) -> Result<()> {
+    fn commit(&self, bytes: u64) -> Result<()> {
         let before = self.mapped.load(Ordering::Relaxed);
         for at in (before..bytes).step_by(self.granule as usize) {
             if let Err(error) = self.map(at, bytes) {
-                self.keep(before);
+                self.shrink_to(before);
                 return Err(error);
             }
             self.mapped.store(at + self.granule, Ordering::Relaxed);
@@ -228,10 +248,10 @@ impl AddressReservation {
 
     /// Maps a granule. `whole`: bytes of all then, for the message.
     fn map(&self, at: u64, whole: u64) -> Result<()> {
-        let driver = self.context.enter()?;
+        let driver = self.context.make_current()?;
         let v = self.functions()?;
         let (at, size) = (self.base + at, self.granule as usize);
-        let location = driver::DeviceMemory::of(self.context.device());
+        let location = driver::DeviceMemory::for_device(self.context.device());
         let mut handle = 0;
         // SAFETY: a place for the result; the size is a granule.
         let status = unsafe { (v.create)(&mut handle, size, &location, 0) };
@@ -249,7 +269,7 @@ impl AddressReservation {
     }
 
     /// Takes memory back from the end on, as far as whole granules lie behind the first `bytes` bytes, which nobody uses.
-    fn keep(&self, bytes: u64) {
+    fn shrink_to(&self, bytes: u64) {
         let Ok(unmap) = self.functions().map(|v| v.unmap) else { return };
         let (size, kept) = (self.granule, bytes.div_ceil(self.granule) * self.granule);
         let mut end = self.mapped.load(Ordering::Relaxed);

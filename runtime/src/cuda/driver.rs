@@ -177,27 +177,27 @@ pub struct MemoryAccessDesc {
 const _: () = assert!(size_of::<DeviceMemory>() == 32 && size_of::<MemoryAccessDesc>() == 12);
 
 impl MemoryLocation {
-    fn of(device: i32) -> Self {
+    fn for_device(device: i32) -> Self {
         Self { kind: 1, device }
     }
 }
 
 impl DeviceMemory {
-    pub fn of(device: i32) -> Self {
-        let location = MemoryLocation::of(device);
+    pub fn for_device(device: i32) -> Self {
+        let location = MemoryLocation::for_device(device);
         Self { kind: 1, handle_types: 0, location, win32_metadata: std::ptr::null_mut(), flags: [0; 8] }
     }
 }
 
 impl MemoryAccessDesc {
     pub fn read_write(device: i32) -> Self {
-        Self { location: MemoryLocation::of(device), flags: 3 }
+        Self { location: MemoryLocation::for_device(device), flags: 3 }
     }
 }
 
 /// The loaded driver library.
 pub struct CudaDriver {
-    pub f: Functions,
+    pub functions: Functions,
     /// `None`: the driver lacks them.
     pub virtual_memory: Option<VirtualMemory>,
     /// The functions must not outlive it.
@@ -217,9 +217,9 @@ impl CudaDriver {
             format!("the NVIDIA driver library {name} is too old: {what}; CUDA 11.4 is needed")
         })?;
         let virtual_memory = VirtualMemory::load(&library).ok();
-        let driver = Self { f, virtual_memory, _library: library };
+        let driver = Self { functions: f, virtual_memory, _library: library };
         // SAFETY: plain call.
-        let status = unsafe { (driver.f.init)(0) };
+        let status = unsafe { (driver.functions.init)(0) };
         if status != 0 {
             return Err(format!("the NVIDIA driver {name} does not start: {}", driver.describe(status)));
         }
@@ -253,7 +253,7 @@ impl CudaDriver {
         let mut module = std::ptr::null_mut();
         // SAFETY: two options with their values; the log has the size given; the image is NUL-terminated.
         let status = unsafe {
-            (self.f.module_load)(
+            (self.functions.module_load)(
                 &mut module,
                 image.as_ptr().cast(),
                 options.len() as u32,
@@ -278,7 +278,7 @@ impl CudaDriver {
                 found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
             }
         };
-        match (text(self.f.error_name), text(self.f.error_text)) {
+        match (text(self.functions.error_name), text(self.functions.error_text)) {
             (Some(name), Some(text)) => format!("{name}: {text}"),
             (Some(name), None) => name,
             _ => format!("error {status}"),

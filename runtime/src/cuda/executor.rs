@@ -9,7 +9,7 @@ use super::control::{CallInputs, ControlBlock};
 use super::device::{CudaContext, CudaDevice, DeviceBuffer};
 use super::follow::StepMessage;
 use super::graphs::CudaGraphCache;
-use super::launches::{BaseAddresses, BatchSizes, GridSizes, LengthRange, ResolvedLaunch, entry};
+use super::launches::{BaseAddresses, BatchSizes, GridSizes, LengthRange, ResolvedLaunch, entry_kernels};
 use super::likeliest::TopKTokens;
 use super::ranks::GpuRanks;
 use super::stream::CudaStream;
@@ -28,14 +28,14 @@ pub(crate) struct CudaExecutor {
     arena: DeviceBuffer,
     /// Of one row, and of as many as a step has asked for yet.
     logits: DeviceBuffer,
-    rows: Option<DeviceBuffer>,
+    row_logits: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
     /// Where the device finds them.
-    pub likeliest: Option<TopKTokens>,
+    pub top_k: Option<TopKTokens>,
     /// Of `decode_batch`, and of `step`.
-    batches: CudaGraphCache,
-    likeliest_batches: CudaGraphCache,
-    steps: CudaGraphCache,
+    batch_graphs: CudaGraphCache,
+    top_k_graphs: CudaGraphCache,
+    step_graphs: CudaGraphCache,
     plan: ModelPlan,
 }
 
@@ -48,50 +48,50 @@ impl CudaExecutor {
             control: ControlBlock::new(context, plan.batch, rows, rows)?,
             arena: DeviceBuffer::new(context, "the arena on the GPU", plan.arena_bytes)?,
             logits: DeviceBuffer::new(context, "the logits on the GPU", plan.vocab.saturating_mul(4))?,
-            rows: None,
+            row_logits: None,
             probs: None,
-            likeliest: TopKTokens::new(context, table)?,
-            batches: CudaGraphCache::new("tokens of several sequences are decoded"),
-            likeliest_batches: CudaGraphCache::new("tokens of several sequences are decoded"),
-            steps: CudaGraphCache::new("steps of several sequences are computed"),
+            top_k: TopKTokens::new(context, table)?,
+            batch_graphs: CudaGraphCache::new("tokens of several sequences are decoded"),
+            top_k_graphs: CudaGraphCache::new("tokens of several sequences are decoded"),
+            step_graphs: CudaGraphCache::new("steps of several sequences are computed"),
             plan,
         })
     }
 
     /// Where launches find what belongs to no sequence.
-    pub fn bases(&self) -> BaseAddresses {
+    pub fn base_addresses(&self) -> BaseAddresses {
         BaseAddresses {
             arena: self.arena.ptr(),
             tokens: self.control.tokens(),
             logits: self.logits.ptr(),
             probs: self.probs.as_ref().map_or(0, DeviceBuffer::ptr),
             control: self.control.ptr(),
-            wanted: self.control.wanted(),
+            output_rows: self.control.output_rows(),
             sequences: self.control.sequences(),
             ..BaseAddresses::default()
         }
     }
 
     /// Room for the logits of so many rows.
-    pub fn logits_of(&mut self, rows: u64) -> Result<&DeviceBuffer> {
+    pub fn reserve_logits(&mut self, rows: u64) -> Result<&DeviceBuffer> {
         let bytes = |rows: u64| rows.saturating_mul(self.plan.vocab).saturating_mul(4);
-        if self.rows.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes(rows)) {
+        if self.row_logits.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes(rows)) {
             let bytes = bytes(rows.max(self.plan.batch));
             // First the old ones go, with what writes to them, so that there is never memory for both.
-            let driver = self.stream.enter()?;
-            self.batches.destroy(driver);
-            self.likeliest_batches.destroy(driver);
-            self.steps.destroy(driver);
-            self.rows = None;
-            self.rows = Some(DeviceBuffer::new(self.stream.context(), LOGITS, bytes)?);
+            let driver = self.stream.make_current()?;
+            self.batch_graphs.destroy(driver);
+            self.top_k_graphs.destroy(driver);
+            self.step_graphs.destroy(driver);
+            self.row_logits = None;
+            self.row_logits = Some(DeviceBuffer::new(self.stream.context(), LOGITS, bytes)?);
         }
-        Ok(self.rows.as_ref().unwrap_or(&self.logits))
+        Ok(self.row_logits.as_ref().unwrap_or(&self.logits))
     }
 
     /// Bytes of scratch memory and results.
     pub fn bytes(&self) -> u64 {
-        let some = [Some(&self.arena), Some(&self.logits), self.rows.as_ref(), self.probs.as_ref()];
-        let likeliest = self.likeliest.as_ref().map_or(0, TopKTokens::bytes) as u64;
+        let some = [Some(&self.arena), Some(&self.logits), self.row_logits.as_ref(), self.probs.as_ref()];
+        let likeliest = self.top_k.as_ref().map_or(0, TopKTokens::bytes) as u64;
         some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum::<u64>() + likeliest
     }
 
@@ -110,7 +110,7 @@ impl CudaExecutor {
         logits: &[u8],
         probs: &mut [u8],
     ) -> Result<()> {
-        let kernels = entry(device, EntryPoint::Softmax, false)?;
+        let kernels = entry_kernels(device, EntryPoint::Softmax, false)?;
         if self.probs.is_none() {
             let bytes = self.plan.vocab * 4;
             self.probs =
@@ -119,11 +119,11 @@ impl CudaExecutor {
         self.stream.send(self.logits.ptr(), logits)?;
         let control = Control { n: 1, temperature, ..Control::default() };
         self.control.write(&control, CallInputs::default(), self.stream.handle())?;
-        let bases = self.bases();
+        let bases = self.base_addresses();
         let sizes = GridSizes { n: 1, ..GridSizes::default() };
         device.launch(kernels, &bases, &sizes, self.stream.handle())?;
         self.stream.receive(bases.probs, probs)?;
-        self.control.settled();
+        self.control.mark_copied();
         Ok(())
     }
 
@@ -136,53 +136,67 @@ impl CudaExecutor {
         logits: &mut AlignedBuffer,
         enough: Option<AcceptTopK<'_>>,
     ) -> Result<()> {
-        let from = self.logits_of(call.n_wanted as u64)?.ptr();
-        let fits = self.likeliest.as_ref().is_some_and(|list| list.holds(call.n_wanted));
+        let from = self.reserve_logits(call.n_outputs as u64)?.ptr();
+        let fits = self.top_k.as_ref().is_some_and(|list| list.has_room_for(call.n_outputs));
         let asked = enough
-            .zip(device.batch_likeliest())
+            .zip(device.batch_top_k())
             .filter(|_| step == EntryPoint::DecodeBatch && !call.adapted && fits);
         let (enough, kernels) = asked.unzip();
-        let BatchCall { sequences, tokens, wanted, n_wanted, .. } = *call;
+        let BatchCall { sequences, tokens, output_rows: wanted, n_outputs: n_wanted, .. } = *call;
         let likeliest = kernels.is_some();
-        let told = StepMessage { step, likeliest, batch: true, tokens, wanted, n_wanted, sequences };
-        let _together = device.ranks().map(|ranks| (ranks.tell(&told), ranks.waiting()));
-        let started = self.start(device, step, call, from, kernels);
+        let told = StepMessage {
+            step,
+            top_k: likeliest,
+            batch: true,
+            tokens,
+            output_rows: wanted,
+            n_outputs: n_wanted,
+            sequences,
+        };
+        let _together = device.ranks().map(|ranks| (ranks.send_step(&told), ranks.guard_wait()));
+        let started = self.start_batch(device, step, call, from, kernels);
         // What was launched works on the states of the sequences, also where a later launch was refused.
-        let bytes = &mut logits.bytes_mut()[..call.n_wanted * self.plan.vocab as usize * 4];
+        let bytes = &mut logits.bytes_mut()[..call.n_outputs * self.plan.vocab as usize * 4];
         let done = match (started, enough) {
-            (Ok(()), Some(enough)) => self.receive_rows(from, bytes, call.n_wanted, enough),
+            (Ok(()), Some(enough)) => self.receive_rejected_rows(from, bytes, call.n_outputs, enough),
             (Ok(()), None) => self.stream.receive(from, bytes),
-            (Err(error), _) => self.stream.wait().and(Err(error)),
+            (Err(error), _) => self.stream.synchronize().and(Err(error)),
         };
         if done.is_ok() {
-            self.control.settled();
+            self.control.mark_copied();
         }
         done
     }
 
     /// Rank 0 does this step, as [`CudaExecutor::run_batch`].
-    pub fn follow_batch(
+    pub fn run_worker_batch(
         &mut self,
         device: &CudaDevice,
         step: EntryPoint,
         call: &BatchCall<'_>,
         likeliest: bool,
     ) -> Result<()> {
-        let from = self.logits_of(call.n_wanted as u64)?.ptr();
-        let kernels = device.batch_likeliest().filter(|_| likeliest);
-        let _waiting = device.ranks().map(GpuRanks::waiting);
-        let started = self.start(device, step, call, from, kernels);
-        self.stream.wait().and(started)?;
-        self.control.settled();
+        let from = self.reserve_logits(call.n_outputs as u64)?.ptr();
+        let kernels = device.batch_top_k().filter(|_| likeliest);
+        let _waiting = device.ranks().map(GpuRanks::guard_wait);
+        let started = self.start_batch(device, step, call, from, kernels);
+        self.stream.synchronize().and(started)?;
+        self.control.mark_copied();
         Ok(())
     }
 
     /// Copies the rows whose likeliest tokens are not enough.
-    fn receive_rows(&mut self, from: u64, to: &mut [u8], rows: usize, enough: AcceptTopK<'_>) -> Result<()> {
-        let Some(likeliest) = &mut self.likeliest else { return self.stream.receive(from, to) };
+    fn receive_rejected_rows(
+        &mut self,
+        from: u64,
+        to: &mut [u8],
+        rows: usize,
+        enough: AcceptTopK<'_>,
+    ) -> Result<()> {
+        let Some(likeliest) = &mut self.top_k else { return self.stream.receive(from, to) };
         likeliest.receive(rows, &self.stream)?;
         for (i, row) in to.chunks_exact_mut((self.plan.vocab as usize * 4).max(1)).enumerate() {
-            if !enough(i, likeliest.row(i)) {
+            if !enough(i, likeliest.row_candidates(i)) {
                 self.stream.receive(from + (i * row.len()) as u64, row)?;
             }
         }
@@ -190,7 +204,7 @@ impl CudaExecutor {
     }
 
     /// With the launches of the step, or `likeliest` ones.
-    fn start(
+    fn start_batch(
         &mut self,
         device: &CudaDevice,
         step: EntryPoint,
@@ -198,14 +212,14 @@ impl CudaExecutor {
         logits: u64,
         likeliest: Option<&[ResolvedLaunch]>,
     ) -> Result<()> {
-        let kernels = likeliest.map_or_else(|| entry(device, step, call.adapted), Ok)?;
+        let kernels = likeliest.map_or_else(|| entry_kernels(device, step, call.adapted), Ok)?;
         let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
-        let wanted = call.n_wanted as i64;
-        let of_step = step == EntryPoint::Rows;
+        let wanted = call.n_outputs as i64;
+        let of_step = step == EntryPoint::Step;
         let n_wanted = if of_step { wanted } else { 0 };
         let control = Control { n, b, n_wanted, temperature: 1.0, ..Control::default() };
-        let wanted_rows = if of_step { call.wanted } else { &[] };
-        let inputs = CallInputs { sequences: call.sequences, tokens: call.tokens, wanted: wanted_rows };
+        let wanted_rows = if of_step { call.output_rows } else { &[] };
+        let inputs = CallInputs { sequences: call.sequences, tokens: call.tokens, output_rows: wanted_rows };
         self.control.write(&control, inputs, self.stream.handle())?;
         let past = || call.sequences.iter().map(|s| s.past);
         let most_rows = call.sequences.iter().map(|s| s.rows).max().unwrap_or(0);
@@ -213,35 +227,38 @@ impl CudaExecutor {
             n,
             past: LengthRange { first: past().min().unwrap_or(0), last: past().max().unwrap_or(0) },
             adapted: call.adapted,
-            batch: BatchSizes { sequences: b, most_rows, wanted },
+            batch: BatchSizes { sequences: b, max_rows: most_rows, outputs: wanted },
         };
         let (rows, sequences) = (self.plan.chunk.max(self.plan.batch) as i64, self.plan.batch as i64);
         let n = if of_step { rows } else { sequences };
-        let most = GridSizes { n, batch: BatchSizes { sequences, most_rows: n, wanted: n }, ..sizes };
-        let own = self.bases();
-        let probs = self.likeliest.as_ref().map_or(own.probs, TopKTokens::ptr);
+        let most = GridSizes { n, batch: BatchSizes { sequences, max_rows: n, outputs: n }, ..sizes };
+        let own = self.base_addresses();
+        let probs = self.top_k.as_ref().map_or(own.probs, TopKTokens::ptr);
         let bases = BaseAddresses { logits, probs, ..own };
         let graphs = match likeliest {
-            Some(_) => &mut self.likeliest_batches,
-            None if of_step => &mut self.steps,
-            None => &mut self.batches,
+            Some(_) => &mut self.top_k_graphs,
+            None if of_step => &mut self.step_graphs,
+            None => &mut self.batch_graphs,
         };
-        graphs.several(device, kernels, &bases, (sizes, most), self.plan.context, self.stream.handle())
+        graphs.run_batch(device, kernels, &bases, (sizes, most), self.plan.context, self.stream.handle())
     }
 
     /// Why steps of several sequences go without graphs, if the driver refuses them.
-    pub fn notice(&self) -> Option<&str> {
-        self.batches.notice().or(self.likeliest_batches.notice()).or(self.steps.notice())
+    pub fn performance_warning(&self) -> Option<&str> {
+        self.batch_graphs
+            .performance_warning()
+            .or(self.top_k_graphs.performance_warning())
+            .or(self.step_graphs.performance_warning())
     }
 }
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        let _ = self.stream.wait();
-        if let Ok(driver) = self.stream.enter() {
-            self.batches.destroy(driver);
-            self.likeliest_batches.destroy(driver);
-            self.steps.destroy(driver);
+        let _ = self.stream.synchronize();
+        if let Ok(driver) = self.stream.make_current() {
+            self.batch_graphs.destroy(driver);
+            self.top_k_graphs.destroy(driver);
+            self.step_graphs.destroy(driver);
         }
     }
 }

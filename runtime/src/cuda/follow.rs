@@ -10,7 +10,7 @@ use super::ranks::GpuRanks;
 use super::session::CudaSession;
 use crate::device::{BatchCall, DeviceSession};
 use crate::page_pool::PageMemory;
-use crate::processes::{MessageReader, MessageWriter, RankMessageKind, StepGuard, number};
+use crate::processes::{MessageReader, MessageWriter, RankMessageKind, StepGuard, step_number};
 use crate::session::EntryPoint;
 use crate::{Error, Model, Result};
 
@@ -19,24 +19,27 @@ use crate::{Error, Model, Result};
 pub(super) struct StepMessage<'a> {
     pub step: EntryPoint,
     /// With the launches that find the likeliest tokens: graphs are made of all that a step launches.
-    pub likeliest: bool,
+    pub top_k: bool,
     /// Of several sequences, whatever their number.
     pub batch: bool,
     pub tokens: &'a [i32],
-    pub wanted: &'a [i32],
-    pub n_wanted: usize,
+    pub output_rows: &'a [i32],
+    pub n_outputs: usize,
     /// States are numbers, which are their places on rank 0.
     pub sequences: &'a [Sequence],
 }
 
 impl StepMessage<'_> {
     fn write<'m>(&self, number: u64, message: &'m mut MessageWriter) -> &'m mut MessageWriter {
-        message.begin(RankMessageKind::Step).number(number);
-        message.number(self.likeliest.into()).number(self.batch.into()).number(self.n_wanted as u64);
-        message.list(self.tokens).list(self.wanted).number(self.sequences.len() as u64);
+        message.start_message(RankMessageKind::Step).push_number(number);
+        message
+            .push_number(self.top_k.into())
+            .push_number(self.batch.into())
+            .push_number(self.n_outputs as u64);
+        message.push_list(self.tokens).push_list(self.output_rows).push_number(self.sequences.len() as u64);
         for Sequence { state, past, first, rows, .. } in self.sequences {
-            message.number(state.addr() as u64);
-            message.number(*past as u64).number(*first as u64).number(*rows as u64);
+            message.push_number(state.addr() as u64);
+            message.push_number(*past as u64).push_number(*first as u64).push_number(*rows as u64);
         }
         message
     }
@@ -44,9 +47,9 @@ impl StepMessage<'_> {
 
 impl GpuRanks {
     /// Tells the others of a step, if this is rank 0; nothing comes between while what it gives lives.
-    pub(super) fn tell(&self, told: &StepMessage<'_>) -> Option<StepGuard<'_>> {
-        let (lead, number) = (self.lead.as_ref()?, number(told.step)?);
-        Some(lead.begin(|message| told.write(number, message)))
+    pub(super) fn send_step(&self, told: &StepMessage<'_>) -> Option<StepGuard<'_>> {
+        let (lead, number) = (self.leader.as_ref()?, step_number(told.step)?);
+        Some(lead.send_collective(|message| told.write(number, message)))
     }
 }
 
@@ -58,54 +61,55 @@ struct GpuRankWorker<'a> {
     /// By the number that rank 0 gives them.
     sessions: BTreeMap<u64, CudaSession>,
     tokens: Vec<i32>,
-    wanted: Vec<i32>,
+    output_rows: Vec<i32>,
 }
 
-/// See [`Model::follow`].
-pub(super) fn follow(device: &Arc<CudaDevice>, model: &Model) -> Result<()> {
-    let Some(ranks) = device.ranks().filter(|ranks| ranks.lead.is_none()) else { return Ok(()) };
+/// See [`Model::follow_leader`].
+pub(super) fn receive_steps(device: &Arc<CudaDevice>, model: &Model) -> Result<()> {
+    let Some(ranks) = device.ranks().filter(|ranks| ranks.leader.is_none()) else { return Ok(()) };
     let processes = &ranks.processes;
     let (sessions, tokens, wanted) = Default::default();
-    let mut follower = GpuRankWorker { device: Arc::clone(device), model, ranks, sessions, tokens, wanted };
-    processes.follow(|message| follower.hear(message));
+    let mut follower =
+        GpuRankWorker { device: Arc::clone(device), model, ranks, sessions, tokens, output_rows: wanted };
+    processes.receive_messages(|message| follower.handle_message(message));
     Ok(())
 }
 
 impl GpuRankWorker<'_> {
-    fn hear(&mut self, message: &[u8]) -> Result<RankMessageKind> {
+    fn handle_message(&mut self, message: &[u8]) -> Result<RankMessageKind> {
         let unclear = || Error::RankMessage;
         let (kind, mut reader) = MessageReader::new(message).ok_or_else(unclear)?;
         match kind {
             RankMessageKind::End => {}
-            RankMessageKind::Ping => self.ranks.processes.sign(),
-            RankMessageKind::Step => self.step(reader)?,
-            RankMessageKind::New => {
-                let number = reader.number().ok_or_else(unclear)?;
+            RankMessageKind::Heartbeat => self.ranks.processes.confirm_heartbeat(),
+            RankMessageKind::Step => self.handle_step(reader)?,
+            RankMessageKind::CreateState => {
+                let number = reader.read_number().ok_or_else(unclear)?;
                 let session = CudaSession::new(&self.device, self.model.table())?;
                 self.sessions.insert(number, session);
             }
-            RankMessageKind::Free => {
-                let number = reader.number().ok_or_else(unclear)?;
+            RankMessageKind::FreeState => {
+                let number = reader.read_number().ok_or_else(unclear)?;
                 self.sessions.remove(&number).ok_or_else(unclear)?;
             }
-            RankMessageKind::Table => {
-                let [number, same] = reader.numbers().ok_or_else(unclear)?;
+            RankMessageKind::PageTable => {
+                let [number, same] = reader.read_numbers().ok_or_else(unclear)?;
                 self.tokens.clear();
-                reader.list(&mut self.tokens).ok_or_else(unclear)?;
+                reader.read_list(&mut self.tokens).ok_or_else(unclear)?;
                 let pages = self.model.cache_pages().all;
                 let known = self.tokens.iter().all(|&page| (page as usize) < pages);
                 let session = self.sessions.get_mut(&number).filter(|_| known).ok_or_else(unclear)?;
-                session.hear_pages(same as usize, &self.tokens)?.ok_or_else(unclear)?;
+                session.receive_pages(same as usize, &self.tokens)?.ok_or_else(unclear)?;
             }
             RankMessageKind::CopyState | RankMessageKind::WriteState | RankMessageKind::ReadState => {
-                self.state(kind, reader)?.ok_or_else(unclear)?;
+                self.handle_state(kind, reader)?.ok_or_else(unclear)?;
             }
             RankMessageKind::WritePages
             | RankMessageKind::ReadPages
             | RankMessageKind::CopyPages
-            | RankMessageKind::TakeBack
-            | RankMessageKind::Give => {
-                self.pages(kind, reader)?.ok_or_else(unclear)?;
+            | RankMessageKind::DecommitPages
+            | RankMessageKind::CommitPages => {
+                self.handle_pages(kind, reader)?.ok_or_else(unclear)?;
             }
             // Of CPUs.
             RankMessageKind::WriteSlots => return Err(unclear()),
@@ -118,52 +122,52 @@ impl GpuRankWorker<'_> {
     }
 
     /// `None` where the message makes no sense.
-    fn state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
+    fn handle_state(&mut self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let plan = self.model.plan();
         let inside = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= plan.state_bytes);
         if kind == RankMessageKind::CopyState {
-            let Some([from, to]) = reader.numbers() else { return Ok(None) };
+            let Some([from, to]) = reader.read_numbers() else { return Ok(None) };
             let (Some(from), Some(to)) = (self.sessions.get(&from), self.sessions.get(&to)) else {
                 return Ok(None);
             };
             return to.copy_state(from).map(Some);
         }
-        let Some([rank, number, at]) = reader.numbers() else { return Ok(None) };
+        let Some([rank, number, at]) = reader.read_numbers() else { return Ok(None) };
         let Some(session) = self.sessions.get(&number) else { return Ok(None) };
         if kind == RankMessageKind::WriteState {
-            let bytes = reader.rest();
+            let bytes = reader.remaining_bytes();
             if !inside(at, bytes.len() as u64) {
                 return Ok(None);
             }
             if self.is_own(rank) {
-                session.write_own(at, bytes)?;
+                session.write_local_state(at, bytes)?;
             }
             return Ok(Some(()));
         }
-        let Some(len) = reader.number().filter(|&len| inside(at, len)) else { return Ok(None) };
+        let Some(len) = reader.read_number().filter(|&len| inside(at, len)) else { return Ok(None) };
         let mut bytes = vec![0; len as usize];
         if self.is_own(rank) {
-            session.read_own(at, &mut bytes)?;
+            session.read_local_state(at, &mut bytes)?;
         }
-        self.ranks.processes.answer(rank as usize, &mut bytes);
+        self.ranks.processes.send_requested_bytes(rank as usize, &mut bytes);
         Ok(Some(()))
     }
 
-    fn pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
+    fn handle_pages(&self, kind: RankMessageKind, mut reader: MessageReader<'_>) -> Result<Option<()>> {
         let Some(pages) = self.device.pages() else { return Ok(None) };
         let memory = pages.memory();
         let all = (pages.pages().all as u64).saturating_mul(self.model.plan().page_bytes);
         let has = |at: u64, len: u64| at.checked_add(len).is_some_and(|end| end <= all);
         let numbers = match kind {
-            RankMessageKind::WritePages => reader.numbers().map(|[rank, to]| [rank, to, 0, 0]),
-            RankMessageKind::ReadPages => reader.numbers().map(|[rank, from, len]| [rank, from, len, 0]),
-            RankMessageKind::CopyPages => reader.numbers(),
-            _ => reader.numbers().map(|[from, to]| [0, from, to, 0]),
+            RankMessageKind::WritePages => reader.read_numbers().map(|[rank, to]| [rank, to, 0, 0]),
+            RankMessageKind::ReadPages => reader.read_numbers().map(|[rank, from, len]| [rank, from, len, 0]),
+            RankMessageKind::CopyPages => reader.read_numbers(),
+            _ => reader.read_numbers().map(|[from, to]| [0, from, to, 0]),
         };
         let Some([rank, first, second, third]) = numbers else { return Ok(None) };
         match kind {
             RankMessageKind::WritePages => {
-                let bytes = reader.rest();
+                let bytes = reader.remaining_bytes();
                 if !has(first, bytes.len() as u64) {
                     return Ok(None);
                 }
@@ -176,56 +180,66 @@ impl GpuRankWorker<'_> {
                 if self.is_own(rank) {
                     memory.read(first, &mut bytes)?;
                 }
-                self.ranks.processes.answer(rank as usize, &mut bytes);
+                self.ranks.processes.send_requested_bytes(rank as usize, &mut bytes);
             }
             RankMessageKind::CopyPages if has(first, third) && has(second, third) => {
                 if self.is_own(rank) {
                     memory.copy(first, second, third)?;
                 }
             }
-            RankMessageKind::TakeBack if first <= second && has(second, 0) => memory.take_back(first..second),
-            RankMessageKind::Give if first <= second && has(second, 0) => memory.give(first..second)?,
+            RankMessageKind::DecommitPages if first <= second && has(second, 0) => {
+                memory.decommit(first..second)
+            }
+            RankMessageKind::CommitPages if first <= second && has(second, 0) => {
+                memory.commit(first..second)?
+            }
             _ => return Ok(None),
         }
-        memory.settle().map(Some)
+        memory.synchronize().map(Some)
     }
 
-    fn step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
-        let Some((told, sequences)) = self.read(&mut reader) else { return Err(Error::RankMessage) };
-        let told = StepMessage { sequences: &sequences, tokens: &self.tokens, wanted: &self.wanted, ..told };
+    fn handle_step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
+        let Some((told, sequences)) = self.read_step(&mut reader) else { return Err(Error::RankMessage) };
+        let told = StepMessage {
+            sequences: &sequences,
+            tokens: &self.tokens,
+            output_rows: &self.output_rows,
+            ..told
+        };
         let session = |number: u64| self.sessions.get(&number);
         if told.batch {
             let place = |s: &Sequence| {
-                let (state, page_table) = session(s.state.addr() as u64)?.places();
+                let (state, page_table) = session(s.state.addr() as u64)?.state_addresses();
                 Some(Sequence { state, page_table, ..*s })
             };
             let here: Option<Vec<Sequence>> = sequences.iter().map(place).collect();
             let sequences = &here.ok_or(Error::RankMessage)?[..];
-            let StepMessage { tokens, wanted, n_wanted, .. } = told;
-            let call = BatchCall { sequences, tokens, wanted, n_wanted, adapted: false };
-            return self.device.executor().follow_batch(&self.device, told.step, &call, told.likeliest);
+            let StepMessage { tokens, output_rows: wanted, n_outputs: n_wanted, .. } = told;
+            let call =
+                BatchCall { sequences, tokens, output_rows: wanted, n_outputs: n_wanted, adapted: false };
+            return self.device.executor().run_worker_batch(&self.device, told.step, &call, told.top_k);
         }
         let one = sequences.first().ok_or(Error::RankMessage)?;
         let number = one.state.addr() as u64;
         let session = self.sessions.get_mut(&number).ok_or(Error::RankMessage)?;
         match told.step {
             EntryPoint::Create | EntryPoint::Reset => session.initialise(self.model, told.step),
-            step => session.follow(step, told.likeliest, &self.tokens, one.past as u64),
+            step => session.run_worker_step(step, told.top_k, &self.tokens, one.past as u64),
         }
     }
 
     /// `None` where the message makes no sense for this model.
-    fn read(&mut self, reader: &mut MessageReader<'_>) -> Option<(StepMessage<'static>, Vec<Sequence>)> {
-        let step = reader.step()?;
-        let [likeliest, batch, n_wanted] = reader.numbers()?;
+    fn read_step(&mut self, reader: &mut MessageReader<'_>) -> Option<(StepMessage<'static>, Vec<Sequence>)> {
+        let step = reader.read_step()?;
+        let [likeliest, batch, n_wanted] = reader.read_numbers()?;
         self.tokens.clear();
-        self.wanted.clear();
-        let n = reader.list(&mut self.tokens)?;
-        reader.list(&mut self.wanted)?;
+        self.output_rows.clear();
+        let n = reader.read_list(&mut self.tokens)?;
+        reader.read_list(&mut self.output_rows)?;
         let context = i64::try_from(self.model.plan().context).ok().filter(|&context| context > 0);
         let mut sequences = Vec::new();
-        for _ in 0..reader.number()? {
-            let [number, past, first, rows] = reader.numbers()?;
+        for _ in 0..reader.read_number()? {
+            let [number, past, first, rows] = reader.read_numbers()?;
             let state = std::ptr::without_provenance_mut(usize::try_from(number).ok()?);
             let [past, first, rows] = [past as i64, first as i64, rows as i64];
             let end = past.checked_add(rows).filter(|_| past >= 0 && first >= 0 && rows >= 0)?;
@@ -237,11 +251,19 @@ impl GpuRankWorker<'_> {
         let n_wanted = n_wanted as usize;
         let vocab = i32::try_from(self.model.plan().vocab).unwrap_or(i32::MAX);
         let known = self.tokens.iter().all(|token| (0..vocab).contains(token))
-            && self.wanted.iter().all(|&row| (0..n.max(1) as i32).contains(&row))
+            && self.output_rows.iter().all(|&row| (0..n.max(1) as i32).contains(&row))
             && n_wanted <= n;
         let (likeliest, batch) = (likeliest != 0, batch != 0);
         known.then_some((
-            StepMessage { step, likeliest, batch, tokens: &[], wanted: &[], n_wanted, sequences: &[] },
+            StepMessage {
+                step,
+                top_k: likeliest,
+                batch,
+                tokens: &[],
+                output_rows: &[],
+                n_outputs: n_wanted,
+                sequences: &[],
+            },
             sequences,
         ))
     }

@@ -22,14 +22,14 @@ const MOST: usize = 32;
 
 /// The graphs of an entry point.
 pub(crate) struct CudaGraphCache {
-    /// What runs without them, for [`CudaGraphCache::notice`].
+    /// What runs without them, for [`CudaGraphCache::performance_warning`].
     what: &'static str,
     /// The one that was used last is the last.
-    made: Vec<(GridSizes, DriverHandle)>,
+    recorded: Vec<(GridSizes, DriverHandle)>,
     /// Sizes of calls that had none, likewise.
     seen: Vec<GridSizes>,
-    refused: u32,
-    notice: Option<String>,
+    refusals: u32,
+    warning: Option<String>,
 }
 
 /// Whether all kernels of a list have run once. The driver loads a kernel when it is first launched, which it cannot do
@@ -39,12 +39,12 @@ pub(crate) struct KernelsLoaded(AtomicBool);
 
 impl CudaGraphCache {
     pub fn new(what: &'static str) -> Self {
-        Self { what, made: Vec::new(), seen: Vec::new(), refused: 0, notice: None }
+        Self { what, recorded: Vec::new(), seen: Vec::new(), refusals: 0, warning: None }
     }
 
     /// Puts the launches of a token on the stream, as a graph where that is possible. `loaded` tells whether all of them have run.
     /// `past`: tokens before this one, of `context` at most.
-    pub fn decode(
+    pub fn run_decode(
         &mut self,
         device: &CudaDevice,
         (kernels, loaded): (&[ResolvedLaunch], &KernelsLoaded),
@@ -53,17 +53,17 @@ impl CudaGraphCache {
         adapted: bool,
         stream: DriverHandle,
     ) -> Result<()> {
-        let sizes = GridSizes { n: 1, past: LengthRange::of(past), adapted, ..GridSizes::default() };
-        let largest = GridSizes { past: bucket(kernels, sizes.past, context), ..sizes };
+        let sizes = GridSizes { n: 1, past: LengthRange::single(past), adapted, ..GridSizes::default() };
+        let largest = GridSizes { past: length_bucket(kernels, sizes.past, context), ..sizes };
         let has_run = loaded.0.load(Ordering::Relaxed);
-        self.run(device, kernels, bases, (sizes, largest), has_run, stream)?;
+        self.run_sizes(device, kernels, bases, (sizes, largest), has_run, stream)?;
         loaded.0.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// The same for a step of several sequences, of which a call has at most `most`. The second call of a bucket is recorded: many pieces of
     /// prompts come once.
-    pub fn several(
+    pub fn run_batch(
         &mut self,
         device: &CudaDevice,
         kernels: &[ResolvedLaunch],
@@ -72,9 +72,9 @@ impl CudaGraphCache {
         context: u64,
         stream: DriverHandle,
     ) -> Result<()> {
-        let past = LengthRange { first: 0, ..bucket(kernels, sizes.past, context) };
-        let largest = GridSizes { past, ..rounded(&sizes, &most) };
-        let known = self.made.iter().any(|(of, _)| *of == largest);
+        let past = LengthRange { first: 0, ..length_bucket(kernels, sizes.past, context) };
+        let largest = GridSizes { past, ..round_sizes(&sizes, &most) };
+        let known = self.recorded.iter().any(|(of, _)| *of == largest);
         let loaded = known || self.seen.contains(&largest);
         if !loaded {
             if self.seen.len() == MOST {
@@ -82,10 +82,10 @@ impl CudaGraphCache {
             }
             self.seen.push(largest);
         }
-        self.run(device, kernels, bases, (sizes, largest), loaded, stream)
+        self.run_sizes(device, kernels, bases, (sizes, largest), loaded, stream)
     }
 
-    fn run(
+    fn run_sizes(
         &mut self,
         device: &CudaDevice,
         kernels: &[ResolvedLaunch],
@@ -94,9 +94,9 @@ impl CudaGraphCache {
         loaded: bool,
         stream: DriverHandle,
     ) -> Result<()> {
-        let graph = match self.find(&largest) {
-            None if loaded && self.refused < ATTEMPTS => {
-                let made = self.record(device, kernels, bases, &largest, stream);
+        let graph = match self.find_graph(&largest) {
+            None if loaded && self.refusals < ATTEMPTS => {
+                let made = self.record_graph(device, kernels, bases, &largest, stream);
                 // The others have one.
                 match (made, device.ranks()) {
                     (None, Some(_)) => return Err(Error::NoRankGraph { what: self.what }),
@@ -108,25 +108,25 @@ impl CudaGraphCache {
         // Ranks exchange as many rows, whoever of them has a graph.
         let sizes = if device.ranks().is_some() { largest } else { sizes };
         let Some(graph) = graph else { return device.launch(kernels, bases, &sizes, stream) };
-        let driver = device.context().enter()?;
+        let driver = device.context().make_current()?;
         // SAFETY: the graph's arguments are the buffers of its owner and of the executor. These stay where they are, or the graph is
         // destroyed before.
-        driver.check("cuGraphLaunch", unsafe { (driver.f.graph_launch)(graph, stream) })
+        driver.check("cuGraphLaunch", unsafe { (driver.functions.graph_launch)(graph, stream) })
     }
 
-    fn find(&mut self, sizes: &GridSizes) -> Option<DriverHandle> {
-        let at = self.made.iter().position(|(of, _)| of == sizes)?;
-        self.made[at..].rotate_left(1);
-        self.made.last().map(|(_, graph)| *graph)
+    fn find_graph(&mut self, sizes: &GridSizes) -> Option<DriverHandle> {
+        let at = self.recorded.iter().position(|(of, _)| of == sizes)?;
+        self.recorded[at..].rotate_left(1);
+        self.recorded.last().map(|(_, graph)| *graph)
     }
 
     /// Why it goes without graphs, once they have been given up.
-    pub fn notice(&self) -> Option<&str> {
-        self.notice.as_deref()
+    pub fn performance_warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     /// `None` where the driver refuses: the kernels still run one by one, and errors of their own show there.
-    fn record(
+    fn record_graph(
         &mut self,
         device: &CudaDevice,
         kernels: &[ResolvedLaunch],
@@ -134,24 +134,24 @@ impl CudaGraphCache {
         sizes: &GridSizes,
         stream: DriverHandle,
     ) -> Option<DriverHandle> {
-        let made = capture(device, kernels, bases, sizes, stream).and_then(|graph| {
-            let driver = device.context().enter()?;
-            if self.made.len() == MOST {
-                // SAFETY: instantiated once in `capture`. Whoever has started it has waited for it.
-                unsafe { (driver.f.graph_exec_destroy)(self.made.remove(0).1) };
+        let made = capture_launches(device, kernels, bases, sizes, stream).and_then(|graph| {
+            let driver = device.context().make_current()?;
+            if self.recorded.len() == MOST {
+                // SAFETY: instantiated once in `capture_launches`. Whoever has started it has waited for it.
+                unsafe { (driver.functions.graph_exec_destroy)(self.recorded.remove(0).1) };
             }
             Ok(graph)
         });
         match made {
             Ok(graph) => {
-                self.made.push((*sizes, graph));
-                self.refused = 0;
+                self.recorded.push((*sizes, graph));
+                self.refusals = 0;
                 Some(graph)
             }
             Err(error) => {
-                self.refused += 1;
-                if self.refused == ATTEMPTS {
-                    self.notice = Some(format!(
+                self.refusals += 1;
+                if self.refusals == ATTEMPTS {
+                    self.warning = Some(format!(
                         "{} kernel by kernel, which is slower: the driver refused {ATTEMPTS} times to record them as a CUDA graph \
                          ({error})",
                         self.what
@@ -164,49 +164,49 @@ impl CudaGraphCache {
 
     /// Nothing of them may be running.
     pub fn destroy(&mut self, driver: &CudaDriver) {
-        for (_, graph) in self.made.drain(..) {
-            // SAFETY: instantiated once in `capture`.
-            unsafe { (driver.f.graph_exec_destroy)(graph) };
+        for (_, graph) in self.recorded.drain(..) {
+            // SAFETY: instantiated once in `capture_launches`.
+            unsafe { (driver.functions.graph_exec_destroy)(graph) };
         }
     }
 }
 
-fn capture(
+fn capture_launches(
     device: &CudaDevice,
     kernels: &[ResolvedLaunch],
     bases: &BaseAddresses,
     sizes: &GridSizes,
     stream: DriverHandle,
 ) -> Result<DriverHandle> {
-    let driver = device.context().enter()?;
+    let driver = device.context().make_current()?;
     // SAFETY: the stream is the session's; every begin is followed by an end.
     unsafe {
-        let status = (driver.f.capture_begin)(stream, driver::CAPTURE_THREAD_LOCAL);
+        let status = (driver.functions.capture_begin)(stream, driver::CAPTURE_THREAD_LOCAL);
         driver.check("cuStreamBeginCapture", status)?;
         let launched = device.launch(kernels, bases, sizes, stream);
         let (mut graph, mut exec) = (null_mut(), null_mut());
-        let ended = driver.check("cuStreamEndCapture", (driver.f.capture_end)(stream, &mut graph));
+        let ended = driver.check("cuStreamEndCapture", (driver.functions.capture_end)(stream, &mut graph));
         let made = launched.and(ended).and_then(|()| {
-            driver.check("cuGraphInstantiate", (driver.f.graph_instantiate)(&mut exec, graph, 0))
+            driver.check("cuGraphInstantiate", (driver.functions.graph_instantiate)(&mut exec, graph, 0))
         });
         if !graph.is_null() {
-            (driver.f.graph_destroy)(graph);
+            (driver.functions.graph_destroy)(graph);
         }
         made.map(|()| exec)
     }
 }
 
 /// The lengths that have a graph in common with those of `past`, none beyond `context` (0: unbounded).
-fn bucket(kernels: &[ResolvedLaunch], past: LengthRange, context: u64) -> LengthRange {
-    if kernels.iter().any(ResolvedLaunch::grows) {
-        bucket_of(past.last, context)
+fn length_bucket(kernels: &[ResolvedLaunch], past: LengthRange, context: u64) -> LengthRange {
+    if kernels.iter().any(ResolvedLaunch::grid_grows) {
+        bucket_range(past.last, context)
     } else {
         LengthRange::default()
     }
 }
 
 /// The largest call that has a graph in common with this one, none beyond `most`.
-fn rounded(sizes: &GridSizes, most: &GridSizes) -> GridSizes {
+fn round_sizes(sizes: &GridSizes, most: &GridSizes) -> GridSizes {
     let up =
         |size: i64, most: i64| (size.max(1) as u64).next_power_of_two().min(most.max(size) as u64) as i64;
     let (batch, limits) = (&sizes.batch, &most.batch);
@@ -216,13 +216,13 @@ fn rounded(sizes: &GridSizes, most: &GridSizes) -> GridSizes {
         adapted: sizes.adapted,
         batch: BatchSizes {
             sequences: up(batch.sequences, limits.sequences),
-            most_rows: up(batch.most_rows, limits.most_rows),
-            wanted: up(batch.wanted, limits.wanted),
+            max_rows: up(batch.max_rows, limits.max_rows),
+            outputs: up(batch.outputs, limits.outputs),
         },
     }
 }
 
-fn bucket_of(past: i64, context: u64) -> LengthRange {
+fn bucket_range(past: i64, context: u64) -> LengthRange {
     let end = ((past + 1).max(FIRST_BUCKET) as u64).next_power_of_two() as i64;
     let first = if end == FIRST_BUCKET { 0 } else { end / 2 };
     let last = match i64::try_from(context) {
@@ -241,7 +241,7 @@ mod tests {
         for context in [0, 1, 200, 256, 257, 5000, 8192] {
             let mut expected = LengthRange { first: 0, last: -1 };
             for past in 0..if context == 0 { 10_000 } else { context as i64 } {
-                let span = bucket_of(past, context);
+                let span = bucket_range(past, context);
                 if past > expected.last {
                     assert_eq!(span.first, past, "context {context}");
                     let longest = if past == 0 { FIRST_BUCKET } else { 2 * past };
@@ -256,16 +256,16 @@ mod tests {
     #[test]
     fn batches_of_a_bucket_have_its_power_of_two_or_the_most() {
         let of = |n, sequences, most_rows, wanted| {
-            let batch = BatchSizes { sequences, most_rows, wanted };
+            let batch = BatchSizes { sequences, max_rows: most_rows, outputs: wanted };
             GridSizes { n, batch, ..GridSizes::default() }
         };
         let most = of(48, 24, 48, 48);
-        assert_eq!(rounded(&of(1, 1, 1, 1), &most), of(1, 1, 1, 1));
-        assert_eq!(rounded(&of(9, 9, 1, 9), &most), of(16, 16, 1, 16));
-        assert_eq!(rounded(&of(17, 17, 1, 17), &most), of(32, 24, 1, 32));
-        assert_eq!(rounded(&of(40, 3, 33, 2), &most), of(48, 4, 48, 2));
+        assert_eq!(round_sizes(&of(1, 1, 1, 1), &most), of(1, 1, 1, 1));
+        assert_eq!(round_sizes(&of(9, 9, 1, 9), &most), of(16, 16, 1, 16));
+        assert_eq!(round_sizes(&of(17, 17, 1, 17), &most), of(32, 24, 1, 32));
+        assert_eq!(round_sizes(&of(40, 3, 33, 2), &most), of(48, 4, 48, 2));
         let buckets: std::collections::BTreeSet<i64> =
-            (1..=64).map(|b| rounded(&of(b, b, 1, b), &of(64, 64, 64, 64)).n).collect();
+            (1..=64).map(|b| round_sizes(&of(b, b, 1, b), &of(64, 64, 64, 64)).n).collect();
         assert_eq!(buckets.len(), 7);
     }
 }

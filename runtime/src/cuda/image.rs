@@ -13,7 +13,7 @@ const FAMILIES: [&[u32]; 2] = [&[100, 103], &[120, 121]];
 
 /// The images that a GPU of compute capability `sm / 10` can run, best first: cubins before PTX, which the driver has to translate; of
 /// these the one for the latest device, and for that the one that may use most of it.
-pub(super) fn fitting(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
+pub(super) fn fitting_images(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
     let rank = |image: &&GpuImage| Reverse((is_cubin(image), image.sm, specific(image.scope)));
     let mut fitting: Vec<&GpuImage> = images.iter().filter(|image| runs_on(image, sm)).collect();
     fitting.sort_by_key(rank);
@@ -22,7 +22,10 @@ pub(super) fn fitting(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
 
 /// Loads the first image that the driver takes: machine code may be that of a newer assembler than it knows, which its PTX is not.
 /// What it says of the first PTX is final. `None` if there is none.
-pub(super) fn load<T>(images: &[&GpuImage], load: impl Fn(&GpuImage) -> Result<T>) -> Option<Result<T>> {
+pub(super) fn load_first<T>(
+    images: &[&GpuImage],
+    load: impl Fn(&GpuImage) -> Result<T>,
+) -> Option<Result<T>> {
     let mut loaded = None;
     for image in images {
         match load(image) {
@@ -122,21 +125,21 @@ mod tests {
     fn every_gpu_gets_what_it_can_run() {
         for (names, sm, expected) in TABLE {
             let images: Vec<GpuImage> = names.iter().map(|n| image(n)).collect();
-            let found = fitting(&images, *sm).first().map(|i| describe(i).replace(" for", ""));
+            let found = fitting_images(&images, *sm).first().map(|i| describe(i).replace(" for", ""));
             assert_eq!(found.as_deref(), *expected, "sm_{sm} of {names:?}");
         }
     }
 
     #[test]
     fn an_image_of_an_unknown_scope_is_not_taken() {
-        assert!(fitting(&[GpuImage { scope: 3, ..image("ptx sm_80") }], 80).is_empty());
+        assert!(fitting_images(&[GpuImage { scope: 3, ..image("ptx sm_80") }], 80).is_empty());
     }
 
     #[test]
     fn ptx_is_loaded_where_a_driver_takes_no_cubin() {
         let images: Vec<GpuImage> =
             ["ptx sm_80", "cubin sm_80", "cubin sm_86", "ptx sm_86"].map(image).into();
-        let fitting = fitting(&images, 86);
+        let fitting = fitting_images(&images, 86);
         let names = |images: &[&GpuImage]| images.iter().map(|i| describe(i)).collect::<Vec<_>>();
         let all = ["cubin for sm_86", "cubin for sm_80", "ptx for sm_86", "ptx for sm_80"];
         assert_eq!(names(&fitting), all);
@@ -144,8 +147,9 @@ mod tests {
         let taking = |kind: &'static str| {
             move |image: &GpuImage| if image.kind == kind { Ok(describe(image)) } else { Err(refused(image)) }
         };
-        let of =
-            |images: &[&GpuImage], kind| load(images, taking(kind)).map(|r| r.map_err(|e| e.to_string()));
+        let of = |images: &[&GpuImage], kind| {
+            load_first(images, taking(kind)).map(|r| r.map_err(|e| e.to_string()))
+        };
         assert_eq!(of(&fitting, "cubin"), Some(Ok("cubin for sm_86".into())));
         assert_eq!(of(&fitting, "ptx"), Some(Ok("ptx for sm_86".into())));
         let error = of(&fitting, "").unwrap().unwrap_err();
@@ -154,7 +158,7 @@ mod tests {
         let error = of(&fitting[..2], "").unwrap().unwrap_err();
         assert!(error.contains("cubin for sm_86"), "{error}");
         assert_eq!(of(&[], ""), None);
-        let no_memory = load(&fitting, |_| Err::<(), _>(Error::OutOfMemory { what: "code", bytes: 1 }));
+        let no_memory = load_first(&fitting, |_| Err::<(), _>(Error::OutOfMemory { what: "code", bytes: 1 }));
         assert!(matches!(no_memory, Some(Err(Error::OutOfMemory { .. }))));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct LengthRange {
 
 impl LengthRange {
     /// One length.
-    pub fn of(past: u64) -> Self {
+    pub fn single(past: u64) -> Self {
         Self { first: past as i64, last: past as i64 }
     }
 }
@@ -44,7 +44,7 @@ pub(crate) struct BaseAddresses {
     pub logits: DevicePtr,
     pub probs: DevicePtr,
     pub control: DevicePtr,
-    pub wanted: DevicePtr,
+    pub output_rows: DevicePtr,
     pub sequences: DevicePtr,
     pub page_table: DevicePtr,
 }
@@ -65,9 +65,9 @@ pub(crate) struct GridSizes {
 pub(crate) struct BatchSizes {
     pub sequences: i64,
     /// The most rows of one of them.
-    pub most_rows: i64,
+    pub max_rows: i64,
     /// Rows whose logits are wanted.
-    pub wanted: i64,
+    pub outputs: i64,
 }
 
 impl CudaDevice {
@@ -79,22 +79,22 @@ impl CudaDevice {
         sizes: &GridSizes,
         stream: DriverHandle,
     ) -> Result<()> {
-        let driver = self.context().enter()?;
+        let driver = self.context().make_current()?;
         for kernel in kernels {
-            let Some(grid) = grid(&kernel.launch, sizes)? else { continue };
-            if kernel.launch.exchange {
-                self.exchange(&kernel.launch, grid[0].into(), bases, stream)?;
+            let Some(grid) = grid_dims(&kernel.launch, sizes)? else { continue };
+            if kernel.launch.is_all_gather {
+                self.all_gather(&kernel.launch, grid[0].into(), bases, stream)?;
                 continue;
             }
             let mut addresses = [0 as DevicePtr; MAX_LAUNCH_ARGS];
             for (address, a) in addresses.iter_mut().zip(&kernel.launch.args) {
-                *address = self.address(a, kernel.launch.repeat, bases);
+                *address = self.argument_address(a, kernel.launch.repeat, bases);
             }
             let mut pointers = addresses.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
             let [bx, by, bz] = kernel.launch.block;
             // SAFETY: one pointer per argument, in the order that the compiler recorded for this kernel; all are addresses.
             let status = unsafe {
-                (driver.f.launch)(
+                (driver.functions.launch)(
                     kernel.function,
                     grid[0],
                     grid[1],
@@ -118,7 +118,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn exchange(
+    fn all_gather(
         &self,
         launch: &KernelLaunch,
         rows: u64,
@@ -127,11 +127,16 @@ impl CudaDevice {
     ) -> Result<()> {
         // Both were checked to be there: ranks that do not exchange load no such model.
         let (Some(ranks), [part, all]) = (self.ranks(), &launch.args[..]) else { return Ok(()) };
-        let place = |a| self.address(a, launch.repeat, bases);
-        ranks.exchange(self.context(), (place(part), place(all)), (rows, launch.shared_bytes.into()), stream)
+        let place = |a| self.argument_address(a, launch.repeat, bases);
+        ranks.all_gather(
+            self.context(),
+            (place(part), place(all)),
+            (rows, launch.shared_bytes.into()),
+            stream,
+        )
     }
 
-    fn address(&self, a: &LaunchArg, repeat: LaunchRepeat, bases: &BaseAddresses) -> DevicePtr {
+    fn argument_address(&self, a: &LaunchArg, repeat: LaunchRepeat, bases: &BaseAddresses) -> DevicePtr {
         let base = match a.kind {
             arg::WEIGHTS => self.weights(),
             arg::ADAPTERS => self.adapters(),
@@ -141,7 +146,7 @@ impl CudaDevice {
             arg::STATE => bases.state,
             arg::PAGE_TABLE => bases.page_table,
             arg::PAGES => self.pages().map_or(0, |pages| pages.memory().base()),
-            arg::WANTED => bases.wanted,
+            arg::WANTED => bases.output_rows,
             arg::SEQUENCES => bases.sequences,
             arg::TOKENS => bases.tokens,
             arg::LOGITS => bases.logits,
@@ -156,14 +161,14 @@ impl CudaDevice {
 impl ResolvedLaunch {
     /// The kernel of a launch in a module.
     pub fn resolve(context: &CudaContext, module: DriverHandle, launch: &KernelLaunch) -> Result<Self> {
-        let driver = context.enter()?;
-        if launch.exchange {
+        let driver = context.make_current()?;
+        if launch.is_all_gather {
             return Ok(Self { function: null_mut(), launch: launch.clone() });
         }
         let name = CString::new(launch.kernel.as_str()).unwrap_or_default();
         let mut function = null_mut();
         // SAFETY: the module is loaded, the name NUL-terminated.
-        let status = unsafe { (driver.f.module_function)(&mut function, module, name.as_ptr()) };
+        let status = unsafe { (driver.functions.module_function)(&mut function, module, name.as_ptr()) };
         driver.check("cuModuleGetFunction", status).map_err(|e| match e {
             Error::Driver { call, what } => {
                 Error::Driver { call, what: format!("kernel {}: {what}", launch.kernel) }
@@ -173,47 +178,52 @@ impl ResolvedLaunch {
         if launch.shared_bytes > PLAIN_SHARED_BYTES {
             let bytes = launch.shared_bytes as i32;
             // SAFETY: the function is valid.
-            let status =
-                unsafe { (driver.f.function_attribute)(function, driver::FUNCTION_SHARED_BYTES, bytes) };
+            let status = unsafe {
+                (driver.functions.function_attribute)(function, driver::FUNCTION_SHARED_BYTES, bytes)
+            };
             driver.check("cuFuncSetAttribute", status)?;
         }
         Ok(Self { function, launch: launch.clone() })
     }
 
     /// Whether the launch has more blocks for longer sequences.
-    pub fn grows(&self) -> bool {
+    pub fn grid_grows(&self) -> bool {
         self.launch.grid.iter().any(|g| g.coef_past != 0)
     }
 }
 
 /// The launch list of a step; that for sequences with adapters, where some have one.
-pub(super) fn entry(device: &CudaDevice, step: EntryPoint, adapted: bool) -> Result<&[ResolvedLaunch]> {
+pub(super) fn entry_kernels(
+    device: &CudaDevice,
+    step: EntryPoint,
+    adapted: bool,
+) -> Result<&[ResolvedLaunch]> {
     let name = match step {
         EntryPoint::Prefill if adapted => "adapted_prefill",
         EntryPoint::Decode if adapted => "adapted_decode",
         EntryPoint::PrefillLogits if adapted => "adapted_prefill_logits",
         EntryPoint::DecodeBatch if adapted => "adapted_decode_batch",
-        EntryPoint::Rows if adapted => "adapted_step",
+        EntryPoint::Step if adapted => "adapted_step",
         step => step.name(),
     };
     let missing = || Error::Driver {
         call: "launch list",
         what: format!("the artifact has no launches for `{name}`; build it again"),
     };
-    device.entry(name).ok_or_else(missing)
+    device.entry_kernels(name).ok_or_else(missing)
 }
 
 /// The grid, `None` if it is empty.
-fn grid(launch: &KernelLaunch, sizes: &GridSizes) -> Result<Option<[u32; 3]>> {
+fn grid_dims(launch: &KernelLaunch, sizes: &GridSizes) -> Result<Option<[u32; 3]>> {
     let mut out = [0; 3];
     let n = match launch.repeat {
         LaunchRepeat::Once => sizes.n,
-        LaunchRepeat::Wanted => sizes.batch.wanted,
-        LaunchRepeat::EachSequence => sizes.batch.most_rows,
+        LaunchRepeat::Wanted => sizes.batch.outputs,
+        LaunchRepeat::EachSequence => sizes.batch.max_rows,
     };
     for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
         // A size that overflows is too large as well.
-        let at = |past| dim(expr, n, past).unwrap_or(i64::MAX);
+        let at = |past| evaluate_dim(expr, n, past).unwrap_or(i64::MAX);
         let blocks = match (launch.repeat, i) {
             (LaunchRepeat::EachSequence, 2) => sizes.batch.sequences,
             _ => at(sizes.past.first).max(at(sizes.past.last)),
@@ -230,12 +240,12 @@ fn grid(launch: &KernelLaunch, sizes: &GridSizes) -> Result<Option<[u32; 3]>> {
 }
 
 /// Rows of an exchange of a call of `n` tokens.
-pub(super) fn most_rows(launch: &KernelLaunch, n: u64) -> u64 {
-    dim(&launch.grid[0], n as i64, 0).and_then(|rows| u64::try_from(rows).ok()).unwrap_or(u64::MAX)
+pub(super) fn all_gather_rows(launch: &KernelLaunch, n: u64) -> u64 {
+    evaluate_dim(&launch.grid[0], n as i64, 0).and_then(|rows| u64::try_from(rows).ok()).unwrap_or(u64::MAX)
 }
 
 /// `ceil((coef_n * n + coef_past * past + constant) / div)`, `None` on overflow.
-fn dim(e: &DimExpr, n: i64, past: i64) -> Option<i64> {
+fn evaluate_dim(e: &DimExpr, n: i64, past: i64) -> Option<i64> {
     let sum =
         e.coef_n.checked_mul(n)?.checked_add(e.coef_past.checked_mul(past)?)?.checked_add(e.constant)?;
     Some(sum.checked_add(e.div - 1)?.div_euclid(e.div))
@@ -248,9 +258,9 @@ mod tests {
     #[test]
     fn grids_round_up() {
         let e = DimExpr { coef_n: 3, coef_past: 1, constant: -1, div: 4 };
-        assert_eq!(dim(&e, 2, 0), Some(2));
-        assert_eq!(dim(&e, 2, 4), Some(3));
-        assert_eq!(dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
+        assert_eq!(evaluate_dim(&e, 2, 0), Some(2));
+        assert_eq!(evaluate_dim(&e, 2, 4), Some(3));
+        assert_eq!(evaluate_dim(&DimExpr { coef_n: i64::MAX, ..e }, 2, 0), None);
     }
 
     #[test]
@@ -260,8 +270,11 @@ mod tests {
             let grown = DimExpr { coef_past, constant: 20, div: 4, ..one };
             let grid = [grown, one, one];
             let launch = launch_of(grid, LaunchRepeat::Once);
-            super::grid(&launch, &GridSizes { past: LengthRange { first, last }, ..GridSizes::default() })
-                .unwrap()
+            super::grid_dims(
+                &launch,
+                &GridSizes { past: LengthRange { first, last }, ..GridSizes::default() },
+            )
+            .unwrap()
         };
         assert_eq!(with(1, 4, 4), Some([6, 1, 1]));
         assert_eq!(with(1, 4, 7), Some([7, 1, 1]));
@@ -276,7 +289,7 @@ mod tests {
             shared_bytes: 0,
             args: vec![],
             repeat,
-            exchange: false,
+            is_all_gather: false,
         }
     }
 
@@ -284,9 +297,9 @@ mod tests {
     fn grids_of_sequences_are_as_deep_as_there_are_some() {
         let one = DimExpr { coef_n: 0, coef_past: 0, constant: 1, div: 1 };
         let rows = DimExpr { coef_n: 1, constant: 0, ..one };
-        let batch = BatchSizes { sequences: 3, most_rows: 5, wanted: 2 };
+        let batch = BatchSizes { sequences: 3, max_rows: 5, outputs: 2 };
         let sizes = GridSizes { n: 9, batch, ..GridSizes::default() };
-        let with = |repeat| super::grid(&launch_of([rows, one, one], repeat), &sizes).unwrap();
+        let with = |repeat| super::grid_dims(&launch_of([rows, one, one], repeat), &sizes).unwrap();
         assert_eq!(with(LaunchRepeat::Once), Some([9, 1, 1]));
         assert_eq!(with(LaunchRepeat::Wanted), Some([2, 1, 1]));
         assert_eq!(with(LaunchRepeat::EachSequence), Some([5, 1, 3]));
@@ -299,7 +312,7 @@ mod tests {
         let with = |grid: [DimExpr; 3], n: i64| {
             let launch = launch_of(grid, LaunchRepeat::Once);
             let sizes = GridSizes { n, ..GridSizes::default() };
-            super::grid(&launch, &sizes).map_err(|e| e.to_string())
+            super::grid_dims(&launch, &sizes).map_err(|e| e.to_string())
         };
         assert_eq!(with([rows, one, one], 1 << 20).unwrap(), Some([1 << 21, 1, 1]));
         assert_eq!(with([one, rows, one], 32_767).unwrap(), Some([1, 65_534, 1]));

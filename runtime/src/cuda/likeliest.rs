@@ -23,7 +23,7 @@ pub(crate) struct TopKTokens {
     rows: usize,
     /// Pinned memory for as many.
     staged: *mut u8,
-    list: Vec<TokenCandidate>,
+    candidates: Vec<TokenCandidate>,
     context: Arc<CudaContext>,
 }
 
@@ -42,13 +42,19 @@ impl TopKTokens {
         }
         let bytes = tokens_at.saturating_mul(2);
         let on_device = DeviceBuffer::new(context, WHAT, bytes)?;
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let mut staged = null_mut();
         // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.host_alloc)(&mut staged, on_device.len(), 0) };
+        let status = unsafe { (driver.functions.host_alloc)(&mut staged, on_device.len(), 0) };
         driver.check_memory("cuMemHostAlloc", status, WHAT, bytes)?;
         let (rows, list) = (rows as usize, Vec::with_capacity(LIKELIEST));
-        Ok(Some(Self { on_device, rows, staged: staged.cast(), list, context: Arc::clone(context) }))
+        Ok(Some(Self {
+            on_device,
+            rows,
+            staged: staged.cast(),
+            candidates: list,
+            context: Arc::clone(context),
+        }))
     }
 
     pub fn ptr(&self) -> DevicePtr {
@@ -56,7 +62,7 @@ impl TopKTokens {
     }
 
     /// Whether there is room for so many rows.
-    pub fn holds(&self, rows: usize) -> bool {
+    pub fn has_room_for(&self, rows: usize) -> bool {
         rows <= self.rows
     }
 
@@ -67,20 +73,20 @@ impl TopKTokens {
     /// Copies those of the first `rows` rows to the host, at most as many as there is room for, and waits.
     pub fn receive(&mut self, rows: usize, stream: &CudaStream) -> Result<()> {
         let rows = rows.min(self.rows);
-        let driver = stream.enter()?;
+        let driver = stream.make_current()?;
         for begin in [0, self.rows * ROW] {
             // SAFETY: both ranges have room for as many rows from there on, and nobody reads the host's before the wait below.
             let status = unsafe {
                 let to = self.staged.add(begin).cast();
-                (driver.f.to_host)(to, self.ptr() + begin as u64, rows * ROW, stream.handle())
+                (driver.functions.to_host)(to, self.ptr() + begin as u64, rows * ROW, stream.handle())
             };
             driver.check("cuMemcpyDtoHAsync", status)?;
         }
-        stream.wait()
+        stream.synchronize()
     }
 
     /// Those of a row that was received.
-    pub fn row(&mut self, row: usize) -> &[TokenCandidate] {
+    pub fn row_candidates(&mut self, row: usize) -> &[TokenCandidate] {
         let row = row.min(self.rows - 1) * LIKELIEST;
         // SAFETY: allocated for that many of each, aligned to pages, and written by the copy that was waited for; any bits are
         // values of these types.
@@ -92,9 +98,10 @@ impl TopKTokens {
                 std::slice::from_raw_parts(tokens.add(row), LIKELIEST),
             )
         };
-        self.list.clear();
-        self.list.extend(logits.iter().zip(tokens).map(|(&logit, &token)| TokenCandidate { token, logit }));
-        &self.list
+        self.candidates.clear();
+        self.candidates
+            .extend(logits.iter().zip(tokens).map(|(&logit, &token)| TokenCandidate { token, logit }));
+        &self.candidates
     }
 }
 
@@ -103,9 +110,9 @@ unsafe impl Send for TopKTokens {}
 
 impl Drop for TopKTokens {
     fn drop(&mut self) {
-        if let Ok(driver) = self.context.enter() {
+        if let Ok(driver) = self.context.make_current() {
             // SAFETY: allocated in `new`; whoever has it waits for the stream before.
-            unsafe { (driver.f.host_free)(self.staged.cast()) };
+            unsafe { (driver.functions.host_free)(self.staged.cast()) };
         }
     }
 }

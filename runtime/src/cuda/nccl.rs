@@ -42,7 +42,7 @@ struct NcclFunctions {
 
 /// The loaded library.
 pub(super) struct NcclLibrary {
-    f: NcclFunctions,
+    functions: NcclFunctions,
     /// The functions must not outlive it.
     _library: Library,
 }
@@ -77,14 +77,14 @@ impl NcclLibrary {
             abort: function!("ncclCommAbort"),
             error_text: function!("ncclGetErrorString"),
         };
-        Ok(NcclLibrary { f, _library: library })
+        Ok(NcclLibrary { functions: f, _library: library })
     }
 
     /// For rank 0.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: a place for the result.
-        self.check("ncclGetUniqueId", unsafe { (self.f.unique_id)(&mut id) })?;
+        self.check("ncclGetUniqueId", unsafe { (self.functions.unique_id)(&mut id) })?;
         Ok(id)
     }
 
@@ -92,9 +92,13 @@ impl NcclLibrary {
     pub fn join(self, id: UniqueId, rank: usize, ranks: usize) -> Result<NcclCommunicator> {
         let mut group = std::ptr::null_mut();
         // SAFETY: a place for the result.
-        let status = unsafe { (self.f.init_rank)(&mut group, ranks as i32, id, rank as i32) };
+        let status = unsafe { (self.functions.init_rank)(&mut group, ranks as i32, id, rank as i32) };
         self.check("ncclCommInitRank", status)?;
-        Ok(NcclCommunicator { nccl: self, group, failed: std::sync::atomic::AtomicBool::new(false) })
+        Ok(NcclCommunicator {
+            nccl: self,
+            communicator: group,
+            failed: std::sync::atomic::AtomicBool::new(false),
+        })
     }
 
     fn check(&self, call: &'static str, status: NcclStatus) -> Result<()> {
@@ -102,7 +106,7 @@ impl NcclLibrary {
             return Ok(());
         }
         // SAFETY: it gives a static text.
-        let text = unsafe { (self.f.error_text)(status) };
+        let text = unsafe { (self.functions.error_text)(status) };
         let what = match text.is_null() {
             true => format!("error {status}"),
             // SAFETY: a text with a NUL byte at its end.
@@ -125,7 +129,7 @@ fn version_text(version: i32) -> String {
 /// A communicator: the GPUs that have joined each other.
 pub(super) struct NcclCommunicator {
     nccl: NcclLibrary,
-    group: DriverHandle,
+    communicator: DriverHandle,
     /// Something was refused, so others may wait for what does not come.
     failed: std::sync::atomic::AtomicBool,
 }
@@ -140,7 +144,7 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// Device memory of these sizes, and all ranks come to the same gathers in the same order.
-    pub unsafe fn gather(
+    pub unsafe fn all_gather(
         &self,
         from: DevicePtr,
         to: DevicePtr,
@@ -149,7 +153,9 @@ impl NcclCommunicator {
     ) -> Result<()> {
         let (from, to) = (from as usize as *const c_void, to as usize as *mut c_void);
         // SAFETY: by contract.
-        let status = unsafe { (self.nccl.f.all_gather)(from, to, bytes as usize, BYTES, self.group, stream) };
+        let status = unsafe {
+            (self.nccl.functions.all_gather)(from, to, bytes as usize, BYTES, self.communicator, stream)
+        };
         self.nccl.check("ncclAllGather", status).inspect_err(|_| {
             self.failed.store(true, std::sync::atomic::Ordering::Relaxed);
         })
@@ -161,8 +167,8 @@ impl Drop for NcclCommunicator {
         // SAFETY: joined once; nothing of it runs any more, or never will.
         unsafe {
             match *self.failed.get_mut() {
-                true => (self.nccl.f.abort)(self.group),
-                false => (self.nccl.f.destroy)(self.group),
+                true => (self.nccl.functions.abort)(self.communicator),
+                false => (self.nccl.functions.destroy)(self.communicator),
             }
         };
     }

@@ -25,22 +25,22 @@ pub(crate) struct LocalRank {
 
 impl LocalRank {
     /// Which of `count` GPUs is that of this rank: each takes the next one of its machine, unless it was given one alone.
-    pub fn device(&self, options: &LoadOptions, count: u32) -> u32 {
+    pub fn choose_device(&self, options: &LoadOptions, count: u32) -> u32 {
         let first = options.device.unwrap_or(0);
         if count == 1 { first } else { first.saturating_add(self.local as u32) }
     }
 }
 
 pub(crate) struct GpuRanks {
-    group: NcclCommunicator,
+    communicator: NcclCommunicator,
     pub processes: ProcessGroup,
     pub rank: usize,
     pub ranks: usize,
     /// Of rank 0.
-    pub lead: Option<Arc<RankLeader>>,
+    pub leader: Option<Arc<RankLeader>>,
     /// For parts of several rows, which come rank by rank.
     staged: Option<DeviceBuffer>,
-    watch: RankWatchdog,
+    watchdog: RankWatchdog,
 }
 
 impl GpuRanks {
@@ -49,37 +49,45 @@ impl GpuRanks {
         let processes = &together.processes;
         let (rank, ranks) = (processes.rank(), processes.ranks());
         let nccl = NcclLibrary::open()?;
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let mut uuid = [0; 16];
         // SAFETY: room for the result.
-        let status = unsafe { (driver.f.device_uuid)(uuid.as_mut_ptr(), context.device()) };
+        let status = unsafe { (driver.functions.device_uuid)(uuid.as_mut_ptr(), context.device()) };
         driver.check("cuDeviceGetUuid", status)?;
-        let all = processes.gather(&uuid, LOADING);
+        let all = processes.all_gather(&uuid, LOADING);
         let all = all.as_chunks::<16>().0;
         let mut pairs = (0..ranks).flat_map(|a| (a + 1..ranks).map(move |b| (a, b)));
         if let Some((first, second)) = pairs.find(|&(a, b)| all.get(a) == all.get(b)) {
             return Err(Error::OneGpu { first: processes.name(first), second: processes.name(second) });
         }
         let own = if rank == 0 { nccl.unique_id()?.0 } else { [0; 128] };
-        let id = processes.gather(&own, LOADING);
+        let id = processes.all_gather(&own, LOADING);
         let id = id.first_chunk::<128>().copied().unwrap_or(own);
         let watch = RankWatchdog::new(processes)?;
-        let joining = watch.begin(LOADING);
+        let joining = watch.start_wait(LOADING);
         let group = nccl.join(UniqueId(id), rank, ranks)?;
         drop(joining);
         let bytes = staged_bytes(table);
         let staged = (bytes > 0).then(|| DeviceBuffer::new(context, STAGED, bytes)).transpose()?;
         let lead = (rank == 0).then(|| Arc::new(RankLeader::new(processes)));
-        Ok(GpuRanks { group, processes: processes.clone(), rank, ranks, lead, staged, watch })
+        Ok(GpuRanks {
+            communicator: group,
+            processes: processes.clone(),
+            rank,
+            ranks,
+            leader: lead,
+            staged,
+            watchdog: watch,
+        })
     }
 
     /// While it lives this process waits for the others, and ends all if that takes too long.
-    pub fn waiting(&self) -> WatchdogGuard<'_> {
-        self.watch.begin(self.processes.limit())
+    pub fn guard_wait(&self) -> WatchdogGuard<'_> {
+        self.watchdog.start_wait(self.processes.limit())
     }
 
     /// Puts an exchange on the stream: `rows` rows of `row_bytes` bytes at `part` go to all, and those of all to `all`, row by row.
-    pub fn exchange(
+    pub fn all_gather(
         &self,
         context: &CudaContext,
         (part, all): (DevicePtr, DevicePtr),
@@ -91,9 +99,9 @@ impl GpuRanks {
         let to = staged.map_or(all, DeviceBuffer::ptr);
         // SAFETY: the table was checked: parts and what they become lie in their buffers, and the staged ones have the bytes of the largest
         // exchange. All ranks have the same launches.
-        unsafe { self.group.gather(part, to, bytes, stream) }?;
+        unsafe { self.communicator.all_gather(part, to, bytes, stream) }?;
         let Some(staged) = staged else { return Ok(()) };
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         for rank in 0..self.ranks as u64 {
             let copy = driver::PitchedCopy::on_device(
                 (staged.ptr() + rank * bytes, row_bytes),
@@ -101,7 +109,7 @@ impl GpuRanks {
                 (row_bytes, rows),
             );
             // SAFETY: a description of memory as above.
-            driver.check("cuMemcpy2DAsync", unsafe { (driver.f.copy_2d)(&copy, stream) })?;
+            driver.check("cuMemcpy2DAsync", unsafe { (driver.functions.copy_2d)(&copy, stream) })?;
         }
         Ok(())
     }
@@ -111,8 +119,8 @@ impl GpuRanks {
 fn staged_bytes(table: &ArtifactTable) -> u64 {
     let plan = &table.plan;
     let launches = table.device_entries.iter().flat_map(|entry| &entry.launches);
-    let bytes = launches.filter(|launch| launch.exchange).map(|launch| {
-        let rows = super::launches::most_rows(launch, plan.chunk.max(plan.batch));
+    let bytes = launches.filter(|launch| launch.is_all_gather).map(|launch| {
+        let rows = super::launches::all_gather_rows(launch, plan.chunk.max(plan.batch));
         if rows > 1 { rows.saturating_mul(launch.shared_bytes.into()).saturating_mul(plan.ranks) } else { 0 }
     });
     bytes.max().unwrap_or(0)
@@ -126,29 +134,29 @@ pub(crate) struct PageParts {
     pub part: u64,
     pub ranks: u64,
     /// Of rank 0, whose sequences they are.
-    pub lead: Option<Arc<RankLeader>>,
+    pub leader: Option<Arc<RankLeader>>,
 }
 
 impl PageParts {
-    pub fn of(plan: &ModelPlan, ranks: Option<&GpuRanks>) -> PageParts {
+    pub fn from_plan(plan: &ModelPlan, ranks: Option<&GpuRanks>) -> PageParts {
         let count = plan.ranks.max(1);
         PageParts {
             page: plan.page_bytes,
             part: plan.page_bytes / count,
             ranks: count,
-            lead: ranks.and_then(|ranks| ranks.lead.clone()),
+            leader: ranks.and_then(|ranks| ranks.leader.clone()),
         }
     }
 
     /// Where a place of pages with the parts of all is in those with the part of one.
-    pub fn own(&self, at: u64) -> u64 {
+    pub fn local_offset(&self, at: u64) -> u64 {
         at / self.page * self.part + at % self.page % self.part
     }
 
     /// Of rank 0: the other rank to which a place belongs.
-    pub fn elsewhere(&self, at: u64) -> Option<(&RankLeader, usize)> {
+    pub fn remote_rank(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
-        Some((self.lead.as_deref()?, rank)).filter(|_| rank > 0)
+        Some((self.leader.as_deref()?, rank)).filter(|_| rank > 0)
     }
 }
 
@@ -158,7 +166,7 @@ struct RankWatchdog(Arc<(Mutex<WatchdogState>, Condvar)>);
 #[derive(Default)]
 struct WatchdogState {
     /// Since when, and until when at most.
-    since: Option<(Instant, Duration)>,
+    waiting_since: Option<(Instant, Duration)>,
     ended: bool,
 }
 
@@ -170,31 +178,31 @@ impl RankWatchdog {
         let (there, processes) = (Arc::clone(&watched), processes.clone());
         std::thread::Builder::new()
             .name("mlcc-nccl".into())
-            .spawn(move || watch(&there, &processes))
+            .spawn(move || run_watchdog(&there, &processes))
             .map_err(|source| Error::Thread { index: 0, source })?;
         Ok(RankWatchdog(watched))
     }
 
-    fn begin(&self, limit: Duration) -> WatchdogGuard<'_> {
-        self.set(|watched| watched.since = Some((Instant::now(), limit)));
+    fn start_wait(&self, limit: Duration) -> WatchdogGuard<'_> {
+        self.update_state(|watched| watched.waiting_since = Some((Instant::now(), limit)));
         WatchdogGuard(self)
     }
 
-    fn set(&self, change: impl FnOnce(&mut WatchdogState)) {
+    fn update_state(&self, change: impl FnOnce(&mut WatchdogState)) {
         change(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-fn watch(there: &(Mutex<WatchdogState>, Condvar), processes: &ProcessGroup) {
+fn run_watchdog(there: &(Mutex<WatchdogState>, Condvar), processes: &ProcessGroup) {
     const LOOK: Duration = Duration::from_millis(200);
     let mut watched = there.0.lock().unwrap_or_else(PoisonError::into_inner);
     while !watched.ended {
-        if let Some((_, limit)) = watched.since.filter(|(since, limit)| since.elapsed() > *limit) {
+        if let Some((_, limit)) = watched.waiting_since.filter(|(since, limit)| since.elapsed() > *limit) {
             let (name, seconds) = (processes.name(processes.rank()), limit.as_secs());
             let what = format!(
                 "{name} has waited for {seconds} s for the GPUs of the others (MLCC_RANK_TIMEOUT): one of them is lost"
             );
-            processes.fail(&what);
+            processes.abort_all(&what);
         }
         let waited = there.1.wait_timeout(watched, LOOK);
         watched = waited.map_or_else(|e| e.into_inner().0, |(watched, _)| watched);
@@ -203,13 +211,13 @@ fn watch(there: &(Mutex<WatchdogState>, Condvar), processes: &ProcessGroup) {
 
 impl Drop for WatchdogGuard<'_> {
     fn drop(&mut self) {
-        self.0.set(|watched| watched.since = None);
+        self.0.update_state(|watched| watched.waiting_since = None);
     }
 }
 
 impl Drop for RankWatchdog {
     fn drop(&mut self) {
-        self.set(|watched| watched.ended = true);
+        self.update_state(|watched| watched.ended = true);
         self.0.1.notify_all();
     }
 }
@@ -220,10 +228,10 @@ mod tests {
 
     #[test]
     fn places_of_a_rank_lie_without_those_of_others() {
-        let parts = PageParts { page: 300, part: 100, ranks: 3, lead: None };
+        let parts = PageParts { page: 300, part: 100, ranks: 3, leader: None };
         // Page 2, the part of rank 1, byte 7 of it.
-        assert_eq!(parts.own(2 * 300 + 100 + 7), 207);
-        assert_eq!(parts.own(99), 99);
-        assert!(parts.elsewhere(600 + 100).is_none(), "only rank 0 tells others");
+        assert_eq!(parts.local_offset(2 * 300 + 100 + 7), 207);
+        assert_eq!(parts.local_offset(99), 99);
+        assert!(parts.remote_rank(600 + 100).is_none(), "only rank 0 tells others");
     }
 }

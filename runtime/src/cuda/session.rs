@@ -12,7 +12,7 @@ use super::device::{CudaDevice, DeviceBuffer};
 use super::executor::CudaExecutor;
 use super::follow::StepMessage;
 use super::graphs::{CudaGraphCache, KernelsLoaded};
-use super::launches::{BaseAddresses, GridSizes, LengthRange, ResolvedLaunch, entry};
+use super::launches::{BaseAddresses, GridSizes, LengthRange, ResolvedLaunch, entry_kernels};
 use super::likeliest::TopKTokens;
 use super::ranks::{GpuRanks, WatchdogGuard};
 use super::session_pages::SessionPages;
@@ -30,7 +30,7 @@ use crate::{Model, Result};
 pub(crate) struct CudaSession {
     graphs: CudaGraphCache,
     /// Of tokens that end with the likeliest next ones.
-    likeliest_graphs: CudaGraphCache,
+    top_k_graphs: CudaGraphCache,
     /// All states that are no caches.
     state: DeviceBuffer,
     /// Of the rows of its caches.
@@ -42,7 +42,7 @@ pub(crate) struct CudaSession {
     adapted: bool,
     plan: ModelPlan,
     /// Of rank 0 of several: the others have this session by the place of its state.
-    lead: Option<Arc<RankLeader>>,
+    leader: Option<Arc<RankLeader>>,
     device: Arc<CudaDevice>,
 }
 
@@ -54,10 +54,12 @@ impl CudaSession {
         let plan = table.plan.clone();
         let context = device.context();
         let state = DeviceBuffer::new(context, "the state on the GPU", plan.state_bytes)?;
-        let lead = device.ranks().and_then(|ranks| ranks.lead.clone());
+        let lead = device.ranks().and_then(|ranks| ranks.leader.clone());
         let number = state.ptr();
         if let Some(lead) = &lead {
-            lead.say(|message| message.begin(RankMessageKind::New).number(number));
+            lead.send_message(|message| {
+                message.start_message(RankMessageKind::CreateState).push_number(number)
+            });
         }
         let of_lead = lead.clone().map(|lead| (lead, number));
         let pages = device.pages().map(|pool| SessionPages::new(context, pool, plan.pages(), of_lead));
@@ -66,7 +68,7 @@ impl CudaSession {
         let host_logits = AlignedBuffer::floats("the logits", plan.vocab)?;
         Ok(Self {
             graphs: CudaGraphCache::new("tokens are decoded"),
-            likeliest_graphs: CudaGraphCache::new("tokens are decoded"),
+            top_k_graphs: CudaGraphCache::new("tokens are decoded"),
             state,
             pages,
             host_logits,
@@ -74,39 +76,39 @@ impl CudaSession {
             host_probs: None,
             adapted: false,
             plan,
-            lead,
+            leader: lead,
             device: Arc::clone(device),
         })
     }
 
     /// Gives memory to `n` rows after `past`, which nobody else has, and tells the device.
-    fn own(&mut self, stream: &CudaStream, model: &Model, past: u64, n: u64) -> Result<()> {
+    fn make_writable(&mut self, stream: &CudaStream, model: &Model, past: u64, n: u64) -> Result<()> {
         let Some(pages) = &mut self.pages else { return Ok(()) };
-        pages.table.own(&model.table().states, past..past + n, past)?;
+        pages.table.make_writable(&model.table().states, past..past + n, past)?;
         pages.send(stream)
     }
 
-    /// As [`CudaSession::run`] of one token; false if its logits were wanted.
-    fn run_likeliest(
+    /// As [`CudaSession::run_entry`] of one token; false if its logits were wanted.
+    fn run_top_k(
         &mut self,
         executor: &mut CudaExecutor,
         kernels: (&[ResolvedLaunch], &KernelsLoaded),
         (token, past): (i32, u64),
         enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
-        self.start_likeliest(executor, kernels, (token, past))?;
-        let logits = executor.bases().logits;
+        self.start_top_k(executor, kernels, (token, past))?;
+        let logits = executor.base_addresses().logits;
         let stream = &executor.stream;
-        if let Some(likeliest) = &mut executor.likeliest {
+        if let Some(likeliest) = &mut executor.top_k {
             likeliest.receive(1, stream)?;
-            if enough(likeliest.row(0)) {
+            if enough(likeliest.row_candidates(0)) {
                 return Ok(true);
             }
         }
         stream.receive(logits, self.host_logits.bytes_mut()).map(|()| false)
     }
 
-    fn start_likeliest(
+    fn start_top_k(
         &mut self,
         executor: &mut CudaExecutor,
         kernels: (&[ResolvedLaunch], &KernelsLoaded),
@@ -116,22 +118,22 @@ impl CudaSession {
         let control = Control { n: 1, past: past as i64, temperature: 1.0, ..Control::default() };
         let inputs = CallInputs { tokens: &[token], ..CallInputs::default() };
         executor.control.write(&control, inputs, executor.stream.handle())?;
-        let (own, stream) = (executor.bases(), &executor.stream);
+        let (own, stream) = (executor.base_addresses(), &executor.stream);
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
-        let probs = executor.likeliest.as_ref().map_or(0, TopKTokens::ptr);
+        let probs = executor.top_k.as_ref().map_or(0, TopKTokens::ptr);
         let bases = BaseAddresses { state: self.state.ptr(), page_table, probs, ..own };
         let past = (past, self.plan.context);
-        self.likeliest_graphs.decode(&device, kernels, &bases, past, false, stream.handle())
+        self.top_k_graphs.run_decode(&device, kernels, &bases, past, false, stream.handle())
     }
 
-    fn run(
+    fn run_entry(
         &mut self,
         executor: &mut CudaExecutor,
         step: EntryPoint,
         tokens: &[i32],
         past: u64,
     ) -> Result<()> {
-        let logits = self.start(executor, step, tokens, past)?;
+        let logits = self.start_entry(executor, step, tokens, past)?;
         let (n, stream) = (tokens.len(), &executor.stream);
         match (step, &mut self.host_chunk_logits) {
             (EntryPoint::PrefillLogits, Some(to)) => {
@@ -146,7 +148,7 @@ impl CudaSession {
     }
 
     /// Puts a step on the stream; where its logits will be.
-    fn start(
+    fn start_entry(
         &mut self,
         executor: &mut CudaExecutor,
         step: EntryPoint,
@@ -154,16 +156,16 @@ impl CudaSession {
         past: u64,
     ) -> Result<u64> {
         let device = Arc::clone(&self.device);
-        let kernels = entry(&device, step, self.adapted)?;
+        let kernels = entry_kernels(&device, step, self.adapted)?;
         let n = tokens.len();
         let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
         let rows = match step {
-            EntryPoint::PrefillLogits => Some(executor.logits_of(n as u64)?.ptr()),
+            EntryPoint::PrefillLogits => Some(executor.reserve_logits(n as u64)?.ptr()),
             _ => None,
         };
         let inputs = CallInputs { tokens, ..CallInputs::default() };
         executor.control.write(&control, inputs, executor.stream.handle())?;
-        let own = executor.bases();
+        let own = executor.base_addresses();
         let logits = rows.unwrap_or(own.logits);
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
         let bases = BaseAddresses { state: self.state.ptr(), page_table, logits, ..own };
@@ -171,39 +173,46 @@ impl CudaSession {
         match step {
             EntryPoint::Decode => {
                 let (kernels, past) = ((kernels, device.loaded(self.adapted)), (past, self.plan.context));
-                self.graphs.decode(&device, kernels, &bases, past, self.adapted, stream.handle())?;
+                self.graphs.run_decode(&device, kernels, &bases, past, self.adapted, stream.handle())?;
             }
             _ => {
-                let sizes = GridSizes { n: n as i64, past: LengthRange::of(past), ..GridSizes::default() };
+                let sizes =
+                    GridSizes { n: n as i64, past: LengthRange::single(past), ..GridSizes::default() };
                 device.launch(kernels, &bases, &sizes, stream.handle())?;
             }
         }
         Ok(logits)
     }
 
-    /// Rank 0 does this step, as [`DeviceSession::feed`] or [`DeviceSession::decode_likeliest`].
-    pub fn follow(&mut self, step: EntryPoint, likeliest: bool, tokens: &[i32], past: u64) -> Result<()> {
+    /// Rank 0 does this step, as [`DeviceSession::forward`] or [`DeviceSession::decode_top_k`].
+    pub fn run_worker_step(
+        &mut self,
+        step: EntryPoint,
+        likeliest: bool,
+        tokens: &[i32],
+        past: u64,
+    ) -> Result<()> {
         let device = Arc::clone(&self.device);
         let mut executor = device.executor();
-        let _waiting = device.ranks().map(GpuRanks::waiting);
-        let started = match (likeliest, device.decode_likeliest(), tokens) {
-            (true, Some(kernels), [token]) => self.start_likeliest(&mut executor, kernels, (*token, past)),
-            _ => self.start(&mut executor, step, tokens, past).map(|_| ()),
+        let _waiting = device.ranks().map(GpuRanks::guard_wait);
+        let started = match (likeliest, device.decode_top_k(), tokens) {
+            (true, Some(kernels), [token]) => self.start_top_k(&mut executor, kernels, (*token, past)),
+            _ => self.start_entry(&mut executor, step, tokens, past).map(|_| ()),
         };
-        executor.stream.wait().and(started)?;
-        executor.control.settled();
+        executor.stream.synchronize().and(started)?;
+        executor.control.mark_copied();
         Ok(())
     }
 
     /// As rank 0 tells; `None` where it makes no sense.
-    pub fn hear_pages(&mut self, same: usize, new: &[i32]) -> Result<Option<()>> {
+    pub fn receive_pages(&mut self, same: usize, new: &[i32]) -> Result<Option<()>> {
         let device = Arc::clone(&self.device);
         let Some(pages) = &mut self.pages else { return Ok(None) };
-        pages.hear(&device.executor().stream, same, new)
+        pages.receive(&device.executor().stream, same, new)
     }
 
     /// Where kernels find what belongs to this sequence.
-    pub fn places(&self) -> (*mut u8, *const i32) {
+    pub fn state_addresses(&self) -> (*mut u8, *const i32) {
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
         let state = std::ptr::without_provenance_mut(self.state.ptr() as usize);
         (state, std::ptr::without_provenance(page_table as usize))
@@ -213,21 +222,21 @@ impl CudaSession {
     pub fn copy_state(&self, from: &CudaSession) -> Result<()> {
         let stream = &self.device.executor().stream;
         stream.copy(self.state.ptr(), from.state.ptr(), self.state.len() as u64)?;
-        stream.wait()
+        stream.synchronize()
     }
 
-    pub fn read_own(&self, at: u64, to: &mut [u8]) -> Result<()> {
+    pub fn read_local_state(&self, at: u64, to: &mut [u8]) -> Result<()> {
         self.device.executor().stream.receive(self.state.ptr() + at, to)
     }
 
-    pub fn write_own(&self, at: u64, bytes: &[u8]) -> Result<()> {
+    pub fn write_local_state(&self, at: u64, bytes: &[u8]) -> Result<()> {
         let stream = &self.device.executor().stream;
         stream.send(self.state.ptr() + at, bytes)?;
-        stream.wait()
+        stream.synchronize()
     }
 
     /// Tells the other ranks of a step, which they take too while what this gives lives.
-    fn tell<'d>(
+    fn send_step<'d>(
         &self,
         device: &'d CudaDevice,
         (step, likeliest): (EntryPoint, bool),
@@ -235,46 +244,54 @@ impl CudaSession {
         past: u64,
     ) -> Option<(StepGuard<'d>, WatchdogGuard<'d>)> {
         let ranks = device.ranks()?;
-        let (state, page_table) = self.places();
+        let (state, page_table) = self.state_addresses();
         let rows = tokens.len() as i64;
         let sequence = Sequence { state, page_table, past: past as i64, first: 0, rows };
         let sequences = std::slice::from_ref(&sequence);
-        let told = StepMessage { step, likeliest, batch: false, tokens, wanted: &[], n_wanted: 0, sequences };
-        Some((ranks.tell(&told)?, ranks.waiting()))
+        let told = StepMessage {
+            step,
+            top_k: likeliest,
+            batch: false,
+            tokens,
+            output_rows: &[],
+            n_outputs: 0,
+            sequences,
+        };
+        Some((ranks.send_step(&told)?, ranks.guard_wait()))
     }
 
     /// Of rank 0: the other rank to which a state belongs that is no cache, and where it lies there.
-    fn elsewhere(&self, state: &StateInfo) -> Option<(&RankLeader, u64, u64)> {
-        let (lead, each) = (self.lead.as_deref()?, self.plan.state_bytes.max(1));
+    fn remote_state(&self, state: &StateInfo) -> Option<(&RankLeader, u64, u64)> {
+        let (lead, each) = (self.leader.as_deref()?, self.plan.state_bytes.max(1));
         let rank = state.offset / each;
         (rank > 0).then_some((lead, rank, state.offset % each))
     }
 }
 
 impl DeviceSession for CudaSession {
-    fn has(&self, step: EntryPoint) -> bool {
-        self.device.entry(step.name()).is_some()
+    fn has_entry(&self, step: EntryPoint) -> bool {
+        self.device.entry_kernels(step.name()).is_some()
     }
 
-    fn feed(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
+    fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
         if step == EntryPoint::PrefillLogits && self.host_chunk_logits.is_none() {
             let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
             self.host_chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }
         let device = Arc::clone(&self.device);
         let mut executor = device.executor();
-        self.own(&executor.stream, model, past, tokens.len() as u64)?;
-        let _together = self.tell(&device, (step, false), tokens, past);
-        let done = self.run(&mut executor, step, tokens, past);
+        self.make_writable(&executor.stream, model, past, tokens.len() as u64)?;
+        let _together = self.send_step(&device, (step, false), tokens, past);
+        let done = self.run_entry(&mut executor, step, tokens, past);
         // What was launched before a launch that failed works on the pages.
-        let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
+        let done = done.or_else(|error| executor.stream.synchronize().and(Err(error)));
         if done.is_ok() {
-            executor.control.settled();
+            executor.control.mark_copied();
         }
         done
     }
 
-    fn decode_likeliest(
+    fn decode_top_k(
         &mut self,
         model: &Model,
         token: i32,
@@ -282,27 +299,27 @@ impl DeviceSession for CudaSession {
         enough: &mut dyn FnMut(&[TokenCandidate]) -> bool,
     ) -> Result<bool> {
         let device = Arc::clone(&self.device);
-        let Some(kernels) = device.decode_likeliest().filter(|_| !self.adapted) else {
-            return self.feed(model, EntryPoint::Decode, &[token], past).map(|()| false);
+        let Some(kernels) = device.decode_top_k().filter(|_| !self.adapted) else {
+            return self.forward(model, EntryPoint::Decode, &[token], past).map(|()| false);
         };
         let mut executor = device.executor();
-        self.own(&executor.stream, model, past, 1)?;
-        let _together = self.tell(&device, (EntryPoint::Decode, true), &[token], past);
-        let done = self.run_likeliest(&mut executor, kernels, (token, past), enough);
-        let done = done.or_else(|error| executor.stream.wait().and(Err(error)));
+        self.make_writable(&executor.stream, model, past, 1)?;
+        let _together = self.send_step(&device, (EntryPoint::Decode, true), &[token], past);
+        let done = self.run_top_k(&mut executor, kernels, (token, past), enough);
+        let done = done.or_else(|error| executor.stream.synchronize().and(Err(error)));
         if done.is_ok() {
-            executor.control.settled();
+            executor.control.mark_copied();
         }
         done
     }
 
     fn reserve(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
         let device = Arc::clone(&self.device);
-        self.own(&device.executor().stream, model, past, n)
+        self.make_writable(&device.executor().stream, model, past, n)
     }
 
     fn missing_pages(&self, past: u64, n: u64) -> usize {
-        self.pages.as_ref().map_or(0, |pages| pages.table.missing(past..past + n, past))
+        self.pages.as_ref().map_or(0, |pages| pages.table.missing_pages(past..past + n, past))
     }
 
     fn softmax(&mut self, _: &Model, temperature: f32) -> Result<&[f32]> {
@@ -317,7 +334,7 @@ impl DeviceSession for CudaSession {
     }
 
     fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()> {
-        let _together = self.tell(&self.device, (step, false), &[], 0);
+        let _together = self.send_step(&self.device, (step, false), &[], 0);
         let stream = &self.device.executor().stream;
         let states = &model.table().states;
         // Those of the first rank, and so of every other one.
@@ -329,7 +346,7 @@ impl DeviceSession for CudaSession {
                 Some(fill) => stream.fill(at, fill.to_bits(), piece.bytes as usize / 4)?,
             }
         }
-        stream.wait()
+        stream.synchronize()
     }
 
     fn logits(&self) -> &[f32] {
@@ -347,13 +364,13 @@ impl DeviceSession for CudaSession {
 
     fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>> {
         if let (Some(cache), Some(pages)) = (state.cache, &self.pages) {
-            return Ok(pages.table.read(state, cache, rows.min(cache.rows))?.into());
+            return Ok(pages.table.read_cache(state, cache, rows.min(cache.rows))?.into());
         }
         let mut out = vec![0; state.bytes as usize];
-        if let Some((lead, rank, at)) = self.elsewhere(state) {
-            lead.ask(rank as usize, &mut out, |message| {
-                let message = message.begin(RankMessageKind::ReadState).number(rank);
-                message.number(self.state.ptr()).number(at).number(state.bytes)
+        if let Some((lead, rank, at)) = self.remote_state(state) {
+            lead.request_bytes(rank as usize, &mut out, |message| {
+                let message = message.start_message(RankMessageKind::ReadState).push_number(rank);
+                message.push_number(self.state.ptr()).push_number(at).push_number(state.bytes)
             });
             return Ok(out.into());
         }
@@ -369,15 +386,15 @@ impl DeviceSession for CudaSession {
         let stream = &self.device.executor().stream;
         let mut table = self.device.pages().map(PageTable::new);
         if let Some(table) = &mut table {
-            table.own(&model.table().states, 0..rows, 0)?;
+            table.make_writable(&model.table().states, 0..rows, 0)?;
         }
         for (state, bytes) in states {
             match (state.cache, &table) {
-                (Some(cache), Some(table)) => table.write(state, cache, bytes)?,
-                _ => match self.elsewhere(state) {
-                    Some((lead, rank, at)) => lead.say(|message| {
-                        let message = message.begin(RankMessageKind::WriteState).number(rank);
-                        message.number(self.state.ptr()).number(at).rest(bytes)
+                (Some(cache), Some(table)) => table.write_cache(state, cache, bytes)?,
+                _ => match self.remote_state(state) {
+                    Some((lead, rank, at)) => lead.send_message(|message| {
+                        let message = message.start_message(RankMessageKind::WriteState).push_number(rank);
+                        message.push_number(self.state.ptr()).push_number(at).push_bytes(bytes)
                     }),
                     None => stream.send(self.state.ptr() + state.offset, bytes)?,
                 },
@@ -386,7 +403,7 @@ impl DeviceSession for CudaSession {
         if let (Some(pages), Some(table)) = (&mut self.pages, table) {
             pages.table = table;
         }
-        stream.wait()
+        stream.synchronize()
     }
 
     fn page_rows(&self) -> Option<u64> {
@@ -420,16 +437,18 @@ impl DeviceSession for CudaSession {
         }
         let stream = &self.device.executor().stream;
         stream.fill(self.state.ptr() + word.offset, value as u32, 1)?;
-        if let Some(lead) = &self.lead {
+        if let Some(lead) = &self.leader {
             for rank in 1..self.plan.ranks {
-                lead.say(|message| {
-                    let message =
-                        message.begin(RankMessageKind::WriteState).number(rank).number(self.state.ptr());
-                    message.number(word.offset).rest(&value.to_le_bytes())
+                lead.send_message(|message| {
+                    let message = message
+                        .start_message(RankMessageKind::WriteState)
+                        .push_number(rank)
+                        .push_number(self.state.ptr());
+                    message.push_number(word.offset).push_bytes(&value.to_le_bytes())
                 });
             }
         }
-        stream.wait()
+        stream.synchronize()
     }
 
     fn shrink(&mut self, rows: u64) {
@@ -443,7 +462,7 @@ impl DeviceSession for CudaSession {
         (self.state.len() as u64 + pages, self.device.executor().bytes())
     }
 
-    fn twin(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
+    fn fork(&self, model: &Model, rows: u64) -> Result<Box<dyn DeviceSession>> {
         let mut twin = Self::new(&self.device, model.table())?;
         if let (Some(pages), Some(twins)) = (&self.pages, &mut twin.pages) {
             twins.table = pages.table.fork(rows);
@@ -451,17 +470,19 @@ impl DeviceSession for CudaSession {
         twin.host_logits.bytes_mut().copy_from_slice(self.host_logits.bytes());
         twin.copy_state(self)?;
         twin.adapted = self.adapted;
-        if let Some(lead) = &self.lead {
+        if let Some(lead) = &self.leader {
             let (from, to) = (self.state.ptr(), twin.state.ptr());
-            lead.say(|message| message.begin(RankMessageKind::CopyState).number(from).number(to));
+            lead.send_message(|message| {
+                message.start_message(RankMessageKind::CopyState).push_number(from).push_number(to)
+            });
         }
         Ok(Box::new(twin))
     }
 
     fn join_batch(&mut self, model: &Model, past: u64, tokens: u64) -> Result<BatchMember<'_>> {
         let device = Arc::clone(&self.device);
-        self.own(&device.executor().stream, model, past, tokens)?;
-        let (state, page_table) = self.places();
+        self.make_writable(&device.executor().stream, model, past, tokens)?;
+        let (state, page_table) = self.state_addresses();
         let sequence = Sequence { state, page_table, past: past as i64, first: 0, rows: tokens as i64 };
         Ok(BatchMember { sequence, session: PhantomData })
     }
@@ -473,21 +494,23 @@ impl DeviceSession for CudaSession {
         Ok(())
     }
 
-    fn notice(&self) -> Option<&str> {
-        self.graphs.notice().or(self.likeliest_graphs.notice())
+    fn performance_warning(&self) -> Option<&str> {
+        self.graphs.performance_warning().or(self.top_k_graphs.performance_warning())
     }
 }
 
 impl Drop for CudaSession {
     fn drop(&mut self) {
-        if let Some(lead) = &self.lead {
-            lead.say(|message| message.begin(RankMessageKind::Free).number(self.state.ptr()));
+        if let Some(lead) = &self.leader {
+            lead.send_message(|message| {
+                message.start_message(RankMessageKind::FreeState).push_number(self.state.ptr())
+            });
         }
         // Every call has waited for what it has put on the stream, and states are freed when nothing runs.
-        let _ = self.device.executor().stream.wait();
-        if let Ok(driver) = self.device.context().enter() {
+        let _ = self.device.executor().stream.synchronize();
+        if let Ok(driver) = self.device.context().make_current() {
             self.graphs.destroy(driver);
-            self.likeliest_graphs.destroy(driver);
+            self.top_k_graphs.destroy(driver);
         }
     }
 }

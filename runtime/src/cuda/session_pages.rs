@@ -17,7 +17,7 @@ pub(crate) struct SessionPages {
     /// What the device was told.
     sent: Vec<i32>,
     /// Of rank 0 of several, which tells the others; and the number of the session.
-    lead: Option<(Arc<RankLeader>, u64)>,
+    leader: Option<(Arc<RankLeader>, u64)>,
 }
 
 impl SessionPages {
@@ -29,7 +29,12 @@ impl SessionPages {
         lead: Option<(Arc<RankLeader>, u64)>,
     ) -> Result<Self> {
         let on_device = DeviceBuffer::new(context, "the table of pages on the GPU", pages.saturating_mul(4))?;
-        Ok(Self { table: PageTable::new(pool), on_device, sent: Vec::with_capacity(pages as usize), lead })
+        Ok(Self {
+            table: PageTable::new(pool),
+            on_device,
+            sent: Vec::with_capacity(pages as usize),
+            leader: lead,
+        })
     }
 
     /// Where the numbers lie.
@@ -45,22 +50,26 @@ impl SessionPages {
             return Ok(());
         }
         let new = &pages[same..];
-        if let Some((lead, number)) = &self.lead {
-            lead.say(|message| {
-                message.begin(RankMessageKind::Table).number(*number).number(same as u64).list(new)
+        if let Some((lead, number)) = &self.leader {
+            lead.send_message(|message| {
+                message
+                    .start_message(RankMessageKind::PageTable)
+                    .push_number(*number)
+                    .push_number(same as u64)
+                    .push_list(new)
             });
         }
         write(&self.on_device, &mut self.sent, stream, same, new)
     }
 
     /// As rank 0 tells: those behind the first `same` ones. `None` where so many were not known.
-    pub fn hear(&mut self, stream: &CudaStream, same: usize, new: &[i32]) -> Result<Option<()>> {
+    pub fn receive(&mut self, stream: &CudaStream, same: usize, new: &[i32]) -> Result<Option<()>> {
         let fits = same <= self.sent.len() && (same + new.len()) * 4 <= self.on_device.len();
         if !fits {
             return Ok(None);
         }
         write(&self.on_device, &mut self.sent, stream, same, new)?;
-        stream.wait().map(Some)
+        stream.synchronize().map(Some)
     }
 }
 

@@ -20,10 +20,10 @@ unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
     pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let mut handle = null_mut();
         // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.stream_create)(&mut handle, driver::STREAM_NON_BLOCKING) };
+        let status = unsafe { (driver.functions.stream_create)(&mut handle, driver::STREAM_NON_BLOCKING) };
         driver.check("cuStreamCreate", status)?;
         Ok(Self { handle, context: Arc::clone(context) })
     }
@@ -37,15 +37,15 @@ impl CudaStream {
     }
 
     /// Makes the context current.
-    pub fn enter(&self) -> Result<&CudaDriver> {
-        self.context.enter()
+    pub fn make_current(&self) -> Result<&CudaDriver> {
+        self.context.make_current()
     }
 
     /// Until nothing runs on it. An error is one of something that ran, or the context is lost.
-    pub fn wait(&self) -> Result<()> {
-        let driver = self.enter()?;
+    pub fn synchronize(&self) -> Result<()> {
+        let driver = self.make_current()?;
         // SAFETY: the stream is alive.
-        driver.check("cuStreamSynchronize", unsafe { (driver.f.stream_wait)(self.handle) })
+        driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_wait)(self.handle) })
     }
 
     /// Copies to the device. Pageable memory is staged before the call returns, so `from` may go away.
@@ -53,21 +53,23 @@ impl CudaStream {
         if from.is_empty() {
             return Ok(());
         }
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         // SAFETY: callers pass a device range of that size.
-        let status = unsafe { (driver.f.to_device)(to, from.as_ptr().cast(), from.len(), self.handle) };
+        let status =
+            unsafe { (driver.functions.to_device)(to, from.as_ptr().cast(), from.len(), self.handle) };
         driver.check("cuMemcpyHtoDAsync", status)
     }
 
     /// Copies from the device and waits.
     pub fn receive(&self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         if !to.is_empty() {
             // SAFETY: the device range has at least the length of `to`, which lives until the wait below is over.
-            let status = unsafe { (driver.f.to_host)(to.as_mut_ptr().cast(), from, to.len(), self.handle) };
+            let status =
+                unsafe { (driver.functions.to_host)(to.as_mut_ptr().cast(), from, to.len(), self.handle) };
             driver.check("cuMemcpyDtoHAsync", status)?;
         }
-        self.wait()
+        self.synchronize()
     }
 
     /// Copies on the device, between ranges that have no byte in common.
@@ -75,32 +77,33 @@ impl CudaStream {
         if bytes == 0 {
             return Ok(());
         }
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         // SAFETY: callers pass device ranges of that size.
-        let status = unsafe { (driver.f.on_device)(to, from, bytes as usize, self.handle) };
+        let status = unsafe { (driver.functions.on_device)(to, from, bytes as usize, self.handle) };
         driver.check("cuMemcpyDtoDAsync", status)
     }
 
     /// Fills four-byte words.
     pub fn fill(&self, at: DevicePtr, word: u32, words: usize) -> Result<()> {
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         // SAFETY: callers pass a device range of that size.
-        driver.check("cuMemsetD32Async", unsafe { (driver.f.fill_words)(at, word, words, self.handle) })
+        driver
+            .check("cuMemsetD32Async", unsafe { (driver.functions.fill_words)(at, word, words, self.handle) })
     }
 
     /// Fills bytes with zeros.
     pub fn clear(&self, at: DevicePtr, bytes: usize) -> Result<()> {
-        let driver = self.enter()?;
+        let driver = self.make_current()?;
         // SAFETY: callers pass a device range of that size.
-        driver.check("cuMemsetD8Async", unsafe { (driver.f.fill_bytes)(at, 0, bytes, self.handle) })
+        driver.check("cuMemsetD8Async", unsafe { (driver.functions.fill_bytes)(at, 0, bytes, self.handle) })
     }
 }
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if let Ok(driver) = self.enter() {
+        if let Ok(driver) = self.make_current() {
             // SAFETY: created in `new`; owners wait for it before.
-            unsafe { (driver.f.stream_destroy)(self.handle) };
+            unsafe { (driver.functions.stream_destroy)(self.handle) };
         }
     }
 }

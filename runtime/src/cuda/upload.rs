@@ -24,7 +24,7 @@ pub(super) fn upload(context: &Arc<CudaContext>, weights: &[u8]) -> Result<Devic
     let bytes = PIECE.min(weights.len());
     let mut staged = [StagingBuffer::new(context, bytes), StagingBuffer::new(context, bytes)];
     let sent = match &mut staged {
-        [Ok(first), Ok(second)] => send(&stream, buffer.ptr(), weights, [first, second]),
+        [Ok(first), Ok(second)] => send_chunks(&stream, buffer.ptr(), weights, [first, second]),
         // Without pinned memory, which a system may limit, the driver copies as well as it can.
         _ => weights
             .chunks(PIECE)
@@ -32,12 +32,17 @@ pub(super) fn upload(context: &Arc<CudaContext>, weights: &[u8]) -> Result<Devic
             .try_for_each(|(piece, number)| stream.send(buffer.ptr() + number * PIECE as u64, piece)),
     };
     // Also after an error: all that is copied from and to goes away when this returns, and not before.
-    stream.wait().and(sent)?;
+    stream.synchronize().and(sent)?;
     Ok(buffer)
 }
 
 /// Starts to send the pieces, by both buffers in turns.
-fn send(stream: &CudaStream, to: DevicePtr, weights: &[u8], staged: [&mut StagingBuffer; 2]) -> Result<()> {
+fn send_chunks(
+    stream: &CudaStream,
+    to: DevicePtr,
+    weights: &[u8],
+    staged: [&mut StagingBuffer; 2],
+) -> Result<()> {
     let [mut this, mut other] = staged;
     for (piece, number) in weights.chunks(PIECE).zip(0..) {
         this.send(stream, to + number * PIECE as u64, piece)?;
@@ -57,13 +62,13 @@ struct StagingBuffer {
 
 impl StagingBuffer {
     fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        let driver = context.enter()?;
+        let driver = context.make_current()?;
         let (mut ptr, mut sent) = (null_mut(), null_mut());
         // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.event_create)(&mut sent, driver::EVENT_WITHOUT_TIME) };
+        let status = unsafe { (driver.functions.event_create)(&mut sent, driver::EVENT_WITHOUT_TIME) };
         driver.check("cuEventCreate", status)?;
         // SAFETY: a place for the result.
-        let status = unsafe { (driver.f.host_alloc)(&mut ptr, bytes.max(1), 0) };
+        let status = unsafe { (driver.functions.host_alloc)(&mut ptr, bytes.max(1), 0) };
         // With no memory it is dropped with its event.
         let staged = Self { ptr: ptr.cast(), bytes, sent, context: Arc::clone(context) };
         driver.check_memory("cuMemHostAlloc", status, STAGED, bytes as u64)?;
@@ -72,30 +77,30 @@ impl StagingBuffer {
 
     /// Sends a piece of at most its length, once the last one has been sent.
     fn send(&mut self, stream: &CudaStream, to: DevicePtr, piece: &[u8]) -> Result<()> {
-        let driver = self.context.enter()?;
+        let driver = self.context.make_current()?;
         // SAFETY: an event that was not recorded yet is over at once.
-        driver.check("cuEventSynchronize", unsafe { (driver.f.event_wait)(self.sent) })?;
+        driver.check("cuEventSynchronize", unsafe { (driver.functions.event_wait)(self.sent) })?;
         let piece = &piece[..piece.len().min(self.bytes)];
         // SAFETY: the memory has that length and nothing reads it before the copy that is started here; the event that is
         // recorded behind the copy keeps it unchanged until then.
         let status = unsafe {
             self.ptr.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
-            (driver.f.to_device)(to, self.ptr.cast(), piece.len(), stream.handle())
+            (driver.functions.to_device)(to, self.ptr.cast(), piece.len(), stream.handle())
         };
         driver.check("cuMemcpyHtoDAsync", status)?;
         // SAFETY: both are alive.
-        driver.check("cuEventRecord", unsafe { (driver.f.event_record)(self.sent, stream.handle()) })
+        driver.check("cuEventRecord", unsafe { (driver.functions.event_record)(self.sent, stream.handle()) })
     }
 }
 
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
-        let Ok(driver) = self.context.enter() else { return };
+        let Ok(driver) = self.context.make_current() else { return };
         // SAFETY: both were made in `new`; `upload` has waited for the stream, and the driver frees no memory that it did not give.
         unsafe {
-            (driver.f.event_destroy)(self.sent);
+            (driver.functions.event_destroy)(self.sent);
             if !self.ptr.is_null() {
-                (driver.f.host_free)(self.ptr.cast());
+                (driver.functions.host_free)(self.ptr.cast());
             }
         }
     }

@@ -32,7 +32,7 @@ impl CpuSet {
     }
 
     /// Moves the calling thread there, until what is returned is dropped: then it may run where it might before.
-    pub fn enter(&self) -> io::Result<AffinityGuard> {
+    pub fn bind_thread(&self) -> io::Result<AffinityGuard> {
         let before = system::current()?;
         system::set(&self.words)?;
         Ok(AffinityGuard { before })
@@ -47,7 +47,7 @@ impl FromIterator<usize> for CpuSet {
     }
 }
 
-/// See [`CpuSet::enter`].
+/// See [`CpuSet::bind_thread`].
 #[must_use]
 pub struct AffinityGuard {
     before: [u64; WORDS],
@@ -115,11 +115,11 @@ mod tests {
         let first = (0..8192).find(|&cpu| before.contains(cpu)).unwrap();
         let one = CpuSet::from_iter([first]);
         {
-            let _there = one.enter().unwrap();
+            let _there = one.bind_thread().unwrap();
             assert_eq!(CpuSet::of_this_thread(), one);
         }
         assert_eq!(CpuSet::of_this_thread(), before);
-        assert!(CpuSet::default().enter().is_err(), "nowhere");
+        assert!(CpuSet::default().bind_thread().is_err(), "nowhere");
         assert_eq!(CpuSet::of_this_thread(), before);
     }
 }

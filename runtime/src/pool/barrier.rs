@@ -24,11 +24,11 @@ pub struct Barrier {
     workers: AtomicUsize,
     /// [`tree::top`] of them.
     top: AtomicUsize,
-    lines: Vec<BarrierSignals>,
+    signals: Vec<BarrierSignals>,
     /// Nanoseconds for which workers slept, all together: what the pool chooses their number by.
     slept: CachePadded<AtomicU64>,
     /// Set when a worker will never come.
-    open: AtomicBool,
+    broken: AtomicBool,
 }
 
 /// Of one worker.
@@ -46,32 +46,32 @@ impl Barrier {
             spins,
             workers: AtomicUsize::new(workers),
             top: AtomicUsize::new(tree::top(workers)),
-            lines: (0..workers).map(|_| BarrierSignals::default()).collect(),
+            signals: (0..workers).map(|_| BarrierSignals::default()).collect(),
             slept: CachePadded::default(),
-            open: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
         }
     }
 
     /// Returns when all workers have called it with their numbers (or one has panicked).
     pub fn wait(&self, worker: usize) {
-        let lines = &self.lines[..self.workers.load(Ordering::Relaxed).min(self.lines.len())];
+        let lines = &self.signals[..self.workers.load(Ordering::Relaxed).min(self.signals.len())];
         let Some(own) = lines.get(worker) else { return };
         // Others are at most one barrier ahead or behind.
         let count = own.arrivals.0.count().wrapping_add(1);
-        let mut waiter = EventWaiter { spins: self.spins, open: Some(&self.open), slept: &self.slept.0 };
+        let mut waiter = EventWaiter { spins: self.spins, open: Some(&self.broken), slept: &self.slept.0 };
         if lines.len() <= FAN {
-            own.arrivals.0.raise(count);
+            own.arrivals.0.raise_to(count);
             // Where a worker will never come, nobody waits for anybody.
             let _opened = lines.iter().all(|other| waiter.wait(&other.arrivals.0, count));
         } else {
             let _opened =
-                self.climb(worker, lines, |signal| waiter.wait(&signal.0, count).then_some(()), count);
+                self.wait_in_tree(worker, lines, |signal| waiter.wait(&signal.0, count).then_some(()), count);
         }
     }
 
     /// The way up the tree and down. `None` if a worker will never come.
     #[inline(never)]
-    fn climb(
+    fn wait_in_tree(
         &self,
         worker: usize,
         lines: &[BarrierSignals],
@@ -86,7 +86,7 @@ impl Barrier {
             }
             stride *= FAN;
         }
-        own.arrivals.0.raise(count);
+        own.arrivals.0.raise_to(count);
         if stride == top {
             for other in (0..lines.len()).step_by(top) {
                 comes(&lines[other].arrivals)?;
@@ -95,42 +95,42 @@ impl Barrier {
             comes(&lines[tree::leader(worker, stride)].releases)?;
         }
         if stride > 1 {
-            own.releases.0.raise(count);
+            own.releases.0.raise_to(count);
         }
         Some(())
     }
 
     /// Where nanoseconds of sleep are counted.
-    pub(super) fn sleep(&self) -> &AtomicU64 {
+    pub(super) fn sleep_counter(&self) -> &AtomicU64 {
         &self.slept.0
     }
 
     /// Nanoseconds for which workers slept so far, all together.
-    pub(super) fn slept(&self) -> u64 {
+    pub(super) fn slept_time(&self) -> u64 {
         self.slept.0.load(Ordering::Relaxed)
     }
 
     /// Lets everybody through until `reset`.
-    pub(super) fn open(&self) {
-        self.open.store(true, Ordering::SeqCst);
+    pub(super) fn break_open(&self) {
+        self.broken.store(true, Ordering::SeqCst);
         self.signals().for_each(EventCount::wake_sleepers);
     }
 
     /// Whether a worker will never come. Those of the run have ended.
-    pub(super) fn is_open(&self) -> bool {
-        self.open.load(Ordering::Relaxed)
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
     }
 
     /// Makes it whole, for the first `workers`. No worker may be inside.
     pub(super) fn reset(&self, workers: usize) {
         self.workers.store(workers, Ordering::Relaxed);
         self.top.store(tree::top(workers), Ordering::Relaxed);
-        self.signals().for_each(|signal| signal.set(0));
-        self.open.store(false, Ordering::Relaxed);
+        self.signals().for_each(|signal| signal.set_count(0));
+        self.broken.store(false, Ordering::Relaxed);
     }
 
     fn signals(&self) -> impl Iterator<Item = &EventCount> {
-        self.lines.iter().flat_map(|lines| [&lines.arrivals.0, &lines.releases.0])
+        self.signals.iter().flat_map(|lines| [&lines.arrivals.0, &lines.releases.0])
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
             let (barrier, arrived) = (Barrier::new(workers, spins), AtomicUsize::new(0));
             // Counts pass the point where they go round.
             let first = u32::MAX - rounds as u32 / 2;
-            barrier.signals().for_each(|signal| signal.set(first));
+            barrier.signals().for_each(|signal| signal.set_count(first));
             std::thread::scope(|scope| {
                 for worker in 0..workers {
                     let (barrier, arrived) = (&barrier, &arrived);
@@ -167,7 +167,7 @@ mod tests {
                 }
             });
             assert_eq!(arrived.into_inner(), rounds * workers);
-            assert!(barrier.slept() > 0, "the late ones were slept for");
+            assert!(barrier.slept_time() > 0, "the late ones were slept for");
             assert!(barrier.signals().all(|signal| signal.sleepers() == 0));
         }
     }
@@ -182,10 +182,10 @@ mod tests {
                     move || barrier.wait(worker)
                 }))
             });
-            while barrier.slept() == 0 {
+            while barrier.slept_time() == 0 {
                 std::thread::yield_now();
             }
-            barrier.open();
+            barrier.break_open();
         });
         barrier.reset(1);
         barrier.wait(0);

@@ -57,13 +57,13 @@ pub struct StepTiming {
 /// Chooses the number of workers of each step from the times of those before. Plain data: no clock of its own.
 #[derive(Debug)]
 pub struct WorkerCountTuner {
-    most: usize,
+    max_workers: usize,
     /// The number that suits.
-    now: usize,
+    best_workers: usize,
     window: StepWindow,
     trial: Option<WorkerCountTrial>,
-    fewer: TrialBackoff,
-    more: TrialBackoff,
+    fewer_backoff: TrialBackoff,
+    more_backoff: TrialBackoff,
 }
 
 /// Between trials of one direction.
@@ -94,70 +94,77 @@ struct WorkerCountTrial {
     /// Of fewer workers than suited before, not of more.
     fewer: bool,
     /// The choice that runs, in the round that runs.
-    at: usize,
+    choice: usize,
     round: usize,
     /// By choice.
     sums: [StepWindow; MOST_CHOICES],
     hopeless: [bool; MOST_CHOICES],
     time: NanoTime,
     /// Of steps of other kinds since the last one that counted.
-    others: NanoTime,
+    other_time: NanoTime,
 }
 
 impl WorkerCountTuner {
-    pub fn new(most: usize) -> Self {
-        let (fewer, more) = (TrialBackoff::new(PAUSES_FEWER), TrialBackoff::new(PAUSES_MORE));
-        Self { most, now: most, window: StepWindow::default(), trial: None, fewer, more }
+    pub fn new(max_workers: usize) -> Self {
+        let (fewer_backoff, more_backoff) = (TrialBackoff::new(PAUSES_FEWER), TrialBackoff::new(PAUSES_MORE));
+        Self {
+            max_workers,
+            best_workers: max_workers,
+            window: StepWindow::default(),
+            trial: None,
+            fewer_backoff,
+            more_backoff,
+        }
     }
 
     /// The number that suits, but for trials.
-    pub fn suited(&self) -> usize {
-        self.now
+    pub fn best_workers(&self) -> usize {
+        self.best_workers
     }
 
     /// Workers for the next step.
     pub fn workers(&self) -> usize {
-        self.trial.as_ref().map_or(self.now, WorkerCountTrial::workers)
+        self.trial.as_ref().map_or(self.best_workers, WorkerCountTrial::workers)
     }
 
     /// Learns from a step that [`WorkerCountTuner::workers`] ran.
-    pub fn note(&mut self, taken: StepTiming) {
+    pub fn record_step(&mut self, taken: StepTiming) {
         if let Some(trial) = &mut self.trial {
-            if let Some(best) = trial.note(taken, &mut self.window) {
-                self.decide(best, taken.end);
+            if let Some(best) = trial.record_step(taken, &mut self.window) {
+                self.finish_trial(best, taken.end);
             }
             return;
         }
-        self.window.add(taken);
+        self.window.add_step(taken);
         if self.window.is_full() {
             let window = std::mem::take(&mut self.window);
-            self.watch(&window, taken.end);
+            self.consider_trial(&window, taken.end);
         }
     }
 
     /// Begins a trial where the last steps give cause for one.
-    fn watch(&mut self, window: &StepWindow, end: NanoTime) {
-        let waits = self.now > 1 && window.slept > window.time / SLEPT_PART;
-        if waits && end >= self.fewer.until {
-            self.trial = Some(WorkerCountTrial::new(self.now, self.most, true));
-        } else if self.now < self.most && end >= self.more.until {
-            self.trial = Some(WorkerCountTrial::new(self.now, self.most, false));
-        } else if !waits && end > self.fewer.until + self.fewer.length {
-            self.fewer.shorten();
+    fn consider_trial(&mut self, window: &StepWindow, end: NanoTime) {
+        let waits = self.best_workers > 1 && window.slept > window.time / SLEPT_PART;
+        if waits && end >= self.fewer_backoff.until {
+            self.trial = Some(WorkerCountTrial::new(self.best_workers, self.max_workers, true));
+        } else if self.best_workers < self.max_workers && end >= self.more_backoff.until {
+            self.trial = Some(WorkerCountTrial::new(self.best_workers, self.max_workers, false));
+        } else if !waits && end > self.fewer_backoff.until + self.fewer_backoff.length {
+            self.fewer_backoff.shorten();
         }
     }
 
-    fn decide(&mut self, best: usize, end: NanoTime) {
+    fn finish_trial(&mut self, best: usize, end: NanoTime) {
         let Some(trial) = self.trial.take() else { return };
-        if best == self.now {
-            let pause = if trial.fewer { &mut self.fewer } else { &mut self.more };
+        if best == self.best_workers {
+            let pause = if trial.fewer { &mut self.fewer_backoff } else { &mut self.more_backoff };
             pause.lengthen();
             pause.until = end + pause.length.max(TRIALS_PER_PAUSE * trial.time);
         } else {
-            self.now = best;
-            self.fewer.shorten();
-            self.more.shorten();
-            (self.fewer.until, self.more.until) = (end, end + self.more.length);
+            self.best_workers = best;
+            self.fewer_backoff.shorten();
+            self.more_backoff.shorten();
+            (self.fewer_backoff.until, self.more_backoff.until) = (end, end + self.more_backoff.length);
         }
     }
 }
@@ -177,7 +184,7 @@ impl TrialBackoff {
 }
 
 impl StepWindow {
-    fn add(&mut self, taken: StepTiming) {
+    fn add_step(&mut self, taken: StepTiming) {
         self.steps += 1;
         self.time += taken.time;
         self.slept += taken.slept;
@@ -188,7 +195,7 @@ impl StepWindow {
     }
 
     /// Mean time of a step.
-    fn mean(&self) -> NanoTime {
+    fn mean_time(&self) -> NanoTime {
         self.time / NanoTime::from(self.steps.max(1))
     }
 }
@@ -211,56 +218,59 @@ impl WorkerCountTrial {
             choices,
             count,
             fewer: waits,
-            at: 0,
+            choice: 0,
             round: 0,
             sums: Default::default(),
             hopeless: [false; MOST_CHOICES],
             time: 0,
-            others: 0,
+            other_time: 0,
         }
     }
 
     fn workers(&self) -> usize {
-        self.choices[self.at]
+        self.choices[self.choice]
     }
 
     /// Counts a step, also in `window`; gives the best number once all had their windows.
-    fn note(&mut self, taken: StepTiming, window: &mut StepWindow) -> Option<usize> {
-        self.others = if self.kind == Some(taken.kind) { 0 } else { self.others + taken.time };
-        if self.kind.is_none() || self.others > OTHERS {
-            (self.kind, self.at, self.round, self.others) = (Some(taken.kind), 0, 0, 0);
+    fn record_step(&mut self, taken: StepTiming, window: &mut StepWindow) -> Option<usize> {
+        self.other_time = if self.kind == Some(taken.kind) { 0 } else { self.other_time + taken.time };
+        if self.kind.is_none() || self.other_time > OTHERS {
+            (self.kind, self.choice, self.round, self.other_time) = (Some(taken.kind), 0, 0, 0);
             (self.sums, self.hopeless, *window) = Default::default();
-        } else if self.others > 0 {
+        } else if self.other_time > 0 {
             return None;
         }
         self.time += taken.time;
-        window.add(taken);
-        let before = self.sums[0].mean();
-        self.hopeless[self.at] =
-            self.at > 0 && window.time >= WINDOW / 2 && window.mean() > before + before * HOPELESS_HALVES / 2;
-        if !window.is_full() && !self.hopeless[self.at] {
+        window.add_step(taken);
+        let before = self.sums[0].mean_time();
+        self.hopeless[self.choice] = self.choice > 0
+            && window.time >= WINDOW / 2
+            && window.mean_time() > before + before * HOPELESS_HALVES / 2;
+        if !window.is_full() && !self.hopeless[self.choice] {
             return None;
         }
         let full = std::mem::take(window);
-        let sum = &mut self.sums[self.at];
+        let sum = &mut self.sums[self.choice];
         (sum.steps, sum.time) = (sum.steps + full.steps, sum.time + full.time);
-        self.advance().then(|| self.best())
+        self.next_choice().then(|| self.best_choice())
     }
 
     /// Goes on to the next choice; true if there is none.
-    fn advance(&mut self) -> bool {
+    fn next_choice(&mut self) -> bool {
         let hopeful = |&choice: &usize| !self.hopeless[choice];
-        let next = (self.at + 1..self.count).find(hopeful);
+        let next = (self.choice + 1..self.count).find(hopeful);
         self.round += usize::from(next.is_none());
-        self.at = next.unwrap_or(0);
+        self.choice = next.unwrap_or(0);
         self.round == ROUNDS || !(1..self.count).any(|choice| hopeful(&choice))
     }
 
-    fn best(&self) -> usize {
-        let before = self.sums[0].mean();
+    fn best_choice(&self) -> usize {
+        let before = self.sums[0].mean_time();
         let others = (1..self.count).filter(|&choice| !self.hopeless[choice]);
-        match others.min_by_key(|&choice| self.sums[choice].mean()) {
-            Some(choice) if self.sums[choice].mean() < before - before / GAIN_PART => self.choices[choice],
+        match others.min_by_key(|&choice| self.sums[choice].mean_time()) {
+            Some(choice) if self.sums[choice].mean_time() < before - before / GAIN_PART => {
+                self.choices[choice]
+            }
             _ => self.choices[0],
         }
     }
@@ -290,13 +300,19 @@ mod tests {
             kind: StepKind,
             step: impl Fn(usize) -> (NanoTime, NanoTime),
         ) -> Vec<u32> {
-            let (end, mut ran) = (self.clock + milliseconds * MILLISECOND, vec![0; self.crew.most + 1]);
+            let (end, mut ran) =
+                (self.clock + milliseconds * MILLISECOND, vec![0; self.crew.max_workers + 1]);
             while self.clock < end {
                 let workers = self.crew.workers();
                 let (time, slept) = step(workers);
                 self.clock += 1000 * time;
                 ran[workers] += 1;
-                self.crew.note(StepTiming { kind, end: self.clock, time: 1000 * time, slept: 1000 * slept });
+                self.crew.record_step(StepTiming {
+                    kind,
+                    end: self.clock,
+                    time: 1000 * time,
+                    slept: 1000 * slept,
+                });
             }
             ran
         }
@@ -322,7 +338,7 @@ mod tests {
         machine.run(1000, DECODE, quiet);
         let crowded = |workers| if workers == 2 { (2000, 1500) } else { (850, 0) };
         machine.run(100, DECODE, crowded);
-        assert_eq!(machine.crew.suited(), 1);
+        assert_eq!(machine.crew.best_workers(), 1);
         // Trials become rare.
         machine.run(3000, DECODE, crowded);
         let ran = machine.run(8000, DECODE, crowded);
@@ -330,7 +346,7 @@ mod tests {
         let part = f64::from(ran[2] * 2000) / 8e6;
         assert!(part < 0.02, "{part}");
         machine.run(1800, DECODE, quiet);
-        assert_eq!(machine.crew.suited(), 2);
+        assert_eq!(machine.crew.best_workers(), 2);
         let ran = machine.run(5000, DECODE, quiet);
         assert_eq!(ran[1], 0);
     }
@@ -341,7 +357,7 @@ mod tests {
         let crowded = |workers| if workers == 2 { (1000, 700) } else { (1100, 0) };
         machine.run(4000, DECODE, crowded);
         let ran = machine.run(8000, DECODE, crowded);
-        assert_eq!(machine.crew.suited(), 2);
+        assert_eq!(machine.crew.best_workers(), 2);
         assert!(30 * ran[1] < ran[2], "{ran:?}");
     }
 
@@ -349,7 +365,7 @@ mod tests {
     fn a_trial_takes_what_is_clearly_better_only() {
         let mut machine = SimulatedMachine::new(2);
         machine.run(1000, DECODE, |workers| if workers == 2 { (1000, 700) } else { (970, 0) });
-        assert_eq!(machine.crew.suited(), 2);
+        assert_eq!(machine.crew.best_workers(), 2);
     }
 
     /// Two of eight cores are taken: six workers are best, and are found from eight and from one.
@@ -361,14 +377,14 @@ mod tests {
         };
         let mut machine = SimulatedMachine::new(8);
         machine.run(6000, DECODE, crowded);
-        assert_eq!(machine.crew.suited(), 6);
+        assert_eq!(machine.crew.best_workers(), 6);
         let alone = |workers| if workers > 1 { (5000, 4000) } else { quiet(1) };
         machine.run(6000, DECODE, alone);
-        assert_eq!(machine.crew.suited(), 1);
+        assert_eq!(machine.crew.best_workers(), 1);
         machine.run(6000, DECODE, crowded);
-        assert_eq!(machine.crew.suited(), 6);
+        assert_eq!(machine.crew.best_workers(), 6);
         machine.run(6000, DECODE, quiet);
-        assert_eq!(machine.crew.suited(), 8);
+        assert_eq!(machine.crew.best_workers(), 8);
     }
 
     /// Long steps by the number that does better must not look worse than short ones.
@@ -381,15 +397,15 @@ mod tests {
         for tokens in 1..40 {
             machine.run(200, prompt(tokens), long);
         }
-        assert_eq!(machine.crew.suited(), 2, "nothing could be compared");
+        assert_eq!(machine.crew.best_workers(), 2, "nothing could be compared");
         machine.run(200, DECODE, crowded);
-        assert_eq!(machine.crew.suited(), 1);
+        assert_eq!(machine.crew.best_workers(), 1);
         // Steps between others are compared among themselves.
         let mut machine = SimulatedMachine::new(2);
         for tokens in 1..40 {
             machine.run(5, DECODE, crowded);
             machine.run(40, prompt(tokens), long);
         }
-        assert_eq!(machine.crew.suited(), 1);
+        assert_eq!(machine.crew.best_workers(), 1);
     }
 }

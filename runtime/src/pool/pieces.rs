@@ -42,13 +42,13 @@ impl ChunkScheduler {
 
     /// A piece for `worker` of the launch that it is at, of `each` pieces per share: `owner * each` and on. `None` once for
     /// each launch, when nothing is left.
-    pub fn take(&self, worker: usize, each: u32) -> Option<u32> {
+    pub fn take_chunk(&self, worker: usize, each: u32) -> Option<u32> {
         let shares = &self.shares[..self.workers.load(Ordering::Relaxed).min(self.shares.len())];
         let own = &shares.get(worker)?.0;
         let launch = own.launch.load(Ordering::Relaxed);
         let near = neighbours(worker, shares.len());
         for owner in (worker..near.end).chain(near.start..worker) {
-            if let Some(piece) = shares[owner].0.take(launch, each) {
+            if let Some(piece) = shares[owner].0.take_chunk(launch, each) {
                 return Some(owner as u32 * each + piece);
             }
         }
@@ -79,7 +79,7 @@ fn neighbours(worker: usize, workers: usize) -> Range<usize> {
 
 impl WorkerChunks {
     /// The next piece of this share in a launch.
-    fn take(&self, launch: u32, each: u32) -> Option<u32> {
+    fn take_chunk(&self, launch: u32, each: u32) -> Option<u32> {
         let mut seen = self.taken.load(Ordering::Relaxed);
         loop {
             // Launches are numbered in a circle.
@@ -107,22 +107,22 @@ mod tests {
     use crate::pool::WorkerPool;
 
     fn all(pieces: &ChunkScheduler, worker: usize, each: u32) -> Vec<u32> {
-        std::iter::from_fn(|| pieces.take(worker, each)).collect()
+        std::iter::from_fn(|| pieces.take_chunk(worker, each)).collect()
     }
 
     #[test]
     fn own_pieces_come_first_and_others_later() {
         let pieces = ChunkScheduler::new(3);
-        assert_eq!(pieces.take(1, 2), Some(2));
+        assert_eq!(pieces.take_chunk(1, 2), Some(2));
         assert_eq!(all(&pieces, 2, 2), [4, 5, 0, 1, 3]);
         // Worker 2 is at the next launch while the others have not seen the end of this one.
-        assert_eq!(pieces.take(2, 1), Some(2));
-        assert_eq!(pieces.take(2, 1), Some(0));
+        assert_eq!(pieces.take_chunk(2, 1), Some(2));
+        assert_eq!(pieces.take_chunk(2, 1), Some(0));
         assert_eq!(all(&pieces, 0, 2), [0u32; 0]);
-        assert_eq!(pieces.take(1, 2), None);
+        assert_eq!(pieces.take_chunk(1, 2), None);
         assert_eq!(all(&pieces, 1, 1), [1]);
         assert_eq!(all(&pieces, 0, 1), [0u32; 0]);
-        assert_eq!(pieces.take(2, 1), None);
+        assert_eq!(pieces.take_chunk(2, 1), None);
         assert_eq!(all(&pieces, 0, 2), [0, 1, 2, 3, 4, 5]);
     }
 
@@ -173,7 +173,7 @@ mod tests {
                 .collect();
             pool.run(&|worker| {
                 for (launch, counts) in counts.iter().enumerate() {
-                    while let Some(piece) = pool.pieces().take(worker, each(launch) as u32) {
+                    while let Some(piece) = pool.chunks().take_chunk(worker, each(launch) as u32) {
                         counts[piece as usize].fetch_add(1, Ordering::Relaxed);
                     }
                     if barriers {
@@ -190,13 +190,13 @@ mod tests {
     fn a_panic_leaves_whole_counters() {
         let pool = WorkerPool::new(2).unwrap();
         let failed = pool.run(&|worker| {
-            pool.pieces().take(worker, 4);
+            pool.chunks().take_chunk(worker, 4);
             assert!(worker != 1, "broken off");
         });
         assert!(failed.is_err());
         let counts: Vec<AtomicU32> = (0..8).map(|_| AtomicU32::new(0)).collect();
         pool.run(&|worker| {
-            while let Some(piece) = pool.pieces().take(worker, 4) {
+            while let Some(piece) = pool.chunks().take_chunk(worker, 4) {
                 counts[piece as usize].fetch_add(1, Ordering::Relaxed);
             }
         })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::futex;
 
-/// A sleeper looks up after this time: [`EventCount::raise`] may miss one that is about to sleep.
+/// A sleeper looks up after this time: [`EventCount::raise_to`] may miss one that is about to sleep.
 const NAP: Duration = Duration::from_micros(500);
 
 #[derive(Default)]
@@ -35,21 +35,21 @@ impl EventCount {
     }
 
     /// Nobody may wait for it.
-    pub fn set(&self, count: u32) {
+    pub fn set_count(&self, count: u32) {
         self.count.store(count, Ordering::Relaxed);
     }
 
     /// Lets go all who wait for `count` or less. Looks for sleepers without waiting until the new count is visible (a fence
     /// at every barrier would cost a transfer of the line).
-    pub fn raise(&self, count: u32) {
+    pub fn raise_to(&self, count: u32) {
         self.count.store(count, Ordering::Release);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
             futex::wake(&self.count);
         }
     }
 
-    /// As [`EventCount::raise`], and misses no sleeper.
-    pub fn raise_for_all(&self, count: u32) {
+    /// As [`EventCount::raise_to`], and misses no sleeper.
+    pub fn raise_and_wake(&self, count: u32) {
         self.count.store(count, Ordering::Release);
         // With the increment of `sleepers`: either it is seen here, or the sleeper sees the new count.
         fence(Ordering::SeqCst);
@@ -67,7 +67,7 @@ impl EventCount {
         self.sleepers.load(Ordering::SeqCst)
     }
 
-    fn is_behind(&self, count: u32, order: Ordering) -> bool {
+    fn has_not_reached(&self, count: u32, order: Ordering) -> bool {
         (self.count.load(order).wrapping_sub(count) as i32) < 0
     }
 }
@@ -75,7 +75,7 @@ impl EventCount {
 impl EventWaiter<'_> {
     /// Waits until `signal` has reached `count`; false if it never will.
     pub fn wait(&mut self, signal: &EventCount, count: u32) -> bool {
-        while signal.is_behind(count, Ordering::Acquire) {
+        while signal.has_not_reached(count, Ordering::Acquire) {
             if self.open.is_some_and(|open| open.load(Ordering::Relaxed)) {
                 return false;
             }

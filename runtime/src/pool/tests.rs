@@ -72,10 +72,10 @@ fn changing_numbers(most: usize, rounds: usize) {
         let each = 1 + round as u32 % 4;
         let counts: Vec<AtomicUsize> = (0..wanted * each as usize).map(|_| AtomicUsize::new(0)).collect();
         let phases = AtomicUsize::new(0);
-        pool.step(kind, usize::MAX, &|worker, workers| {
+        pool.run_step(kind, usize::MAX, &|worker, workers| {
             assert_eq!(workers, wanted);
             for phase in 1..=3 {
-                while let Some(piece) = pool.pieces().take(worker, each) {
+                while let Some(piece) = pool.chunks().take_chunk(worker, each) {
                     counts[piece as usize].fetch_add(1, Ordering::Relaxed);
                 }
                 phases.fetch_add(1, Ordering::Relaxed);
@@ -87,7 +87,7 @@ fn changing_numbers(most: usize, rounds: usize) {
         assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 3), "{wanted} workers");
     }
     pool.fix_workers(None);
-    pool.step(kind, usize::MAX, &|_, workers| assert_eq!(workers, most)).unwrap();
+    pool.run_step(kind, usize::MAX, &|_, workers| assert_eq!(workers, most)).unwrap();
 }
 
 /// A worker that comes when the others sleep wakes them.
@@ -96,9 +96,9 @@ fn late_workers_are_slept_for() {
     let pool = WorkerPool::new(4).unwrap();
     let nap = || std::thread::sleep(Duration::from_millis(1));
     for late in [0, 1, 3] {
-        let before = pool.barrier().slept();
+        let before = pool.barrier().slept_time();
         pool.run(&|worker| {
-            while worker == late && pool.barrier().slept() == before {
+            while worker == late && pool.barrier().slept_time() == before {
                 nap();
             }
             pool.barrier().wait(worker);
@@ -108,7 +108,7 @@ fn late_workers_are_slept_for() {
     for late in [1, 3] {
         // At the end of a run there is no barrier.
         pool.run(&|worker| {
-            while worker == late && pool.shared.ended[late].0.sleepers() == 0 {
+            while worker == late && pool.shared.finished[late].0.sleepers() == 0 {
                 nap();
             }
         })
@@ -173,13 +173,13 @@ fn models_that_share_a_pool_progress_alike() {
             s.spawn(move || {
                 for _ in 0..STEPS {
                     let kind = StepKind { model, step: "test", tokens: 1 };
-                    pool.step(kind, usize::MAX, &|worker, _| {
+                    pool.run_step(kind, usize::MAX, &|worker, _| {
                         if worker != 0 {
                             return std::thread::sleep(Duration::from_micros(200 * model as u64));
                         }
                         let other_is_done =
                             || order.lock().unwrap().iter().filter(|&&m| m != model).count() == STEPS;
-                        while pool.gate.waiting() == 0 && !other_is_done() {
+                        while pool.run_state.waiting_count() == 0 && !other_is_done() {
                             std::thread::yield_now();
                         }
                         order.lock().unwrap().push(model);
@@ -204,8 +204,8 @@ fn steps_have_at_most_the_workers_that_they_may_have() {
             assert!(worker < workers && workers == most.min(4));
             ran.fetch_add(1, Ordering::Relaxed);
         };
-        pool.step(kind, most, &count).unwrap();
-        pool.help_first(most, &count).unwrap();
+        pool.run_step(kind, most, &count).unwrap();
+        pool.run_suited_first(most, &count).unwrap();
         pool.run_first(most, &count).unwrap();
         assert_eq!(ran.into_inner(), 3 * most.min(4));
     }

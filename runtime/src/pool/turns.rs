@@ -14,39 +14,39 @@ const SPINS: u32 = 1 << 6;
 /// See the [module](self).
 pub struct TicketMutex<T> {
     /// Number of the caller that comes next.
-    next: AtomicU32,
+    next_ticket: AtomicU32,
     /// Number of the caller whose turn it is.
-    now: CachePadded<EventCount>,
+    now_serving: CachePadded<EventCount>,
     slept: AtomicU64,
     /// Only locked by whose turn it is, so without waiting.
     value: Mutex<T>,
 }
 
 pub struct TicketGuard<'a, T> {
-    turns: &'a TicketMutex<T>,
-    number: u32,
+    mutex: &'a TicketMutex<T>,
+    ticket: u32,
     value: MutexGuard<'a, T>,
 }
 
 impl<T> TicketMutex<T> {
     pub fn new(value: T) -> Self {
-        let (next, now, slept) = Default::default();
-        Self { next, now, slept, value: Mutex::new(value) }
+        let (next_ticket, now_serving, slept) = Default::default();
+        Self { next_ticket, now_serving, slept, value: Mutex::new(value) }
     }
 
     /// Returns when all who came before have dropped theirs.
-    pub fn take(&self) -> TicketGuard<'_, T> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+    pub fn lock(&self) -> TicketGuard<'_, T> {
+        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let mut waiter = EventWaiter { spins: SPINS, open: None, slept: &self.slept };
-        waiter.wait(&self.now.0, number);
+        waiter.wait(&self.now_serving.0, number);
         let value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
-        TicketGuard { turns: self, number, value }
+        TicketGuard { mutex: self, ticket: number, value }
     }
 
     /// How many wait while somebody has a turn.
     #[cfg(test)]
-    pub fn waiting(&self) -> u32 {
-        self.next.load(Ordering::SeqCst).wrapping_sub(self.now.0.count()).saturating_sub(1)
+    pub fn waiting_count(&self) -> u32 {
+        self.next_ticket.load(Ordering::SeqCst).wrapping_sub(self.now_serving.0.count()).saturating_sub(1)
     }
 
     pub fn get_mut(&mut self) -> &mut T {
@@ -57,7 +57,7 @@ impl<T> TicketMutex<T> {
 impl<T> Drop for TicketGuard<'_, T> {
     fn drop(&mut self) {
         // The next one may meet the mutex still locked for a moment: it is let go after this.
-        self.turns.now.0.raise_for_all(self.number.wrapping_add(1));
+        self.mutex.now_serving.0.raise_and_wake(self.ticket.wrapping_add(1));
     }
 }
 
@@ -89,11 +89,11 @@ mod tests {
                 let turns = &turns;
                 scope.spawn(move || {
                     for _ in 0..50 {
-                        let mut order = turns.take();
+                        let mut order = turns.lock();
                         // All others have come by then, but for those who are done.
                         let turns_of = |c: usize| order.iter().filter(|&&o| o == c).count();
                         let others = (0..callers).filter(|&c| c != caller && turns_of(c) < 50).count();
-                        while (turns.waiting() as usize) < others {
+                        while (turns.waiting_count() as usize) < others {
                             std::thread::yield_now();
                         }
                         order.push(caller);

@@ -34,10 +34,10 @@ pub(crate) struct RankAgreement {
     /// Features that all CPUs have.
     pub features: u64,
     /// Processes that may use the same CPUs as this one, which is one of them.
-    pub neighbours: usize,
+    pub processes_on_cpus: usize,
     /// Processes on this machine, likewise, and those of them before this one.
-    pub on_machine: usize,
-    pub local: usize,
+    pub processes_on_machine: usize,
+    pub local_rank: usize,
 }
 
 impl HandshakeMessage {
@@ -50,7 +50,7 @@ impl HandshakeMessage {
         HandshakeMessage {
             version: env!("CARGO_PKG_VERSION").into(),
             abi: mlcc_abi::ABI_VERSION.into(),
-            artifact: identity(artifact),
+            artifact: artifact_identity(artifact),
             plan: hash(&format!("{plan:?}")),
             features: features::host(),
             cpus: hash(&format!("{host} {allowed}")) as u64,
@@ -59,7 +59,7 @@ impl HandshakeMessage {
         }
     }
 
-    fn bytes(&self) -> [u8; BYTES] {
+    fn to_bytes(&self) -> [u8; BYTES] {
         let mut bytes = Vec::with_capacity(BYTES);
         for (text, room) in [(&self.version, VERSION), (&self.name, NAME)] {
             let end = text.floor_char_boundary(room.min(text.len()));
@@ -73,7 +73,7 @@ impl HandshakeMessage {
         bytes.try_into().unwrap_or([0; BYTES])
     }
 
-    fn read(bytes: &[u8; BYTES]) -> HandshakeMessage {
+    fn from_bytes(bytes: &[u8; BYTES]) -> HandshakeMessage {
         let text = |at: usize, room: usize| {
             String::from_utf8_lossy(&bytes[at..at + room]).trim_end_matches('\0').to_owned()
         };
@@ -96,17 +96,17 @@ impl HandshakeMessage {
     }
 
     /// Tells it to the others. All have the same model, and go on with what all their CPUs have.
-    pub fn agree(&self, processes: &ProcessGroup, path: &Path) -> Result<RankAgreement> {
-        let all = processes.gather(&self.bytes(), LOADING);
+    pub fn exchange_handshakes(&self, processes: &ProcessGroup, path: &Path) -> Result<RankAgreement> {
+        let all = processes.all_gather(&self.to_bytes(), LOADING);
         let all: Vec<HandshakeMessage> =
-            all.as_chunks::<BYTES>().0.iter().map(HandshakeMessage::read).collect();
+            all.as_chunks::<BYTES>().0.iter().map(HandshakeMessage::from_bytes).collect();
         processes.set_names(all.iter().map(|hello| hello.name.clone()).collect());
-        match differs(&all) {
+        match first_difference(&all) {
             None => Ok(RankAgreement {
                 features: all.iter().fold(u64::MAX, |bits, hello| bits & hello.features),
-                neighbours: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
-                local: all.iter().take(processes.rank()).filter(|h| h.machine == self.machine).count(),
-                on_machine: all.iter().filter(|hello| hello.machine == self.machine).count().max(1),
+                processes_on_cpus: all.iter().filter(|hello| hello.cpus == self.cpus).count().max(1),
+                local_rank: all.iter().take(processes.rank()).filter(|h| h.machine == self.machine).count(),
+                processes_on_machine: all.iter().filter(|hello| hello.machine == self.machine).count().max(1),
             }),
             Some((rank, [what, wanted])) => Err(Error::RanksDiffer {
                 path: path.to_path_buf(),
@@ -120,7 +120,7 @@ impl HandshakeMessage {
 }
 
 /// The first rank that has something else than rank 0: what, and what rank 0 has.
-fn differs(all: &[HandshakeMessage]) -> Option<(usize, [String; 2])> {
+fn first_difference(all: &[HandshakeMessage]) -> Option<(usize, [String; 2])> {
     let first = all.first()?;
     let number = |hash: u128| format!("{:016x}", hash as u64);
     all.iter().enumerate().find_map(|(rank, hello)| {
@@ -142,7 +142,7 @@ fn differs(all: &[HandshakeMessage]) -> Option<(usize, [String; 2])> {
     })
 }
 
-fn identity(artifact: &Artifact) -> u128 {
+fn artifact_identity(artifact: &Artifact) -> u128 {
     let mut hash = Xxh3::new();
     hash.update(&artifact.code_hash().to_le_bytes());
     for section in artifact.sections() {
@@ -171,10 +171,10 @@ mod tests {
 
     #[test]
     fn what_is_told_is_heard() {
-        assert_eq!(HandshakeMessage::read(&hello().bytes()), hello());
+        assert_eq!(HandshakeMessage::from_bytes(&hello().to_bytes()), hello());
         let long = HandshakeMessage { name: "ü".repeat(100), ..hello() };
         assert_eq!(
-            HandshakeMessage::read(&long.bytes()),
+            HandshakeMessage::from_bytes(&long.to_bytes()),
             HandshakeMessage { name: "ü".repeat(NAME / 2), ..hello() }
         );
     }
@@ -182,19 +182,28 @@ mod tests {
     #[test]
     fn the_first_difference_is_named() {
         assert_eq!(
-            differs(&[hello(), HandshakeMessage { features: 1, cpus: 2, name: "x".into(), ..hello() }]),
+            first_difference(&[
+                hello(),
+                HandshakeMessage { features: 1, cpus: 2, name: "x".into(), ..hello() }
+            ]),
             None
         );
         let other = HandshakeMessage { artifact: 2, ..hello() };
         let told = |rank, what: &str, wanted: &str| Some((rank, [what.to_owned(), wanted.to_owned()]));
         let named = told(2, "the artifact 0000000000000002", "the artifact 0000000000000009");
-        assert_eq!(differs(&[hello(), hello(), other]), named);
+        assert_eq!(first_difference(&[hello(), hello(), other]), named);
         let old = HandshakeMessage { version: "1.2.2".into(), abi: 6, artifact: 9, ..hello() };
-        assert_eq!(differs(&[hello(), old]), told(1, "version 1.2.2 of mlcc", "version 1.2.3 of mlcc"));
+        assert_eq!(
+            first_difference(&[hello(), old]),
+            told(1, "version 1.2.2 of mlcc", "version 1.2.3 of mlcc")
+        );
         let abi = HandshakeMessage { abi: 8, artifact: 4, ..hello() };
-        assert_eq!(differs(&[hello(), abi]), told(1, "version 8 of the ABI", "version 7 of the ABI"));
+        assert_eq!(
+            first_difference(&[hello(), abi]),
+            told(1, "version 8 of the ABI", "version 7 of the ABI")
+        );
         let plan = HandshakeMessage { plan: 4, ..hello() };
         let named = told(1, "the memory plan 0000000000000004", "the memory plan 0000000000000003");
-        assert_eq!(differs(&[hello(), plan]), named);
+        assert_eq!(first_difference(&[hello(), plan]), named);
     }
 }

@@ -8,13 +8,13 @@ pub(crate) enum RankMessageKind {
     /// Nothing more comes.
     End,
     /// Nothing is wanted but a sign.
-    Ping,
+    Heartbeat,
     /// A step (see `RankLeader::step`).
     Step,
     /// A state, of a sequence that begins: its number.
-    New,
+    CreateState,
     /// The sequence has ended: its number.
-    Free,
+    FreeState,
     /// Two numbers: from, to.
     CopyState,
     /// Rank, number, place, and the bytes.
@@ -28,11 +28,11 @@ pub(crate) enum RankMessageKind {
     /// Rank, from, to, how many.
     CopyPages,
     /// Pages may lose their memory: from, to.
-    TakeBack,
+    DecommitPages,
     /// Pages get memory: from, to. On GPUs, where it does not come by itself.
-    Give,
+    CommitPages,
     /// Pages of a sequence, on GPUs: its number, how many are as they were, and those behind.
-    Table,
+    PageTable,
     /// Slots for adapters: place, and the bytes.
     WriteSlots,
 }
@@ -40,19 +40,19 @@ pub(crate) enum RankMessageKind {
 impl RankMessageKind {
     const ALL: [RankMessageKind; 15] = [
         RankMessageKind::End,
-        RankMessageKind::Ping,
+        RankMessageKind::Heartbeat,
         RankMessageKind::Step,
-        RankMessageKind::New,
-        RankMessageKind::Free,
+        RankMessageKind::CreateState,
+        RankMessageKind::FreeState,
         RankMessageKind::CopyState,
         RankMessageKind::WriteState,
         RankMessageKind::ReadState,
         RankMessageKind::WritePages,
         RankMessageKind::ReadPages,
         RankMessageKind::CopyPages,
-        RankMessageKind::TakeBack,
-        RankMessageKind::Give,
-        RankMessageKind::Table,
+        RankMessageKind::DecommitPages,
+        RankMessageKind::CommitPages,
+        RankMessageKind::PageTable,
         RankMessageKind::WriteSlots,
     ];
 }
@@ -63,14 +63,14 @@ const STEPS: [EntryPoint; 8] = [
     EntryPoint::Decode,
     EntryPoint::PrefillLogits,
     EntryPoint::DecodeBatch,
-    EntryPoint::Rows,
+    EntryPoint::Step,
     EntryPoint::Create,
     EntryPoint::Reset,
     EntryPoint::Encode,
 ];
 
 /// The number of a step that ranks take together; `None` of one that each can take alone.
-pub(crate) fn number(step: EntryPoint) -> Option<u64> {
+pub(crate) fn step_number(step: EntryPoint) -> Option<u64> {
     STEPS.iter().position(|&known| known == step).map(|at| at as u64)
 }
 
@@ -79,26 +79,26 @@ pub(crate) fn number(step: EntryPoint) -> Option<u64> {
 pub(crate) struct MessageWriter(Vec<u8>);
 
 impl MessageWriter {
-    pub fn begin(&mut self, kind: RankMessageKind) -> &mut MessageWriter {
+    pub fn start_message(&mut self, kind: RankMessageKind) -> &mut MessageWriter {
         self.0.clear();
         self.0.push(kind as u8);
         self
     }
 
-    pub fn number(&mut self, number: u64) -> &mut MessageWriter {
+    pub fn push_number(&mut self, number: u64) -> &mut MessageWriter {
         self.0.extend_from_slice(&number.to_le_bytes());
         self
     }
 
     /// How many, and the values.
-    pub fn list(&mut self, values: &[i32]) -> &mut MessageWriter {
-        self.number(values.len() as u64);
+    pub fn push_list(&mut self, values: &[i32]) -> &mut MessageWriter {
+        self.push_number(values.len() as u64);
         values.iter().for_each(|value| self.0.extend_from_slice(&value.to_le_bytes()));
         self
     }
 
     /// The last of a message.
-    pub fn rest(&mut self, bytes: &[u8]) -> &mut MessageWriter {
+    pub fn push_bytes(&mut self, bytes: &[u8]) -> &mut MessageWriter {
         self.0.extend_from_slice(bytes);
         self
     }
@@ -118,34 +118,34 @@ impl<'a> MessageReader<'a> {
         Some((*RankMessageKind::ALL.get(kind as usize)?, MessageReader(rest)))
     }
 
-    pub fn number(&mut self) -> Option<u64> {
+    pub fn read_number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*number))
     }
 
-    pub fn numbers<const N: usize>(&mut self) -> Option<[u64; N]> {
+    pub fn read_numbers<const N: usize>(&mut self) -> Option<[u64; N]> {
         let mut numbers = [0; N];
         for number in &mut numbers {
-            *number = self.number()?;
+            *number = self.read_number()?;
         }
         Some(numbers)
     }
 
-    pub fn step(&mut self) -> Option<EntryPoint> {
-        STEPS.get(self.number()? as usize).copied()
+    pub fn read_step(&mut self) -> Option<EntryPoint> {
+        STEPS.get(self.read_number()? as usize).copied()
     }
 
     /// Adds the values of a list; says how many.
-    pub fn list(&mut self, to: &mut Vec<i32>) -> Option<usize> {
-        let count = self.number()? as usize;
+    pub fn read_list(&mut self, to: &mut Vec<i32>) -> Option<usize> {
+        let count = self.read_number()? as usize;
         let (values, rest) = self.0.split_at_checked(count.checked_mul(4)?)?;
         to.extend(values.as_chunks::<4>().0.iter().map(|value| i32::from_le_bytes(*value)));
         self.0 = rest;
         Some(count)
     }
 
-    pub fn rest(self) -> &'a [u8] {
+    pub fn remaining_bytes(self) -> &'a [u8] {
         self.0
     }
 }
@@ -158,32 +158,38 @@ mod tests {
     fn messages_are_read_back() {
         let mut message = MessageWriter::default();
         for kind in RankMessageKind::ALL {
-            message.begin(kind).number(3).list(&[1, -2, i32::MAX]).number(u64::MAX).list(&[]).rest(b"end");
+            message
+                .start_message(kind)
+                .push_number(3)
+                .push_list(&[1, -2, i32::MAX])
+                .push_number(u64::MAX)
+                .push_list(&[])
+                .push_bytes(b"end");
             let (found, mut reader) = MessageReader::new(message.bytes()).unwrap();
             let mut list = vec![9];
-            assert_eq!((found, reader.number(), reader.list(&mut list)), (kind, Some(3), Some(3)));
-            assert_eq!((reader.numbers(), reader.list(&mut list)), (Some([u64::MAX]), Some(0)));
-            assert_eq!((&list[..], reader.rest()), (&[9, 1, -2, i32::MAX][..], &b"end"[..]));
+            assert_eq!((found, reader.read_number(), reader.read_list(&mut list)), (kind, Some(3), Some(3)));
+            assert_eq!((reader.read_numbers(), reader.read_list(&mut list)), (Some([u64::MAX]), Some(0)));
+            assert_eq!((&list[..], reader.remaining_bytes()), (&[9, 1, -2, i32::MAX][..], &b"end"[..]));
         }
         for (at, step) in STEPS.into_iter().enumerate() {
-            message.begin(RankMessageKind::Step).number(number(step).unwrap());
-            assert_eq!(number(step), Some(at as u64));
-            assert_eq!(MessageReader::new(message.bytes()).and_then(|(_, mut r)| r.step()), Some(step));
+            message.start_message(RankMessageKind::Step).push_number(step_number(step).unwrap());
+            assert_eq!(step_number(step), Some(at as u64));
+            assert_eq!(MessageReader::new(message.bytes()).and_then(|(_, mut r)| r.read_step()), Some(step));
         }
-        assert_eq!(number(EntryPoint::Softmax), None);
+        assert_eq!(step_number(EntryPoint::Softmax), None);
     }
 
     #[test]
     fn short_messages_are_refused() {
         let mut message = MessageWriter::default();
-        message.begin(RankMessageKind::Step).list(&[1, 2, 3]);
+        message.start_message(RankMessageKind::Step).push_list(&[1, 2, 3]);
         for len in 0..message.bytes().len() {
-            let read =
-                MessageReader::new(&message.bytes()[..len]).and_then(|(_, mut r)| r.list(&mut Vec::new()));
+            let read = MessageReader::new(&message.bytes()[..len])
+                .and_then(|(_, mut r)| r.read_list(&mut Vec::new()));
             assert_eq!(read, None, "{len} bytes");
         }
         assert!(MessageReader::new(&[77]).is_none());
-        message.begin(RankMessageKind::Step).number(u64::MAX);
-        assert_eq!(MessageReader::new(message.bytes()).unwrap().1.list(&mut Vec::new()), None);
+        message.start_message(RankMessageKind::Step).push_number(u64::MAX);
+        assert_eq!(MessageReader::new(message.bytes()).unwrap().1.read_list(&mut Vec::new()), None);
     }
 }

@@ -16,18 +16,18 @@ fn word(key: u64, index: u64) -> u64 {
 }
 
 /// Fills `out` with periods of the draw from number `first` on.
-pub(super) fn periods(draw: &RandomDraw, first: u64, out: &mut [u8]) {
-    let mut place = first * draw.period();
+pub(super) fn fill_periods(draw: &RandomDraw, first: u64, out: &mut [u8]) {
+    let mut place = first * draw.period_bytes();
     let mut rest = out;
     while !rest.is_empty() {
         for piece in &draw.pieces {
             let (here, behind) = std::mem::take(&mut rest).split_at_mut(piece.bytes as usize);
             match piece.content {
                 PieceContent::Fill(byte) => here.fill(byte),
-                PieceContent::Codes => codes(draw.key, place, here),
-                PieceContent::Scales(scale) => scales(draw.key, place, scale, here),
+                PieceContent::Codes => fill_codes(draw.key, place, here),
+                PieceContent::Scales(scale) => fill_scales(draw.key, place, scale, here),
                 PieceContent::Floats(float, spread) => {
-                    floats(draw.key, place / float.size(), float, spread, here)
+                    fill_floats(draw.key, place / float.value_bytes(), float, spread, here)
                 }
             }
             rest = behind;
@@ -37,7 +37,7 @@ pub(super) fn periods(draw: &RandomDraw, first: u64, out: &mut [u8]) {
 }
 
 /// Byte `i` of the key's words, for `i` from `place` on.
-fn codes(key: u64, place: u64, out: &mut [u8]) {
+fn fill_codes(key: u64, place: u64, out: &mut [u8]) {
     let skip = (place % 8) as usize;
     let head = if skip == 0 { 0 } else { (8 - skip).min(out.len()) };
     let (begin, rest) = out.split_at_mut(head);
@@ -51,19 +51,19 @@ fn codes(key: u64, place: u64, out: &mut [u8]) {
     end.copy_from_slice(&word(key, behind).to_le_bytes()[..end.len()]);
 }
 
-fn scales(key: u64, place: u64, scale: u16, out: &mut [u8]) {
+fn fill_scales(key: u64, place: u64, scale: u16, out: &mut [u8]) {
     for (index, out) in (place / 2..).zip(out.as_chunks_mut::<2>().0) {
         let sign = (word(key ^ SIGNS, index) >> 63) as u16;
         *out = (scale ^ sign << 15).to_le_bytes();
     }
 }
 
-fn floats(key: u64, first: u64, float: FloatType, spread: ValueDistribution, out: &mut [u8]) {
+fn fill_floats(key: u64, first: u64, float: FloatType, spread: ValueDistribution, out: &mut [u8]) {
     match spread {
         ValueDistribution::Normal { mean, deviation } => {
             // The sum of four uniform integers below 2^16 has mean 2 * 65535 and variance (2^32 - 1) / 3.
             let scale = deviation / (((1_u64 << 32) - 1) as f32 / 3.0).sqrt();
-            store(float, first, out, |index| {
+            store_values(float, first, out, |index| {
                 let bits = word(key, index);
                 let sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
                 mean + (sum as i32 - 131_070) as f32 * scale
@@ -71,14 +71,14 @@ fn floats(key: u64, first: u64, float: FloatType, spread: ValueDistribution, out
         }
         ValueDistribution::Uniform { low, high } => {
             let scale = (high - low) / (1_u64 << 24) as f32;
-            store(float, first, out, |index| low + (word(key, index) >> 40) as f32 * scale);
+            store_values(float, first, out, |index| low + (word(key, index) >> 40) as f32 * scale);
         }
     }
 }
 
 /// Values number `first` and on, each in its type.
 #[inline]
-fn store(float: FloatType, first: u64, out: &mut [u8], value: impl Fn(u64) -> f32) {
+fn store_values(float: FloatType, first: u64, out: &mut [u8], value: impl Fn(u64) -> f32) {
     match float {
         FloatType::F32 => {
             let places = out.as_chunks_mut::<4>().0;

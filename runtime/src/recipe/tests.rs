@@ -46,9 +46,9 @@ fn text_reads_back() {
 #[test]
 fn threads_and_portions_change_no_byte() {
     let recipe = sample();
-    let one = recipe.make(1).unwrap();
+    let one = recipe.generate(1).unwrap();
     assert_eq!(one.len(), 6_000_000);
-    assert!(one[..] == recipe.make(2).unwrap()[..] && one[..] == recipe.make(5).unwrap()[..]);
+    assert!(one[..] == recipe.generate(2).unwrap()[..] && one[..] == recipe.generate(5).unwrap()[..]);
     assert_eq!(recipe.hash(), xxhash_rust::xxh3::xxh3_128(&one));
     // Whatever is between entries is zero, and stored bytes are what they were.
     assert!(one[..64].iter().chain(&one[5_840_000..]).all(|&b| b == 0));
@@ -60,7 +60,7 @@ fn threads_and_portions_change_no_byte() {
         bytes: first.bytes().unwrap(),
         entries: vec![GeneratorEntry::Draw(RandomDraw { offset: 0, ..first.clone() })],
     };
-    assert!(moved.make(1).unwrap()[..] == one[64..64 + 9000 * 288]);
+    assert!(moved.generate(1).unwrap()[..] == one[64..64 + 9000 * 288]);
 }
 
 /// The bytes are part of the format: every version of this code makes the same ones. These were made by another program, from
@@ -68,7 +68,7 @@ fn threads_and_portions_change_no_byte() {
 #[test]
 fn bytes_are_fixed() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let made = |text: &str| hex(&WeightGenerator::parse(text.as_bytes()).unwrap().make(1).unwrap());
+    let made = |text: &str| hex(&WeightGenerator::parse(text.as_bytes()).unwrap().generate(1).unwrap());
     assert_eq!(
         made("mlcc-recipe 1 0 32\ndraw 0 2 0000000000000001 scales:4:3c00 codes:12\n"),
         "00bc00bc1d169256c15c0289ec2d0a9100bc00bca18debbe5e5532fbeea293f8"
@@ -80,9 +80,9 @@ fn bytes_are_fixed() {
 }
 
 fn values(float: FloatType, spread: ValueDistribution) -> Vec<f32> {
-    let bytes = 200_000 * float.size();
+    let bytes = 200_000 * float.value_bytes();
     let entries = vec![draw(0, 1, 99, vec![piece(bytes, PieceContent::Floats(float, spread))])];
-    let made = WeightGenerator { seed: 0, bytes, entries }.make(1).unwrap();
+    let made = WeightGenerator { seed: 0, bytes, entries }.generate(1).unwrap();
     let half = |bits: u16| {
         let magnitude = match u32::from(bits & 0x7fff) {
             0 => 0.0,
@@ -129,7 +129,7 @@ fn values_are_spread_as_told() {
 fn codes_and_signs_are_even() {
     let pieces = vec![piece(32, PieceContent::Scales(0x3c00)), piece(256, PieceContent::Codes)];
     let made = WeightGenerator { seed: 0, bytes: 288 * 1000, entries: vec![draw(0, 1000, 5, pieces)] }
-        .make(2)
+        .generate(2)
         .unwrap();
     let (mut counts, mut negative) = ([0_u32; 16], 0);
     for group in made.chunks(288) {
@@ -199,5 +199,5 @@ fn damaged_recipes_are_refused() {
         refused(&format!("mlcc-recipe 1 0 100\n{line}\n"), "no whole values");
     }
     let huge = WeightGenerator::parse(format!("mlcc-recipe 1 0 {}\n", u64::MAX).as_bytes()).unwrap();
-    assert!(matches!(huge.make(1), Err(Error::OutOfMemory { .. })));
+    assert!(matches!(huge.generate(1), Err(Error::OutOfMemory { .. })));
 }

@@ -60,8 +60,9 @@ pub(super) fn parse(section: &[u8]) -> Result<WeightGenerator, String> {
     let numbers = head.strip_prefix(HEAD).and_then(|rest| rest.trim_start().split_once(' '));
     let sizes = numbers.and_then(|(seed, bytes)| Some((seed.parse().ok()?, bytes.parse().ok()?)));
     let (seed, bytes) = sizes.ok_or_else(|| format!("its recipe begins with `{}`", shorten(head)))?;
-    let entry =
-        |line: &str| entry(line).ok_or_else(|| format!("unknown line in its recipe: `{}`", shorten(line)));
+    let entry = |line: &str| {
+        parse_entry(line).ok_or_else(|| format!("unknown line in its recipe: `{}`", shorten(line)))
+    };
     Ok(WeightGenerator { seed, bytes, entries: lines.map(entry).collect::<Result<_, _>>()? })
 }
 
@@ -69,13 +70,13 @@ fn shorten(line: &str) -> String {
     line.chars().take(80).collect()
 }
 
-fn entry(line: &str) -> Option<GeneratorEntry> {
+fn parse_entry(line: &str) -> Option<GeneratorEntry> {
     let mut words = line.split(' ');
     match words.next()? {
         "draw" => {
             let (offset, count) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
             let key = u64::from_str_radix(words.next()?, 16).ok()?;
-            let pieces = words.map(piece).collect::<Option<Vec<_>>>()?;
+            let pieces = words.map(parse_piece).collect::<Option<Vec<_>>>()?;
             Some(GeneratorEntry::Draw(RandomDraw { offset, count, key, pieces }))
         }
         "bytes" => {
@@ -91,7 +92,7 @@ fn entry(line: &str) -> Option<GeneratorEntry> {
     }
 }
 
-fn piece(word: &str) -> Option<DrawPiece> {
+fn parse_piece(word: &str) -> Option<DrawPiece> {
     let mut fields = word.split(':');
     let (kind, bytes) = (fields.next()?, fields.next()?.parse().ok()?);
     let mut floats = |float| {

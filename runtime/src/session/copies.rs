@@ -18,7 +18,7 @@ pub struct SessionSnapshot {
 impl Session {
     /// A second session with the same past.
     pub fn fork(&self) -> Result<Self> {
-        let memory = self.memory.twin(&self.model, self.rows)?;
+        let memory = self.memory.fork(&self.model, self.rows)?;
         let (rows, dropped, window_row) = (self.rows, self.dropped, self.window_row);
         let (model, adapter) = (self.model.clone(), self.adapter.clone());
         Ok(Self { model, memory, rows, dropped, window_row, adapter, all_logits: None })
@@ -27,12 +27,12 @@ impl Session {
     /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
     /// loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        state_file::save(path.as_ref(), self.identity(), self.rows, &self.live()?)
+        state_file::save(path.as_ref(), self.identity(), self.rows, &self.live_states()?)
     }
 
     /// What [`Session::save_state`] would write, for somebody else to write it.
     pub fn state_file(&self) -> Result<Vec<u8>> {
-        Ok(state_file::bytes(self.identity(), self.rows, &self.live()?))
+        Ok(state_file::encode_file(self.identity(), self.rows, &self.live_states()?))
     }
 
     /// Differs where states are no numbers of this sequence: of another model, or computed with another adapter.
@@ -41,7 +41,7 @@ impl Session {
     }
 
     /// The live bytes of each state, in the order of the table.
-    fn live(&self) -> Result<Vec<Cow<'_, [u8]>>> {
+    fn live_states(&self) -> Result<Vec<Cow<'_, [u8]>>> {
         self.model.table().states.iter().map(|s| self.memory.state(s, self.rows)).collect()
     }
 
@@ -62,7 +62,7 @@ impl Session {
 
     /// Position, recurrent states and the cache rows in use, to go back to later.
     pub fn snapshot(&self) -> Result<SessionSnapshot> {
-        let pieces = self.live()?.into_iter().map(Cow::into_owned).collect();
+        let pieces = self.live_states()?.into_iter().map(Cow::into_owned).collect();
         Ok(SessionSnapshot { identity: self.identity(), rows: self.rows, pieces })
     }
 

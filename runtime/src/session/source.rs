@@ -11,7 +11,7 @@ pub fn source_rows(tokens: &[i32], start: i32) -> Option<usize> {
 
 impl Session {
     /// How many of `tokens` are the source text: those of the first call.
-    fn source_in(&self, tokens: &[i32]) -> Result<usize> {
+    fn source_token_count(&self, tokens: &[i32]) -> Result<usize> {
         match self.model.plan().decoder_start() {
             Some(start) if self.past() == 0 => source_rows(tokens, start).ok_or(Error::NoSource { start }),
             _ => Ok(0),
@@ -19,22 +19,22 @@ impl Session {
     }
 
     pub(super) fn check_source(&self, tokens: &[i32]) -> Result<()> {
-        let (n, chunk) = (self.source_in(tokens)? as u64, self.model.plan().chunk);
+        let (n, chunk) = (self.source_token_count(tokens)? as u64, self.model.plan().chunk);
         if n > chunk { Err(Error::SourceTooLong { n, chunk }) } else { Ok(()) }
     }
 
     /// Reads the source text if `tokens`, which were checked, begin with it; gives those behind it.
     pub(crate) fn read_source<'t>(&mut self, tokens: &'t [i32]) -> Result<&'t [i32]> {
-        let (source, rest) = tokens.split_at(self.source_in(tokens)?);
+        let (source, rest) = tokens.split_at(self.source_token_count(tokens)?);
         if !source.is_empty() {
-            self.step(EntryPoint::Encode, source)?;
+            self.run_entry(EntryPoint::Encode, source)?;
         }
         Ok(rest)
     }
 
     /// [`Session::read_source`], then `feed` of what is behind it. When that fails nothing has been fed: a source that is not followed
     /// by its first call would be taken for another one's.
-    pub(super) fn behind_source(
+    pub(super) fn forward_after_source(
         &mut self,
         tokens: &[i32],
         feed: impl FnOnce(&mut Self, &[i32]) -> Result<()>,
@@ -50,7 +50,7 @@ impl Session {
 
     /// Rows of the source text, of a sequence that has one.
     pub(super) fn source_length(&self) -> Result<Option<u64>> {
-        let Some(state) = self.model.table().source() else { return Ok(None) };
+        let Some(state) = self.model.table().source_state() else { return Ok(None) };
         let bytes = self.memory.state(state, self.rows)?;
         let length = <[u8; 4]>::try_from(&*bytes).map_or(0, i32::from_le_bytes);
         Ok(Some(u64::try_from(length).unwrap_or(0)))

@@ -6,7 +6,7 @@ use super::{
     ArtifactTable, CpuVariant, KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS, ModelPlan, ParamInfo,
     SlidingWindow, StateInfo, TableResult, malformed,
 };
-use crate::adapters::is_of_slots;
+use crate::adapters::belongs_to_slots;
 use crate::json;
 use crate::ranks::MOST_RANKS;
 
@@ -21,9 +21,10 @@ impl ArtifactTable {
     pub(super) fn check(&self) -> TableResult<()> {
         self.check_plan()?;
         self.check_metadata()?;
-        let limit =
-            |x: &ParamInfo| if x.of_slots { self.plan.adapter_bytes } else { self.plan.weights_bytes };
-        if let Some(param) = self.params.iter().find(|x| !inside(x.offset, x.bytes, limit(x))) {
+        let limit = |x: &ParamInfo| {
+            if x.in_adapter_slots { self.plan.adapter_bytes } else { self.plan.weights_bytes }
+        };
+        if let Some(param) = self.params.iter().find(|x| !fits_within(x.offset, x.bytes, limit(x))) {
             return malformed(format!("parameter {} lies outside of the weights", param.name));
         }
         self.check_slots()?;
@@ -94,7 +95,7 @@ impl ArtifactTable {
             ("decoder_start", p.decoder_start),
         ];
         for (name, here) in numbers {
-            match json::find(&self.metadata, &["memory", name]) {
+            match json::find_value(&self.metadata, &["memory", name]) {
                 Some(there) if there.parse() != Ok(here) => {
                     return malformed(format!("the table says {name} {here}, the metadata {there}"));
                 }
@@ -119,14 +120,14 @@ impl ArtifactTable {
             pairs.iter().all(|(plain, adapted)| adapted.is_some() == (slots > 0 && plain.is_some()))
         };
         let choice = self.states.iter().filter(|s| s.is_slot);
-        let matrices = self.params.iter().filter(|p| p.of_slots);
+        let matrices = self.params.iter().filter(|p| p.in_adapter_slots);
         let right = if slots == 0 {
             choice.count() == 0 && matrices.count() == 0 && self.plan.adapter_bytes == 0
         } else {
             slots <= MOST_SLOTS
                 && choice.clone().count() == 1
                 && choice.clone().all(|s| s.bytes == 4 && s.fill.is_none() && s.cache.is_none())
-                && matrices.clone().all(|p| is_of_slots(p, slots))
+                && matrices.clone().all(|p| belongs_to_slots(p, slots))
         };
         match right && self.variants.iter().all(entries) {
             true => Ok(()),
@@ -166,7 +167,7 @@ impl ArtifactTable {
             let there = |s: &&StateInfo| s.cache.is_some() == in_pages;
             let mut places: Vec<&StateInfo> = self.states.iter().filter(there).collect();
             places.sort_by_key(|s| s.offset);
-            let end = |s: &StateInfo| s.offset + if in_pages { page_part(s) } else { s.bytes };
+            let end = |s: &StateInfo| s.offset + if in_pages { cache_page_bytes(s) } else { s.bytes };
             if let Some(pair) = places.windows(2).find(|pair| end(pair[0]) > pair[1].offset) {
                 return malformed(format!("states {} and {} overlap", pair[0].name, pair[1].name));
             }
@@ -175,12 +176,12 @@ impl ArtifactTable {
     }
 }
 
-fn inside(offset: u64, bytes: u64, of: u64) -> bool {
+fn fits_within(offset: u64, bytes: u64, of: u64) -> bool {
     offset.checked_add(bytes).is_some_and(|end| end <= of)
 }
 
 /// Bytes of a cache in every page; too many, if they have no number.
-fn page_part(state: &StateInfo) -> u64 {
+fn cache_page_bytes(state: &StateInfo) -> u64 {
     state.cache.and_then(|c| c.row_bytes.checked_mul(PAGE_ROWS)).unwrap_or(u64::MAX)
 }
 
@@ -188,9 +189,9 @@ fn check_state(state: &StateInfo, p: &ModelPlan) -> TableResult<()> {
     let whole = state.fill.is_none() || (state.offset.is_multiple_of(4) && state.bytes.is_multiple_of(4));
     let (bytes, block, name) = match state.cache {
         None => (state.bytes, p.state_bytes, "the state block"),
-        Some(_) => (page_part(state), p.page_bytes, "the pages"),
+        Some(_) => (cache_page_bytes(state), p.page_bytes, "the pages"),
     };
-    if !inside(state.offset, bytes, block) || !whole {
+    if !fits_within(state.offset, bytes, block) || !whole {
         return malformed(format!("state {} lies outside of {name}", state.name));
     }
     let few = |w: SlidingWindow| w.newest > 0 && w.sinks.saturating_add(w.newest) < p.context;
@@ -217,8 +218,8 @@ fn check_launch(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableRe
     if !fits || (!of_batch && launch.args.iter().any(batched)) {
         return malformed(format!("`{entry}` is of one sequence, kernel {} of several", launch.kernel));
     }
-    if launch.exchange {
-        return check_exchange(launch, entry, plan);
+    if launch.is_all_gather {
+        return check_all_gather(launch, entry, plan);
     }
     let threads = launch.block.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::from(n)));
     if launch.grid.iter().any(|g| g.div < 1)
@@ -232,14 +233,14 @@ fn check_launch(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableRe
         let kind = argument.kind;
         return malformed(format!("kernel {} has an argument of unknown kind {kind}", launch.kernel));
     }
-    match launch.args.iter().position(|a| !is_argument(a, plan)) {
+    match launch.args.iter().position(|a| !is_valid_argument(a, plan)) {
         Some(index) => malformed(format!("argument {index} of kernel {} is out of bounds", launch.kernel)),
         None => Ok(()),
     }
 }
 
 /// Both places of an exchange have the rows of the largest call.
-fn check_exchange(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableResult<()> {
+fn check_all_gather(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableResult<()> {
     let [x, y, z] = &launch.grid;
     let one = |g: &DimExpr| (g.coef_n, g.coef_past, g.constant, g.div) == (0, 0, 1, 1);
     let most = plan.chunk.max(plan.batch) as i64;
@@ -254,7 +255,7 @@ fn check_exchange(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> Table
             _ => return false,
         };
         let bytes = rows.and_then(|rows| rows.checked_mul(ranks)?.checked_mul(launch.shared_bytes.into()));
-        a.reserved == 0 && bytes.is_some_and(|bytes| inside(a.offset, bytes, room))
+        a.reserved == 0 && bytes.is_some_and(|bytes| fits_within(a.offset, bytes, room))
     };
     match &launch.args[..] {
         [part, all] if plan.ranks > 1 && fits(part, 1) && fits(all, plan.ranks) => Ok(()),
@@ -263,7 +264,7 @@ fn check_exchange(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> Table
 }
 
 /// Whether an argument is of a known kind, and its address within what it is relative to.
-fn is_argument(a: &LaunchArg, plan: &ModelPlan) -> bool {
+fn is_valid_argument(a: &LaunchArg, plan: &ModelPlan) -> bool {
     let rows = plan.chunk.max(plan.batch);
     let bytes = match a.kind {
         arg::WEIGHTS => plan.weights_bytes,

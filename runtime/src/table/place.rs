@@ -32,7 +32,7 @@ impl<'a> TableReader<'a> {
         let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
         let from = (at.addr() as u64).wrapping_sub(base);
         let end = n.checked_mul(size_of::<T>() as u64).and_then(|bytes| from.checked_add(bytes));
-        if !at.is_aligned() || end.is_none_or(|end| !self.image.holds(&(from..end))) {
+        if !at.is_aligned() || end.is_none_or(|end| !self.image.contains_range(&(from..end))) {
             return malformed(format!("the table's {what} lie outside of the file"));
         }
         // SAFETY: by contract; inside of one mapped segment, aligned and not null.
@@ -61,7 +61,7 @@ impl<'a> TableReader<'a> {
     ///
     /// # Safety
     /// As [`TableReader::array`].
-    pub unsafe fn few<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
+    pub unsafe fn bounded_array<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
         if n > MOST_LARGE {
             return malformed(format!("the table has {n} {what}, more than {MOST_LARGE}"));
         }

@@ -25,8 +25,8 @@ impl FakeMachine {
     }
 
     fn cpu(self, cpu: usize, siblings: &str, socket: &str) -> FakeMachine {
-        self.write(&SystemFiles::of_cpu(cpu, "topology/core_cpus_list"), siblings)
-            .write(&SystemFiles::of_cpu(cpu, "topology/physical_package_id"), socket)
+        self.write(&SystemFiles::cpu_file(cpu, "topology/core_cpus_list"), siblings)
+            .write(&SystemFiles::cpu_file(cpu, "topology/physical_package_id"), socket)
     }
 
     fn read(&self) -> CpuTopology {
@@ -48,7 +48,7 @@ fn server() -> FakeMachine {
 
 /// The sockets of so many workers.
 fn sockets(topology: &CpuTopology, workers: usize) -> Vec<usize> {
-    (0..workers).map(|w| topology.cores()[topology.core_of(w, workers)].socket).collect()
+    (0..workers).map(|w| topology.cores()[topology.worker_core(w, workers)].socket).collect()
 }
 
 #[test]
@@ -65,12 +65,12 @@ fn two_sockets() {
         let sockets = sockets(&topology, workers);
         assert!((0..workers).all(|w| sockets[w] == usize::from(w >= workers / 2)), "{workers}: {sockets:?}");
     }
-    let places = topology.places(64, AffinityScope::Core);
+    let places = topology.worker_affinities(64, AffinityScope::Core);
     assert_eq!(places[40], WorkerAffinity { cpus: [40, 104].into_iter().collect(), node: 1 });
-    let places = topology.places(4, AffinityScope::Node);
+    let places = topology.worker_affinities(4, AffinityScope::Node);
     assert!((0..128).all(|cpu| places[3].cpus.contains(cpu) == (cpu % 64 >= 32)));
     // More workers than cores share them evenly.
-    let cores: Vec<usize> = (0..128).map(|w| topology.core_of(w, 128)).collect();
+    let cores: Vec<usize> = (0..128).map(|w| topology.worker_core(w, 128)).collect();
     assert!((0..64).all(|core| cores.iter().filter(|&&c| c == core).count() == 2));
     // A cpuset takes cores away: of core 0 one thread, of the second socket all but three cores.
     let server = server.allow("64,1,65,32-34");
@@ -100,7 +100,7 @@ fn hybrid_laptops() {
     let clock = |cpu: usize| if cpu < 12 { 5_100_000 - 100_000 * (cpu as u64 % 3) } else { 3_700_000 };
     let amd = (0..20)
         .fold(laptop(), |fake, cpu| {
-            fake.write(&SystemFiles::of_cpu(cpu, "cpufreq/cpuinfo_max_freq"), &format!("{}\n", clock(cpu)))
+            fake.write(&SystemFiles::cpu_file(cpu, "cpufreq/cpuinfo_max_freq"), &format!("{}\n", clock(cpu)))
         })
         .read();
     // The other way round, as Arm numbers them, and with a third kind.
@@ -108,7 +108,7 @@ fn hybrid_laptops() {
     let arm = (0..8)
         .fold(FakeMachine::new("0-7"), |fake, cpu| {
             fake.cpu(cpu, &cpu.to_string(), "-1")
-                .write(&SystemFiles::of_cpu(cpu, "cpu_capacity"), &capacity(cpu).to_string())
+                .write(&SystemFiles::cpu_file(cpu, "cpu_capacity"), &capacity(cpu).to_string())
         })
         .read();
     for hybrid in [&intel, &amd] {
@@ -116,7 +116,7 @@ fn hybrid_laptops() {
             hybrid.to_string(),
             "6 performance and 8 efficiency cores (20 threads), 1 socket, 1 NUMA node"
         );
-        let cores = |workers| (0..workers).map(|w| hybrid.core_of(w, workers)).collect::<Vec<_>>();
+        let cores = |workers| (0..workers).map(|w| hybrid.worker_core(w, workers)).collect::<Vec<_>>();
         assert_eq!(cores(6), [0, 1, 2, 3, 4, 5], "performance cores first");
         assert_eq!(cores(3), [0, 2, 4]);
         assert_eq!(cores(8), [0, 1, 2, 3, 4, 5, 6, 10]);
@@ -130,7 +130,7 @@ fn hybrid_laptops() {
 fn machines_that_tell_little() {
     let bare = FakeMachine::new("0-3,6").read();
     assert_eq!(bare.to_string(), "5 cores, 1 socket, 1 NUMA node");
-    assert_eq!(bare.places(2, AffinityScope::Core)[1].cpus, [2].into_iter().collect());
+    assert_eq!(bare.worker_affinities(2, AffinityScope::Core)[1].cpus, [2].into_iter().collect());
     // Without a mask those that are online; an offline CPU has no folder.
     let fake = FakeMachine(tempfile::tempdir().unwrap()).write("sys/devices/system/cpu/online", "0-1\n");
     let fake = fake.cpu(0, "0-1", "0").cpu(1, "0-1", "0");
@@ -149,7 +149,7 @@ fn garbage_is_taken_for_a_plain_machine() {
         for cpu in 0..2 {
             fake = fake.cpu(cpu, garbage, garbage);
             for file in ["cpu_capacity", "cpufreq/cpuinfo_max_freq"] {
-                fake = fake.write(&SystemFiles::of_cpu(cpu, file), garbage);
+                fake = fake.write(&SystemFiles::cpu_file(cpu, file), garbage);
             }
         }
         let fake = fake.write("sys/devices/system/node/node0/cpulist", garbage);
@@ -182,6 +182,6 @@ fn lists() {
 fn this_machine_has_at_least_one_core() {
     let cores = physical_cores();
     assert!(cores >= 1 && cores <= std::thread::available_parallelism().unwrap().get());
-    let host = CpuTopology::of_host();
-    assert_eq!(host.places(3, AffinityScope::Core).len(), 3);
+    let host = CpuTopology::detect_host();
+    assert_eq!(host.worker_affinities(3, AffinityScope::Core).len(), 3);
 }

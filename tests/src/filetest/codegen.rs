@@ -10,21 +10,21 @@ use mlcc_codegen::{CodegenInput, LevelInput, emit};
 use mlcc_passes::LoweredProgram;
 
 /// What became of each `find` line.
-pub fn find(test: &FileTest, program: &LoweredProgram, target: &str) -> Result<String, String> {
-    let wanted = test.directives("find");
+pub fn find_in_assembly(test: &FileTest, program: &LoweredProgram, target: &str) -> Result<String, String> {
+    let wanted = test.directive_values("find");
     if wanted.is_empty() {
         return Err("the test has no `// find WORDS` line".into());
     }
-    let assembly = assembly(program, target)?;
+    let assembly = compile_to_assembly(program, target)?;
     let outcome = |words: &String| {
-        let found = assembly.lines().any(|line| holds(line, words));
+        let found = assembly.lines().any(|line| contains_in_order(line, words));
         format!("{words}: {}\n", if found { "found" } else { "none" })
     };
     Ok(wanted.iter().map(outcome).collect())
 }
 
 /// All words stand in the line, one after the other.
-fn holds(line: &str, words: &str) -> bool {
+fn contains_in_order(line: &str, words: &str) -> bool {
     let mut rest = line;
     words.split_whitespace().all(|word| match rest.find(word) {
         Some(at) => {
@@ -36,8 +36,8 @@ fn holds(line: &str, words: &str) -> bool {
 }
 
 /// The text of all levels.
-fn assembly(program: &LoweredProgram, target: &str) -> Result<String, String> {
-    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
+fn compile_to_assembly(program: &LoweredProgram, target: &str) -> Result<String, String> {
+    let target = mlcc_target::resolve_target(target).map_err(|e| e.to_string())?;
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
@@ -60,12 +60,16 @@ fn assembly(program: &LoweredProgram, target: &str) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::holds;
+    use super::contains_in_order;
 
     #[test]
     fn words_stand_in_order() {
         let line = "\tvpdpbusd\t(%rax){1to16}, %zmm1, %zmm0";
-        assert!(holds(line, "vpdpbusd 1to16 %zmm0"));
-        assert!(!holds(line, "%zmm0 vpdpbusd") && !holds(line, "%zmm0 %zmm1") && !holds(line, "vpdpbusds"));
+        assert!(contains_in_order(line, "vpdpbusd 1to16 %zmm0"));
+        assert!(
+            !contains_in_order(line, "%zmm0 vpdpbusd")
+                && !contains_in_order(line, "%zmm0 %zmm1")
+                && !contains_in_order(line, "vpdpbusds")
+        );
     }
 }

@@ -14,7 +14,7 @@ use mlcc_ir::text::{parse_module, print_kernel, print_module};
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_ir::verify::verify_module;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::{PipelineControl, find};
+use mlcc_passes::pipeline::{PipelineControl, find_pass};
 use mlcc_passes::{CacheType, LoweredProgram, PassContext, QuantScheme, run_pass, run_pipeline};
 
 /// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are results.
@@ -33,14 +33,14 @@ pub fn run(test: &FileTest) -> Result<String, String> {
     verified.map_err(|e| format!("the module is not well formed: {e}"))?;
     match &test.kind {
         FileTestKind::Parse | FileTestKind::Verify => unreachable!("handled above"),
-        FileTestKind::Pass(names) => passes(module, names, &FileTestOptions::parse(test)?),
-        FileTestKind::Lower(target) => lower(module, target, &FileTestOptions::parse(test)?),
+        FileTestKind::Pass(names) => run_passes(module, names, &FileTestOptions::parse(test)?),
+        FileTestKind::Lower(target) => lower_module(module, target, &FileTestOptions::parse(test)?),
         #[cfg(feature = "llvm")]
         FileTestKind::Codegen(target) => {
             let options = FileTestOptions::parse(test)?;
             let compiled = compile(module, target, None, &options)?;
             compiled
-                .and_then(|(p, _)| super::codegen::find(test, &p, target))
+                .and_then(|(p, _)| super::codegen::find_in_assembly(test, &p, target))
                 .or_else(|e| Ok(format!("error: {e}\n")))
         }
         #[cfg(not(feature = "llvm"))]
@@ -93,16 +93,16 @@ impl FileTestOptions {
             levels: vec![],
             ranks: 1,
         };
-        for line in test.directives("option") {
+        for line in test.directive_values("option") {
             let (key, value) = line.split_once(' ').unwrap_or((&line, ""));
             match (key, value.trim()) {
-                ("quant", name) => options.quant = QuantScheme::find(name).map_err(|e| e.to_string())?.0,
+                ("quant", name) => options.quant = QuantScheme::from_name(name).map_err(|e| e.to_string())?.0,
                 ("kv_cache", name) => {
-                    let found = CacheType::find(name);
+                    let found = CacheType::from_name(name);
                     options.kv_cache = found.ok_or_else(|| format!("{name} is no type of caches"))?;
                 }
                 ("disable", name) => {
-                    find(name).map_err(|e| e.to_string())?;
+                    find_pass(name).map_err(|e| e.to_string())?;
                     options.disabled.push(name.into());
                 }
                 ("tolerance", v) => {
@@ -111,7 +111,7 @@ impl FileTestOptions {
                 ("ranks", n) => {
                     options.ranks = n.parse().map_err(|_| format!("{n} is no number of ranks"))?
                 }
-                ("target", name) => options.levels = levels(name)?,
+                ("target", name) => options.levels = parse_levels(name)?,
                 ("explain", "") => options.explain = true,
                 ("outline", "") => options.outline = true,
                 _ => {
@@ -136,17 +136,17 @@ impl FileTestOptions {
 }
 
 /// Runs passes one after the other; the module verifies and keeps its meaning.
-fn passes(module: Module, names: &[String], options: &FileTestOptions) -> Result<String, String> {
+fn run_passes(module: Module, names: &[String], options: &FileTestOptions) -> Result<String, String> {
     let mut program = LoweredProgram::new(module.clone());
     let mut ctx = options.context(options.levels.clone());
     for name in names {
-        find(name).map_err(|e| e.to_string())?;
+        find_pass(name).map_err(|e| e.to_string())?;
         if let Err(error) = run_pass(name, &mut program, &mut ctx) {
             return Ok(format!("error: {error}\n"));
         }
         let broken = |what: String| format!("after {name}: {what}\n{}", print_module(&program.module));
         verify_module(&program.module).map_err(|e| broken(e.to_string()))?;
-        let same = match program.module.ranks() {
+        let same = match program.module.rank_count() {
             1 => same_meaning(&module, &program.module, 1, Tolerance::relative(options.tolerance)),
             _ => same_on_ranks(&module, &program.module, 1),
         };
@@ -158,7 +158,7 @@ fn passes(module: Module, names: &[String], options: &FileTestOptions) -> Result
 }
 
 /// The kernels of the module for a target, after all passes up to `lower`.
-fn lower(module: Module, target: &str, options: &FileTestOptions) -> Result<String, String> {
+fn lower_module(module: Module, target: &str, options: &FileTestOptions) -> Result<String, String> {
     let (program, ctx) = match compile(module, target, Some("lower"), options)? {
         Ok(compiled) => compiled,
         Err(error) => return Ok(format!("error: {error}\n")),
@@ -172,8 +172,8 @@ fn lower(module: Module, target: &str, options: &FileTestOptions) -> Result<Stri
     Ok(out)
 }
 
-fn levels(target: &str) -> Result<Vec<(String, KernelTarget)>, String> {
-    let target = mlcc_target::resolve(target).map_err(|e| e.to_string())?;
+fn parse_levels(target: &str) -> Result<Vec<(String, KernelTarget)>, String> {
+    let target = mlcc_target::resolve_target(target).map_err(|e| e.to_string())?;
     let level = |level: &_| KernelTarget::new(target.arch, level);
     Ok(target.levels.iter().map(|l| (l.name.clone(), level(l))).collect())
 }
@@ -186,7 +186,7 @@ fn compile(
     options: &FileTestOptions,
 ) -> Result<Result<(LoweredProgram, PassContext), String>, String> {
     let mut program = LoweredProgram::new(module);
-    let mut ctx = options.context(levels(target)?);
+    let mut ctx = options.context(parse_levels(target)?);
     let control = PipelineControl {
         disabled: options.disabled.clone(),
         stop_after: stop_after.map(String::from),
@@ -197,8 +197,9 @@ fn compile(
     Ok(result.map(|()| (program, ctx)))
 }
 
-fn calls(test: &FileTest) -> Result<Vec<FileTestCall>, String> {
-    let calls = test.directives("run").iter().map(|line| parse_call(line)).collect::<Result<Vec<_>, _>>()?;
+fn parse_calls(test: &FileTest) -> Result<Vec<FileTestCall>, String> {
+    let calls =
+        test.directive_values("run").iter().map(|line| parse_call(line)).collect::<Result<Vec<_>, _>>()?;
     if calls.is_empty() {
         return Err("the test has no `// run @name: arguments` line".into());
     }
@@ -208,7 +209,7 @@ fn calls(test: &FileTest) -> Result<Vec<FileTestCall>, String> {
 /// Runs functions one after the other with the states that they leave.
 fn interp(test: &FileTest, module: &Module) -> Result<String, String> {
     let params = param_values(test, module)?;
-    let calls = calls(test)?;
+    let calls = parse_calls(test)?;
     let results = [EvaluationMode::Fast, EvaluationMode::Plain].map(|mode| {
         let interpreter = Interpreter::new(module, |id| params[id.0 as usize].clone()).with_mode(mode);
         interp_calls(&interpreter, module, &calls)
@@ -245,7 +246,7 @@ fn interp_calls(
         match interpreter.run_named(&call.name, &inputs, &mut states, call.syms) {
             Ok(outputs) => {
                 for tensor in outputs {
-                    out.push_str(&format!("@{} {}\n", call.name, show(&tensor)));
+                    out.push_str(&format!("@{} {}\n", call.name, format_tensor(&tensor)));
                 }
             }
             Err(error) => out.push_str(&format!("@{} error: {error}\n", call.name)),
@@ -253,7 +254,7 @@ fn interp_calls(
     }
     for (id, state) in module.states.iter() {
         if let Some(tensor) = states.get(id) {
-            out.push_str(&format!("state @{} {}\n", state.name, show(tensor)));
+            out.push_str(&format!("state @{} {}\n", state.name, format_tensor(tensor)));
         }
     }
     Ok(out)
@@ -261,14 +262,15 @@ fn interp_calls(
 
 /// Given values, else random ones.
 fn param_values(test: &FileTest, module: &Module) -> Result<Vec<Tensor>, String> {
-    let mut given = test.directives("param").iter().map(|l| parse_param(l)).collect::<Result<Vec<_>, _>>()?;
+    let mut given =
+        test.directive_values("param").iter().map(|l| parse_param(l)).collect::<Result<Vec<_>, _>>()?;
     let mut values = Vec::new();
     for (id, param) in module.params.iter() {
         let argument = match given.iter().position(|(name, _)| *name == param.name) {
             Some(at) => given.swap_remove(at).1,
             None => CallArgument::Random(u64::from(id.0)),
         };
-        values.push(tensor(&param.ty, &argument, &SymValues::tokens(1))?);
+        values.push(tensor(&param.ty, &argument, &SymValues::for_tokens(1))?);
     }
     match given.first() {
         Some((name, _)) => Err(format!("the module has no parameter @{name}")),
@@ -289,19 +291,19 @@ fn tensor(ty: &TensorType, argument: &CallArgument, syms: &SymValues) -> Result<
     }
 }
 
-fn show(tensor: &Tensor) -> String {
-    let elements: Vec<String> = tensor.data.iter().map(|&v| number(tensor.dtype, v)).collect();
+fn format_tensor(tensor: &Tensor) -> String {
+    let elements: Vec<String> = tensor.data.iter().map(|&v| format_number(tensor.dtype, v)).collect();
     let dims: Vec<String> = tensor.dims.iter().map(usize::to_string).collect();
     format!("{}[{}] [{}]", tensor.dtype, dims.join(", "), elements.join(", "))
 }
 
-fn number(dtype: DType, v: f64) -> String {
+fn format_number(dtype: DType, v: f64) -> String {
     if dtype.is_int() || dtype == DType::Bool { format!("{v}") } else { format!("{:?}", v as f32) }
 }
 
 fn interp_kernel(test: &FileTest, module: &Module) -> Result<String, String> {
     let mut out = String::new();
-    for call in calls(test)? {
+    for call in parse_calls(test)? {
         let kernel = module.kernel(&call.name).ok_or_else(|| format!("no kernel @{}", call.name))?;
         if call.arguments.len() != kernel.params.len() {
             return Err(format!("@{} takes {} buffers", call.name, kernel.params.len()));
@@ -312,9 +314,9 @@ fn interp_kernel(test: &FileTest, module: &Module) -> Result<String, String> {
             kernel,
             &mut buffers,
             &call.syms,
-            &mlcc_interp::kernel::ExecutionOptions::workers(call.workers),
+            &mlcc_interp::kernel::ExecutionOptions::with_workers(call.workers),
         ) {
-            Ok(()) => written(kernel, &buffers, &mut out),
+            Ok(()) => format_written(kernel, &buffers, &mut out),
             Err(error) => out.push_str(&format!("@{} error: {error}\n", kernel.name)),
         }
     }
@@ -337,7 +339,7 @@ fn buffer(kernel: &Kernel, i: usize, argument: &CallArgument, syms: &SymValues) 
     }
 }
 
-fn written(kernel: &Kernel, buffers: &[KernelBuffer], out: &mut String) {
+fn format_written(kernel: &Kernel, buffers: &[KernelBuffer], out: &mut String) {
     for (id, buffer) in kernel.params.iter().zip(buffers) {
         let decl = &kernel.bufs[*id];
         if decl.access == ParamAccess::In {

@@ -90,13 +90,13 @@ impl FileTest {
     }
 
     /// Lines of the source that start with `// word `, without that.
-    fn directives(&self, word: &str) -> Vec<String> {
+    fn directive_values(&self, word: &str) -> Vec<String> {
         let prefix = format!("// {word} ");
         self.source.lines().filter_map(|l| l.strip_prefix(&prefix)).map(String::from).collect()
     }
 
     /// What comes out.
-    pub fn actual(&self) -> Result<String, String> {
+    pub fn run_test(&self) -> Result<String, String> {
         kinds::run(self)
     }
 }
@@ -105,7 +105,7 @@ impl FileTest {
 pub fn run_file(path: &Path, bless: bool) -> Result<(), String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let test = FileTest::parse(&text)?;
-    let actual = test.actual()?;
+    let actual = test.run_test()?;
     if actual == test.expected {
         return Ok(());
     }
@@ -122,11 +122,11 @@ pub fn run_file(path: &Path, bless: bool) -> Result<(), String> {
         }
         return std::fs::write(path, blessed).map_err(|e| format!("{}: {e}", path.display()));
     }
-    Err(difference(&test.expected, &actual))
+    Err(first_difference(&test.expected, &actual))
 }
 
 /// The first line that differs with its surroundings, and the whole result.
-fn difference(expected: &str, actual: &str) -> String {
+fn first_difference(expected: &str, actual: &str) -> String {
     let (want, got): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), actual.lines().collect());
     let same = want.iter().zip(&got).take_while(|(a, b)| a == b).count();
     let show = |lines: &[&str], mark: char| {

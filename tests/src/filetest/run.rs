@@ -29,9 +29,9 @@ pub fn parse_call(text: &str) -> Result<FileTestCall, String> {
     let parse = || -> Result<FileTestCall, ParseError> {
         let mut lexer = Lexer::new(text)?;
         let name = lexer.at_name("what to run")?;
-        let mut call = FileTestCall { name, syms: SymValues::tokens(1), workers: 1, arguments: vec![] };
+        let mut call = FileTestCall { name, syms: SymValues::for_tokens(1), workers: 1, arguments: vec![] };
         while !lexer.at_end() && !lexer.accept(":") {
-            let pos = lexer.pos();
+            let pos = lexer.position();
             let word = lexer.ident("n, b, past, workers or `:`")?;
             lexer.expect("=")?;
             let value = lexer.int("a number")?;
@@ -46,7 +46,7 @@ pub fn parse_call(text: &str) -> Result<FileTestCall, String> {
             }
         }
         while !lexer.at_end() {
-            call.arguments.push(argument(&mut lexer)?);
+            call.arguments.push(parse_argument(&mut lexer)?);
             if !lexer.at_end() {
                 lexer.expect(",")?;
             }
@@ -56,7 +56,7 @@ pub fn parse_call(text: &str) -> Result<FileTestCall, String> {
     parse().map_err(|e| format!("in `run {text}`: {e}"))
 }
 
-fn argument(lexer: &mut Lexer) -> Result<CallArgument, ParseError> {
+fn parse_argument(lexer: &mut Lexer) -> Result<CallArgument, ParseError> {
     if lexer.accept_keyword("out") {
         return Ok(CallArgument::Out);
     }
@@ -71,7 +71,7 @@ fn argument(lexer: &mut Lexer) -> Result<CallArgument, ParseError> {
 pub fn parse_param(text: &str) -> Result<(String, CallArgument), String> {
     let parse = || -> Result<(String, CallArgument), ParseError> {
         let mut lexer = Lexer::new(text)?;
-        Ok((lexer.at_name("a parameter")?, argument(&mut lexer)?))
+        Ok((lexer.at_name("a parameter")?, parse_argument(&mut lexer)?))
     };
     parse().map_err(|e| format!("in `param {text}`: {e}"))
 }

@@ -53,11 +53,11 @@ impl FamilyCase {
                     n,
                     logits,
                     context,
-                    stream: None,
+                    streaming: None,
                     batching: RowBatching::Single,
-                    texts: None,
+                    pooling_head: None,
                     adapters: None,
-                    source: false,
+                    is_encoder_input: false,
                 },
             );
         }
@@ -81,14 +81,14 @@ impl<'i, 'm> InterpretedSequence<'i, 'm> {
 
     fn run(&mut self, entry: &str, ids: &[u32]) -> Vec<f32> {
         let ids: Vec<i32> = ids.iter().map(|&i| i as i32).collect();
-        let syms = SymValues { past: self.past as i64, ..SymValues::tokens(ids.len() as i64) };
+        let syms = SymValues { past: self.past as i64, ..SymValues::for_tokens(ids.len() as i64) };
         self.past += ids.len();
         let run = self.interpreter.run_named(entry, &[Tensor::ids(&ids)], &mut self.states, syms);
         run.unwrap_or_else(|e| panic!("{entry}: {e}"))[0].to_f32()
     }
 
     /// Logits after feeding tokens in pieces of this length.
-    fn feed(&mut self, ids: &[u32], piece: usize) -> Vec<f32> {
+    fn prefill(&mut self, ids: &[u32], piece: usize) -> Vec<f32> {
         let mut logits = Vec::new();
         for ids in ids.chunks(piece) {
             logits = self.run(if ids.len() == 1 { "decode" } else { "prefill" }, ids);
@@ -158,17 +158,17 @@ fn check_model(case: &str, model: Option<&Path>, feeding: PrefillMode, prompts: 
         let what = |how: &str| format!("{case}, prompt {i} of {} tokens {how}", ids.len());
         assert_positions(&what("at once"), prompt, &start().run("prefill_logits", ids));
         let mut sequence = start();
-        let mut logits = sequence.feed(ids, ids.len());
+        let mut logits = sequence.prefill(ids, ids.len());
         worst = worst.max(assert_close(&what("at once"), prompt, &logits));
         if feeding == PrefillMode::Any {
-            worst = worst.max(assert_close(&what("in pieces of 5"), prompt, &start().feed(ids, 5)));
+            worst = worst.max(assert_close(&what("in pieces of 5"), prompt, &start().prefill(ids, 5)));
             sequence = start();
-            logits = sequence.feed(ids, 1);
+            logits = sequence.prefill(ids, 1);
             worst = worst.max(assert_close(&what("one by one"), prompt, &logits));
         }
         for (step, &want) in prompt.greedy.iter().take(steps).enumerate() {
             assert_eq!(argmax(&logits), want, "{} greedy token {step}", what("then"));
-            logits = sequence.feed(&[want], 1);
+            logits = sequence.prefill(&[want], 1);
         }
     }
     println!("{case}: off by at most {worst:.1e}");

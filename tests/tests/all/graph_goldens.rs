@@ -34,11 +34,11 @@ fn load(directory: &str) -> GraphCase {
                 n,
                 logits: LogitScope::Last,
                 context,
-                stream: None,
+                streaming: None,
                 batching: RowBatching::Single,
-                texts: None,
+                pooling_head: None,
                 adapters: None,
-                source: false,
+                is_encoder_input: false,
             },
         );
     }
@@ -58,11 +58,11 @@ impl GraphCase {
 }
 
 /// Logits after feeding tokens in pieces of these lengths (the last piece takes the rest).
-fn feed(interpreter: &Interpreter, states: &mut StateValues, ids: &[u32], piece: usize) -> Vec<f32> {
+fn prefill_ids(interpreter: &Interpreter, states: &mut StateValues, ids: &[u32], piece: usize) -> Vec<f32> {
     let mut logits = Vec::new();
     for ids in ids.chunks(piece) {
         let ids: Vec<i32> = ids.iter().map(|&i| i as i32).collect();
-        let syms = SymValues::tokens(ids.len() as i64);
+        let syms = SymValues::for_tokens(ids.len() as i64);
         let entry = if ids.len() == 1 { "decode" } else { "prefill" };
         logits = interpreter.run_named(entry, &[Tensor::ids(&ids)], states, syms).unwrap()[0].to_f32();
     }
@@ -89,16 +89,16 @@ fn check(directory: &str, prompts: usize, steps: usize) {
         let ids = &prompt.input_ids;
         let start = || StateValues::new(&case.module).unwrap();
         for piece in [ids.len(), 3] {
-            let logits = feed(&interpreter, &mut start(), ids, piece);
+            let logits = prefill_ids(&interpreter, &mut start(), ids, piece);
             assert_close(&format!("{directory}, prompt {i} in pieces of {piece}"), prompt, &logits);
         }
         let mut states = start();
-        let mut logits = feed(&interpreter, &mut states, ids, 1);
+        let mut logits = prefill_ids(&interpreter, &mut states, ids, 1);
         assert_close(&format!("{directory}, prompt {i} token by token"), prompt, &logits);
         for (step, &want) in prompt.greedy.iter().take(steps).enumerate() {
             let token = argmax(&logits);
             assert_eq!(token, want, "{directory}, prompt {i}, greedy token {step}");
-            logits = feed(&interpreter, &mut states, &[token], 1);
+            logits = prefill_ids(&interpreter, &mut states, &[token], 1);
         }
     }
 }

@@ -15,9 +15,9 @@ fn angles_stay_exact() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/llama-linear");
     let resolved = resolve(&ModelRequest::new(dir.to_str().unwrap())).unwrap();
     let checkpoint = resolved.open_weights().unwrap();
-    let architecture = resolved.config.architecture.with_stream(Some(16), 0).unwrap();
+    let architecture = resolved.config.architecture.with_streaming_window(Some(16), 0).unwrap();
     let mut b = GraphBuilder::new("case");
-    let (n, stream) = (Dim::sym(SizeSymbol::N), architecture.stream());
+    let (n, stream) = (Dim::sym(SizeSymbol::N), architecture.streaming_window());
     architecture.build(
         &mut b,
         &EntrySpec {
@@ -25,11 +25,11 @@ fn angles_stay_exact() {
             n,
             logits: LogitScope::Last,
             context: 64,
-            stream,
+            streaming: stream,
             batching: RowBatching::Single,
-            texts: None,
+            pooling_head: None,
             adapters: None,
-            source: false,
+            is_encoder_input: false,
         },
     );
     let module = b.finish().unwrap();
@@ -43,7 +43,7 @@ fn angles_stay_exact() {
     let logits_after = |dropped: i32| {
         let mut states = StateValues::new(&module).unwrap();
         assert!(states.set(counter, Tensor::new(DType::I32, &[1], vec![f64::from(dropped)])));
-        let sizes = SymValues::tokens(ids.len() as i64);
+        let sizes = SymValues::for_tokens(ids.len() as i64);
         let out = interpreter.run_named("prefill", &[Tensor::ids(&ids)], &mut states, sizes).unwrap();
         out[0].to_f32()
     };

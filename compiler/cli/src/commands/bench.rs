@@ -23,11 +23,11 @@ use crate::commands::{HugePagesArg, PlacementArgs, load_placed, print, print_jso
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
-use plan::{ArtifactCapacity, tests};
+use plan::{ArtifactCapacity, plan_tests};
 use probe::{ComputeType, KINDS};
 use report::BenchRow;
 use runner::BenchRunner;
-use test::{BenchTest, MixedStep, TextCounts, operations};
+use test::{BenchTest, MixedStep, TextCounts, operations_per_token};
 
 mod busy;
 mod kernels;
@@ -48,13 +48,13 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Lengths of prompts (with commas for several; 0 = none) [default: 512, or what the context has room for]
-    #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = tokens_of)]
+    #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_prompt: Option<Vec<usize>>,
     /// Numbers of tokens to generate (with commas for several; 0 = none) [default: 128, or what the context has room for]
-    #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',', value_parser = tokens_of)]
+    #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_gen: Option<Vec<usize>>,
     /// Positions before the generated tokens (with commas for several)
-    #[arg(short = 'd', long, default_value = "0", value_delimiter = ',', value_parser = tokens_of)]
+    #[arg(short = 'd', long, default_value = "0", value_delimiter = ',', value_parser = parse_tokens)]
     depth: Vec<usize>,
     /// Sequences that generate together (with commas for several; needs `mlcc build --max-batch`)
     #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -79,7 +79,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
     huge_pages: HugePagesArg,
     /// Seconds for which all threads are busy before the first test
-    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_seconds)]
     warm_up: f64,
     /// Measure instead the time from the start of a process to the first token after a prompt of 8, and its memory
     #[arg(long)]
@@ -109,12 +109,12 @@ pub struct BenchArgs {
 const MOST_TOKENS: usize = 1 << 24;
 const LONGEST_WARM_UP: f64 = 3600.0;
 
-fn tokens_of(text: &str) -> Result<usize, String> {
+fn parse_tokens(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count <= MOST_TOKENS);
     count.ok_or_else(|| format!("`{text}` is no number of tokens from 0 to {MOST_TOKENS}"))
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+fn parse_seconds(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value| (0.0..=LONGEST_WARM_UP).contains(value));
     value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST_WARM_UP}"))
 }
@@ -153,29 +153,34 @@ struct TestRepetition {
 
 pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
     if args.busy_loop {
-        busy::stay_busy();
+        busy::run_busy_loop();
     }
-    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let args = &BenchArgs { artifact, ..args.clone() };
     let threads = args.threads.first().map(|&t| usize::from(t));
     if args.first_token {
-        return start::first_token(&args.artifact, threads);
+        return start::report_first_token(&args.artifact, threads);
     }
     if let Some(gpu) = &args.predict {
         return predict::run(args, gpu);
     }
     if args.start {
-        let report = start::measure(&args.artifact, threads, args.repetitions)?;
+        let report = start::measure_start(&args.artifact, threads, args.repetitions)?;
         return match args.output {
             OutputFormat::Json => print_json(&report),
             OutputFormat::Md => print(&report.markdown()),
         };
     }
     // Nothing to measure is told before anything is read.
-    tests(args, ArtifactCapacity::Unknown)?;
+    plan_tests(args, ArtifactCapacity::Unknown)?;
     if args.kernels {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        let profiles = kernels::measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?;
+        let profiles = kernels::profile_tests(
+            &model,
+            &plan_tests(args, ArtifactCapacity::from_model(&model))?,
+            args,
+            ui,
+        )?;
         return match args.output {
             OutputFormat::Json => print_json(&profiles),
             OutputFormat::Md => print(&kernels::markdown(&profiles)),
@@ -189,7 +194,12 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
         let mut rows = Vec::new();
         for threads in thread_counts {
             let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-            rows.extend(busy::measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?);
+            rows.extend(busy::measure_under_load(
+                &model,
+                &plan_tests(args, ArtifactCapacity::from_model(&model))?,
+                args,
+                ui,
+            )?);
         }
         return match args.output {
             OutputFormat::Json => print_json(&rows),
@@ -199,7 +209,12 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
     let mut rows = Vec::new();
     for threads in thread_counts {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-        rows.extend(measure(&model, &tests(args, ArtifactCapacity::of(&model))?, args, ui)?);
+        rows.extend(measure_tests(
+            &model,
+            &plan_tests(args, ArtifactCapacity::from_model(&model))?,
+            args,
+            ui,
+        )?);
     }
     match args.output {
         OutputFormat::Json => print_json(&rows),
@@ -207,7 +222,12 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
     }
 }
 
-fn measure(model: &Model, tests: &[BenchTest], args: &BenchArgs, ui: &Ui) -> Result<Vec<BenchRow>, CliError> {
+fn measure_tests(
+    model: &Model,
+    tests: &[BenchTest],
+    args: &BenchArgs,
+    ui: &Ui,
+) -> Result<Vec<BenchRow>, CliError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let mut runner = BenchRunner::new(model, tests)?;
     let bar = ui.count_bar("bench");
@@ -218,32 +238,32 @@ fn measure(model: &Model, tests: &[BenchTest], args: &BenchArgs, ui: &Ui) -> Res
     if on_cpu {
         probe::keep_busy(model.threads(), args.warm_up);
     }
-    let reading = on_cpu.then(|| reading(model.threads())).transpose()?;
+    let reading = on_cpu.then(|| bandwidth_probe(model.threads())).transpose()?;
     // Of a GPU, whose clocks are its own, once.
     let gpu = match model.copy_bandwidth()? {
         Some(copies) => MachineProbe { read_bandwidth: copies, ..MachineProbe::UNKNOWN },
         None => MachineProbe::UNKNOWN,
     };
-    let machine = || reading.as_ref().map_or(gpu, |reading| machine(model, &metadata, reading));
+    let machine = || reading.as_ref().map_or(gpu, |reading| probe_machine(model, &metadata, reading));
     let mut rows = Vec::new();
     for test in tests {
         bar.set_message(test.name());
         // Fills the caches.
         runner.prepare(*test)?;
-        runner.time(*test)?;
+        runner.run_timed(*test)?;
         bar.inc(1);
         let mut runs = Vec::new();
         for _ in 0..args.repetitions {
             runner.prepare(*test)?;
             let before = machine();
-            let speed = runner.time(*test)?;
+            let speed = runner.run_timed(*test)?;
             runs.push(TestRepetition { speed, steps: runner.steps.clone(), machine: [before, machine()] });
             bar.inc(1);
         }
-        rows.push(report::row(model, &metadata, *test, &runs));
+        rows.push(report::bench_row(model, &metadata, *test, &runs));
     }
     bar.finish_and_clear();
-    runner.warn(ui);
+    runner.print_warnings(ui);
     Ok(rows)
 }
 
@@ -255,7 +275,7 @@ fn stop_if_interrupted() -> Result<(), CliError> {
 }
 
 /// Tokens from all over the vocabulary, the same each time.
-pub(super) fn tokens(n: usize, vocab: u64) -> Vec<i32> {
+pub(super) fn test_tokens(n: usize, vocab: u64) -> Vec<i32> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut next = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -265,28 +285,28 @@ pub(super) fn tokens(n: usize, vocab: u64) -> Vec<i32> {
 }
 
 /// A prompt of so many tokens; of an encoder-decoder model a source text and the token behind it.
-pub(super) fn prompt(n: usize, model: &Model) -> Vec<i32> {
+pub(super) fn test_prompt(n: usize, model: &Model) -> Vec<i32> {
     let vocab = model.vocab() as u64;
-    let Some(start) = model.plan().decoder_start() else { return tokens(n, vocab) };
-    let mut prompt = tokens(n.max(2) - 1, vocab);
+    let Some(start) = model.plan().decoder_start() else { return test_tokens(n, vocab) };
+    let mut prompt = test_tokens(n.max(2) - 1, vocab);
     prompt.iter_mut().filter(|token| **token == start).for_each(|token| *token = (start + 1) % vocab as i32);
     prompt.push(start);
     prompt
 }
 
-fn machine(model: &Model, metadata: &Value, reading: &probe::BandwidthProbe) -> MachineProbe {
+fn probe_machine(model: &Model, metadata: &Value, reading: &probe::BandwidthProbe) -> MachineProbe {
     let threads = model.threads();
-    let floats = || probe::peak(ComputeType::F32, threads).unwrap_or(f64::INFINITY);
-    let used = operations(metadata, "ops_per_token");
+    let floats = || probe::measure_peak(ComputeType::F32, threads).unwrap_or(f64::INFINITY);
+    let used = operations_per_token(metadata, "ops_per_token");
     let peaks = std::array::from_fn(|i| match used[i] > 0.0 {
-        true => probe::peak(ComputeType::ALL[i], threads).unwrap_or_else(floats),
+        true => probe::measure_peak(ComputeType::ALL[i], threads).unwrap_or_else(floats),
         false => f64::INFINITY,
     });
-    let ping_pong = (threads > 1).then(probe::ping_pong);
+    let ping_pong = (threads > 1).then(probe::measure_ping_pong);
     MachineProbe { read_bandwidth: reading.bandwidth(), peaks, ping_pong }
 }
 
-fn reading(threads: usize) -> Result<probe::BandwidthProbe, CliError> {
+fn bandwidth_probe(threads: usize) -> Result<probe::BandwidthProbe, CliError> {
     probe::BandwidthProbe::new(threads).map_err(CliError::io("allocate memory for", "the bandwidth probe"))
 }
 
@@ -296,7 +316,7 @@ mod tests {
 
     #[test]
     fn tokens_stay_in_the_vocabulary_and_repeat() {
-        assert!(tokens(100, 7).iter().all(|t| (0..7).contains(t)));
-        assert_eq!(tokens(5, 1000), tokens(5, 1000));
+        assert!(test_tokens(100, 7).iter().all(|t| (0..7).contains(t)));
+        assert_eq!(test_tokens(5, 1000), test_tokens(5, 1000));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use mlcc_models::ModelRequest;
 use mlcc_passes::CacheType;
-use mlcc_passes::pipeline::find;
+use mlcc_passes::pipeline::find_pass;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 
@@ -16,8 +16,8 @@ use crate::error::CliError;
 use crate::ui::Ui;
 use mlcc_driver::build::keep::{BASE, KEEP};
 use mlcc_driver::build::{BuildOptions, BuildSource};
-use mlcc_driver::layers::bisect::{BisectVerdict, PassTrial, search};
-use mlcc_driver::layers::calls;
+use mlcc_driver::layers::bisect::{BisectVerdict, PassTrial, bisect_passes};
+use mlcc_driver::layers::split_calls;
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -64,7 +64,7 @@ pub struct BisectArgs {
 
 pub fn run(args: &BisectArgs, ui: &Ui) -> Result<(), CliError> {
     let options = options(args)?;
-    let target = mlcc_target::resolve(&args.target)?;
+    let target = mlcc_target::resolve_target(&args.target)?;
     let source = BuildSource::open(&options)?;
     let options = options.for_source(&source);
     let vocab = source.model.config.architecture.vocab();
@@ -73,17 +73,16 @@ pub fn run(args: &BisectArgs, ui: &Ui) -> Result<(), CliError> {
         Ok(found.ok_or_else(|| CliError::usage("the model has no tokenizer; give --tokens"))??)
     };
     let tokens = args.prompt.tokens(vocab, tokenizer)?;
-    let folder = mlcc_codegen::folder::temporary("mlcc-bisect-")
+    let folder = mlcc_codegen::folder::create_temporary("mlcc-bisect-")
         .map_err(CliError::io("create", std::env::temp_dir()))?;
-    let calls = calls(&tokens, args.chunk as usize);
+    let calls = split_calls(&tokens, args.chunk as usize);
     let progress = |trial: &PassTrial| ui.note(trial_text(trial).trim_end());
     let cancel = crate::interrupt::flag();
-    let verdict = search(&source, &target, &options, &calls, folder.path(), cancel, progress).map_err(
-        |e| match cancel.load(Ordering::Relaxed) {
+    let verdict = bisect_passes(&source, &target, &options, &calls, folder.path(), cancel, progress)
+        .map_err(|e| match cancel.load(Ordering::Relaxed) {
             true => CliError::Interrupted,
             false => CliError::Failed(format!("{}: {e}", args.model)),
-        },
-    )?;
+        })?;
     match args.json {
         true => print_json(&verdict)?,
         false => print(&text(&verdict))?,
@@ -99,14 +98,14 @@ fn options(args: &BisectArgs) -> Result<BuildOptions, CliError> {
     options.request.random_weights = args.random_weights;
     options.keep_quant = args.quant.eq_ignore_ascii_case(KEEP);
     let scheme = if options.keep_quant { BASE } else { args.quant.as_str() };
-    options.quant = QuantScheme::find(scheme).map_err(|e| usage(&e))?.0;
+    options.quant = QuantScheme::from_name(scheme).map_err(|e| usage(&e))?.0;
     options.quant_name = options.quant.name.into();
     options.kv_cache = args.kv_cache;
     options.target = args.target.clone();
     options.chunk = Some(args.chunk);
     options.backend = args.backend.map_or_else(Default::default, BackendArg::backend);
     for name in &args.disable_pass {
-        find(name).map_err(|e| usage(&e))?;
+        find_pass(name).map_err(|e| usage(&e))?;
     }
     options.disabled_passes = args.disable_pass.clone();
     if let Some(path) = &args.quant_policy {

@@ -9,7 +9,7 @@ use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::ptxas::PtxAssembler;
 use mlcc_models::text_head::POOLINGS;
 use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, PoolingMode};
-use mlcc_passes::pipeline::{PIPELINE, find};
+use mlcc_passes::pipeline::{PIPELINE, find_pass};
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{CacheType, TpMode};
@@ -207,24 +207,24 @@ enum EmitArg {
 }
 
 pub fn run(args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
-    report(&built(args, ui)?, args, ui)
+    report(&build_artifact(args, ui)?, args, ui)
 }
 
 /// The same without a word on standard output.
-pub(super) fn quietly(args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
-    let report = built(args, ui)?;
+pub(super) fn run_quietly(args: &BuildArgs, ui: &Ui) -> Result<(), CliError> {
+    let report = build_artifact(args, ui)?;
     report.warnings.iter().for_each(|warning| ui.warn(warning));
-    tell(&report, ui);
+    print_report(&report, ui);
     Ok(())
 }
 
 /// Tells of the build in one line, with --verbose in tables.
-fn tell(report: &BuildReport, ui: &Ui) {
-    ui.detail(show::tables(report).trim_end());
-    ui.note(show::line(report));
+fn print_report(report: &BuildReport, ui: &Ui) {
+    ui.detail(show::report_tables(report).trim_end());
+    ui.note(show::summary_line(report));
 }
 
-fn built(args: &BuildArgs, ui: &Ui) -> Result<BuildReport, CliError> {
+fn build_artifact(args: &BuildArgs, ui: &Ui) -> Result<BuildReport, CliError> {
     let mut options = options(args, ui)?;
     let mut dumps = dump::ModuleDumps::new(&args.print_after, args.debug_dump.as_deref())?;
     let bar = BuildBar::new(ui);
@@ -232,7 +232,7 @@ fn built(args: &BuildArgs, ui: &Ui) -> Result<BuildReport, CliError> {
     let mut event = |event: BuildEvent<'_>| {
         match event {
             BuildEvent::Phase(name) => ui.detail(format_args!("{name} ...")),
-            BuildEvent::Pass { pass, program } => dumps.after(pass.name, program),
+            BuildEvent::Pass { pass, program } => dumps.dump_after(pass.name, program),
             BuildEvent::Weights { .. } | BuildEvent::Report { .. } => {}
         }
         bar.event(&event);
@@ -252,7 +252,7 @@ fn report(report: &BuildReport, args: &BuildArgs, ui: &Ui) -> Result<(), CliErro
     if args.json {
         return print_json(report);
     }
-    tell(report, ui);
+    print_report(report, ui);
     let files = report.artifact.iter().chain(&report.weights_file).chain(&report.emitted);
     let list: String = files.map(|f| format!("{}\n", f.display())).collect();
     print(&list)
@@ -260,14 +260,15 @@ fn report(report: &BuildReport, args: &BuildArgs, ui: &Ui) -> Result<(), CliErro
 
 fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
     // Mistakes in names are told before anything is read.
-    let target = mlcc_target::resolve(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
+    let target = mlcc_target::resolve_target(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
     if args.emit == Some(EmitArg::Ptx) && target.arch != Arch::Nvptx {
         return Err(CliError::usage("--emit ptx needs a GPU --target, for example cuda or sm_80"));
     }
     for name in args.disable_pass.iter().chain(&args.stop_after) {
-        find(name).map_err(|e| CliError::usage(e.to_string()))?;
+        find_pass(name).map_err(|e| CliError::usage(e.to_string()))?;
     }
-    if let Some(name) = args.disable_pass.iter().find(|name| find(name).is_ok_and(|pass| !pass.optional)) {
+    if let Some(name) = args.disable_pass.iter().find(|name| find_pass(name).is_ok_and(|pass| !pass.optional))
+    {
         return Err(CliError::usage(format!(
             "--disable-pass: pass `{name}` cannot be switched off, it is needed for a result at all"
         )));
@@ -288,7 +289,7 @@ fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
     let keep_quant = args.quant.eq_ignore_ascii_case(KEEP);
     // What `keep` stands for depends on the weights.
     let scheme = if keep_quant { BASE } else { args.quant.as_str() };
-    let (quant, stands_for) = QuantScheme::find(scheme).map_err(|e| CliError::usage(e.to_string()))?;
+    let (quant, stands_for) = QuantScheme::from_name(scheme).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
         ui.note(note);
     }
@@ -301,7 +302,7 @@ fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
         quant,
         quant_name: args.quant.to_lowercase(),
         keep_quant,
-        policy: policy(args.quant_policy.as_deref())?,
+        policy: read_policy(args.quant_policy.as_deref())?,
         kv_cache: args.kv_cache,
         output: args.output.clone(),
         chunk: args.chunk,
@@ -378,7 +379,7 @@ pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
 
 pub(super) fn parse_cache(name: &str) -> Result<CacheType, String> {
     let known = CacheType::ALL.map(CacheType::name).join(", ");
-    CacheType::find(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
+    CacheType::from_name(&name.to_lowercase()).ok_or_else(|| format!("unknown cache type; known are {known}"))
 }
 
 fn parse_tp_mode(name: &str) -> Result<TpMode, String> {
@@ -389,7 +390,7 @@ fn parse_tp_mode(name: &str) -> Result<TpMode, String> {
 
 fn parse_pooling(name: &str) -> Result<PoolingMode, String> {
     let known = POOLINGS.map(|(name, _)| name).join(", ");
-    PoolingMode::find(&name.to_lowercase())
+    PoolingMode::from_name(&name.to_lowercase())
         .ok_or_else(|| format!("unknown way of pooling; known are {known}"))
 }
 
@@ -400,7 +401,7 @@ fn parse_answers(text: &str) -> Result<[String; 2], String> {
     }
 }
 
-fn policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
+fn read_policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
     let Some(path) = path else { return Ok(QuantPolicy::default()) };
     let text = mlcc_files::read_to_string(path, mlcc_files::FileKind::QuantPolicy)
         .map_err(CliError::io("read", path))?;

@@ -73,7 +73,7 @@ pub struct ChatArgs {
 }
 
 pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
-    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let model = super::load_to_run(&artifact, &args.threads, ui)?;
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
@@ -88,14 +88,14 @@ pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
     let session = run::adapted_session(&model, args.lora.as_ref())?;
     let mut conversation = Conversation::new(session, format, args.system.as_deref(), &tokenizer);
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
-        conversation.draft_with((drafts.make)());
+        conversation.draft_with((drafts.make_drafter)());
     }
     let eos = mlcc_engine::carried::eos_ids(&metadata);
     let form = args.form.read(&tokenizer, model.vocab())?;
     let mut chat =
         ChatLoop { conversation, tokenizer, settings, form, eos, last: None, failed: false, ui: *ui };
     if let Some(path) = &args.load {
-        chat.load(path)?;
+        chat.load_conversation(path)?;
     }
     ui.note(format_args!(
         "{}, {}, on {}, {}. /help lists the commands.",
@@ -113,7 +113,7 @@ pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
 /// The template of `--template`, else of the artifact, if it has one.
 pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<ChatFormat>, CliError> {
     if let (Some(_), Some(_)) = (model.plan().decoder_start(), name) {
-        return Err(no_chats(model));
+        return Err(no_chat_error(model));
     }
     let template = match name {
         None if model.plan().decoder_start().is_some() => return Ok(None),
@@ -128,7 +128,7 @@ pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<C
 }
 
 /// An encoder-decoder model reads a text and writes one.
-fn no_chats(model: &Model) -> CliError {
+fn no_chat_error(model: &Model) -> CliError {
     CliError::Failed(format!(
         "{} is an encoder-decoder model, which writes one text for another and has no chats: use `mlcc run`, or \
          /v1/completions of `mlcc serve` without --template",
@@ -139,7 +139,7 @@ fn no_chats(model: &Model) -> CliError {
 /// The template; a model without one goes on with what is written, as its page does in `mlcc serve`.
 fn format(model: &Model, name: Option<&str>, ui: &Ui) -> Result<ChatFormat, CliError> {
     if model.plan().decoder_start().is_some() {
-        return Err(no_chats(model));
+        return Err(no_chat_error(model));
     }
     Ok(known_format(model, name)?.unwrap_or_else(|| {
         ui.note(
@@ -178,7 +178,7 @@ impl ChatLoop {
             let flow = match event? {
                 InputEvent::End => ControlFlow::Break(()),
                 InputEvent::Interrupted => return Err(CliError::Interrupted),
-                InputEvent::Message(text) => self.line(&text)?,
+                InputEvent::Message(text) => self.handle_line(&text)?,
             };
             if flow.is_break() {
                 break;
@@ -187,58 +187,58 @@ impl ChatLoop {
         if self.failed && !input.is_terminal() { Err(CliError::Reported) } else { Ok(()) }
     }
 
-    fn line(&mut self, text: &str) -> ChatFlow {
+    fn handle_line(&mut self, text: &str) -> ChatFlow {
         match ChatCommand::parse(text) {
             None if text.trim().is_empty() => Ok(ControlFlow::Continue(())),
-            None => self.say(Some(command::message(text))),
-            Some(Ok(command)) => self.command(command),
-            Some(Err(message)) => self.refuse(message),
+            None => self.generate_answer(Some(command::unescape_message(text))),
+            Some(Ok(command)) => self.handle_command(command),
+            Some(Err(message)) => self.report_mistake(message),
         }
     }
 
     /// A mistake ends nothing.
-    fn refuse(&mut self, message: impl std::fmt::Display) -> ChatFlow {
+    fn report_mistake(&mut self, message: impl std::fmt::Display) -> ChatFlow {
         self.failed = true;
         let _ = writeln!(std::io::stderr(), "error: {message}");
         Ok(ControlFlow::Continue(()))
     }
 
-    fn command(&mut self, command: ChatCommand) -> ChatFlow {
+    fn handle_command(&mut self, command: ChatCommand) -> ChatFlow {
         match command {
             ChatCommand::Help => print(command::HELP)?,
             ChatCommand::Exit => return Ok(ControlFlow::Break(())),
             ChatCommand::Stats => print(&self.stats())?,
-            ChatCommand::Regenerate => return self.say(None),
+            ChatCommand::Regenerate => return self.generate_answer(None),
             ChatCommand::Reset => {
                 self.last = None;
                 match self.conversation.reset() {
                     Ok(()) => self.ui.note("(a new conversation)"),
-                    Err(e) => return self.refuse(e),
+                    Err(e) => return self.report_mistake(e),
                 }
             }
             ChatCommand::Set(None) => print(&self.settings.list())?,
             ChatCommand::Set(Some(text)) => match self.settings.set(&text) {
                 Ok(said) => self.ui.note(format_args!("({said})")),
-                Err(message) => return self.refuse(message),
+                Err(message) => return self.report_mistake(message),
             },
             ChatCommand::Save(path) => match self.conversation.save(&path) {
                 Ok(()) => self.ui.note(format_args!("(saved as {})", path.display())),
-                Err(e) => return self.refuse(e),
+                Err(e) => return self.report_mistake(e),
             },
             ChatCommand::Load(path) => {
-                if let Err(e) = self.load(&path) {
-                    return self.refuse(e);
+                if let Err(e) = self.load_conversation(&path) {
+                    return self.report_mistake(e);
                 }
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    fn load(&mut self, path: &Path) -> Result<(), CliError> {
+    fn load_conversation(&mut self, path: &Path) -> Result<(), CliError> {
         let restored = self.conversation.load(path)?;
         self.last = None;
         let count = self.conversation.messages().len();
-        self.ui.note(format_args!("({} from {})", ui::counted(count, "message"), path.display()));
+        self.ui.note(format_args!("({} from {})", ui::pluralize(count, "message"), path.display()));
         if let RestoredContext::MessagesOnly(reason) = restored {
             self.ui.warn(format_args!("the conversation will be read again: {reason}"));
         }
@@ -246,7 +246,7 @@ impl ChatLoop {
     }
 
     /// Answers `text`, or the last message again.
-    fn say(&mut self, text: Option<&str>) -> ChatFlow {
+    fn generate_answer(&mut self, text: Option<&str>) -> ChatFlow {
         let settings = AnswerSettings {
             sampling: &self.settings.sampling,
             max_tokens: self.settings.max_tokens,
@@ -256,15 +256,15 @@ impl ChatLoop {
             cancel: Some(interrupt::flag()),
         };
         let mut out = run::StdoutText::new(None);
-        let show = |piece: &str| out.piece(piece);
+        let show = |piece: &str| out.write_piece(piece);
         let turn = match text {
-            Some(text) => self.conversation.send(&self.tokenizer, text, &settings, show),
+            Some(text) => self.conversation.send_message(&self.tokenizer, text, &settings, show),
             None => self.conversation.regenerate(&self.tokenizer, &settings, show),
         };
         match turn {
             Ok(turn) => {
                 out.end()?;
-                self.tell_end(&turn);
+                self.print_end(&turn);
                 self.last = Some(turn);
                 Ok(ControlFlow::Continue(()))
             }
@@ -276,12 +276,12 @@ impl ChatLoop {
                     }
                     _ => "",
                 };
-                self.refuse(format_args!("{error}{hint}"))
+                self.report_mistake(format_args!("{error}{hint}"))
             }
         }
     }
 
-    fn tell_end(&self, turn: &TurnResult) {
+    fn print_end(&self, turn: &TurnResult) {
         match turn.generation.finish {
             FinishReason::Cancelled | FinishReason::Deadline => self.ui.note("(stopped)"),
             FinishReason::Length => self.ui.note("(the answer was cut off: -n allows no more tokens)"),
@@ -325,7 +325,7 @@ impl ChatLoop {
                 made.seed
             );
         }
-        if let Some(notice) = session.notice() {
+        if let Some(notice) = session.performance_warning() {
             out += &format!("{notice}\n");
         }
         out

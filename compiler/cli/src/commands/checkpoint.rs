@@ -18,7 +18,7 @@ const FOLDER: &str = "artifacts";
 const VARIABLES: [&str; 3] = ["MLCC_TARGET", "MLCC_QUANT", "MLCC_BACKEND"];
 
 /// `path` itself, or if it is a folder with a checkpoint or a GGUF file, the artifact that `mlcc build` makes of it with `quant`.
-pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<PathBuf, CliError> {
+pub(crate) fn artifact_for(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<PathBuf, CliError> {
     if !path.is_dir() && path.extension().is_none_or(|end| end != "gguf") {
         return match quant {
             None => Ok(path.to_path_buf()),
@@ -36,9 +36,9 @@ pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<Path
     };
     let folder = cache.folder().join(FOLDER);
     let whole = path.canonicalize().map_err(CliError::io("read", path))?;
-    let stem = name_of(&whole).unwrap_or_default();
-    let place = format!("{stem}-{:016x}", xxh3_64(wanted(&whole, quant).as_bytes()));
-    let content = xxh3_64(content(&whole).map_err(CliError::io("read", path))?.as_bytes());
+    let stem = model_name(&whole).unwrap_or_default();
+    let place = format!("{stem}-{:016x}", xxh3_64(build_request(&whole, quant).as_bytes()));
+    let content = xxh3_64(file_stamps(&whole).map_err(CliError::io("read", path))?.as_bytes());
     let artifact = folder.join(format!("{place}-{content:016x}.so"));
     if artifact.is_file() {
         ui.detail(format_args!("{} from the cache", artifact.display()));
@@ -52,13 +52,13 @@ pub(crate) fn artifact(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<Path
     let command = build::BuildArgs::augment_args(clap::Command::new("build"));
     let parsed =
         command.try_get_matches_from(flags).and_then(|found| build::BuildArgs::from_arg_matches(&found));
-    build::quietly(&parsed.map_err(|error| CliError::usage(error.to_string()))?, ui)?;
-    forget_others(&folder, &place, &artifact);
+    build::run_quietly(&parsed.map_err(|error| CliError::usage(error.to_string()))?, ui)?;
+    remove_outdated(&folder, &place, &artifact);
     Ok(artifact)
 }
 
 /// The name of an artifact or a checkpoint: that of its folder (`Qwen2.5-0.5B`, all of it), or that of the file without its end.
-pub(crate) fn name_of(path: &Path) -> Option<String> {
+pub(crate) fn model_name(path: &Path) -> Option<String> {
     let whole = path.canonicalize();
     let path = whole.as_deref().ok().filter(|whole| whole.is_dir()).unwrap_or(path);
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
@@ -66,14 +66,14 @@ pub(crate) fn name_of(path: &Path) -> Option<String> {
 }
 
 /// What is asked for: of which checkpoint, with what flags, by which compiler.
-fn wanted(path: &Path, quant: Option<&str>) -> String {
+fn build_request(path: &Path, quant: Option<&str>) -> String {
     let variables = VARIABLES.map(|name| std::env::var(name).unwrap_or_default());
     let (version, abi) = (env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION);
     format!("{path:?} {quant:?} {variables:?} {version} {abi}")
 }
 
 /// The names, sizes and times of a checkpoint's files: reading all of them takes longer than many a build.
-fn content(path: &Path) -> std::io::Result<String> {
+fn file_stamps(path: &Path) -> std::io::Result<String> {
     let mut files = Vec::new();
     if path.is_dir() {
         for entry in std::fs::read_dir(path)? {
@@ -93,7 +93,7 @@ fn content(path: &Path) -> std::io::Result<String> {
 }
 
 /// Removes what was made of the same checkpoint before its files changed.
-fn forget_others(folder: &Path, place: &str, kept: &Path) {
+fn remove_outdated(folder: &Path, place: &str, kept: &Path) {
     let entries =
         std::fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let old = entries.filter(|path| {

@@ -85,12 +85,12 @@ pub fn run(args: &DoctorArgs, ui: &Ui) -> Result<(), CliError> {
     if args.json {
         print_json(&checks)?;
     } else {
-        print(&text(&checks))?;
+        print(&checks_text(&checks))?;
     }
     if usable { Ok(()) } else { Err(CliError::Reported) }
 }
 
-fn text(checks: &[DoctorCheck]) -> String {
+fn checks_text(checks: &[DoctorCheck]) -> String {
     let width = checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
     let mut out = String::new();
     for c in checks {
@@ -151,7 +151,7 @@ fn cross_linker() -> DoctorCheck {
 
 fn cpu() -> DoctorCheck {
     let model = proc_value("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
-    match mlcc_target::resolve("cpu") {
+    match mlcc_target::resolve_target("cpu") {
         Ok(target) => DoctorCheck::ok(
             "CPU",
             format!("{model}; level {}: {}", target.name, detected_features().join(" ")),
@@ -161,10 +161,10 @@ fn cpu() -> DoctorCheck {
 }
 
 fn cores() -> DoctorCheck {
-    let (topology, threads) = (mlcc_runtime::CpuTopology::of_host(), mlcc_runtime::physical_cores());
+    let (topology, threads) = (mlcc_runtime::CpuTopology::detect_host(), mlcc_runtime::physical_cores());
     DoctorCheck::ok(
         "cores",
-        format!("{topology}; runs use {} (-t changes it)", ui::counted(threads, "thread")),
+        format!("{topology}; runs use {} (-t changes it)", ui::pluralize(threads, "thread")),
     )
 }
 
@@ -271,7 +271,7 @@ fn object_cache() -> DoctorCheck {
         return DoctorCheck::lacking(name, CheckStatus::Absent, "none", advice);
     };
     let folder = cache.folder().display();
-    match cache.usage() {
+    match cache.measure_usage() {
         Ok(usage) => {
             let (used, limit) = (ui::bytes(usage.bytes), ui::bytes(cache.limit()));
             DoctorCheck::ok(name, format!("{folder}, {} objects, {used} of at most {limit}", usage.entries))

@@ -14,7 +14,7 @@ use crate::error::CliError;
 const GRAPHVIZ: &str = "dot";
 
 /// Writes the drawing in the form that the file's name says: `.dot`, `.gv` or `.svg`.
-pub(crate) fn write(module: &Module, path: &Path) -> Result<(), CliError> {
+pub(crate) fn write_drawing(module: &Module, path: &Path) -> Result<(), CliError> {
     let text = dot(module);
     let bytes = match path.extension().and_then(|e| e.to_str()) {
         Some("dot" | "gv") => text.into_bytes(),

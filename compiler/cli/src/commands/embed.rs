@@ -54,7 +54,7 @@ pub(super) struct EmbeddingModelArgs {
 
 impl EmbeddingModelArgs {
     pub fn load(&self, artifact: &Path, ui: &Ui) -> Result<EmbeddingModel, CliError> {
-        let artifact = super::checkpoint::artifact(artifact, self.quant.as_deref(), ui)?;
+        let artifact = super::checkpoint::artifact_for(artifact, self.quant.as_deref(), ui)?;
         text_model(&artifact, self.threads, self.tokenizer.as_deref())
     }
 }
@@ -85,7 +85,7 @@ pub fn run(args: &EmbedArgs, ui: &Ui) -> Result<(), CliError> {
     if let Some(path) = &args.output {
         mlcc_runtime::replace_file(path, |file| file.write_all(&npy(&vectors)))
             .map_err(CliError::io("write", path))?;
-        let count = ui::counted(vectors.rows().len(), "vector");
+        let count = ui::pluralize(vectors.rows().len(), "vector");
         ui.note(format_args!("{count} of {} numbers", vectors.dim));
         return Ok(());
     }

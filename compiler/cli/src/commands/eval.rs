@@ -61,8 +61,8 @@ pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
     let text = read_text(&args.text, mlcc_files::FileKind::EvalText)?;
     let threads = args.threads.map(usize::from);
     // Both are built before one of them is loaded.
-    let artifact = checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
-    let against = args.against.as_deref().map(|path| checkpoint::artifact(path, None, ui)).transpose()?;
+    let artifact = checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
+    let against = args.against.as_deref().map(|path| checkpoint::artifact_for(path, None, ui)).transpose()?;
     let model = load(&artifact, threads, false)?;
     if model.plan().decoder_start().is_some() {
         return Err(CliError::Failed(format!(
@@ -73,7 +73,7 @@ pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
     }
     let tokenizer = run::tokenizer(&model, args.tokenizer.as_deref())?;
     let reference = against.as_deref().map(|path| load(path, threads, false)).transpose()?;
-    let protocol = protocol(args, &model, reference.as_ref(), ui)?;
+    let protocol = choose_protocol(args, &model, reference.as_ref(), ui)?;
     let tokens = tokens(&tokenizer, &text, args.windows, protocol)?;
     let windows = EvalWindows::new(&tokens, protocol, model.vocab())?;
 
@@ -101,15 +101,16 @@ pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// The windows that are asked for, else some that every model in use can see.
-fn protocol(
+fn choose_protocol(
     args: &EvalArgs,
     model: &Model,
     reference: Option<&Model>,
     ui: &Ui,
 ) -> Result<EvalProtocol, CliError> {
     let usual = EvalProtocol::default();
-    let limits =
-        reference.map_or_else(SequenceLimits::default, SequenceLimits::of).and(SequenceLimits::of(model));
+    let limits = reference
+        .map_or_else(SequenceLimits::default, SequenceLimits::from_model)
+        .intersect(SequenceLimits::from_model(model));
     let context = match (args.context, limits.prompt) {
         (Some(asked), Some(most)) if asked > most => {
             return Err(CliError::usage(format!(
@@ -196,8 +197,8 @@ fn report(
     let mut out = format!(
         "perplexity {:.4} over {} in {}\n",
         this.perplexity(),
-        ui::counted(this.tokens_scored, "token"),
-        ui::counted(this.windows, "window")
+        ui::pluralize(this.tokens_scored, "token"),
+        ui::pluralize(this.windows, "window")
     );
     if let Some(c) = comparison {
         out.push_str(&format!(

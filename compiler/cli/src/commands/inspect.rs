@@ -44,7 +44,7 @@ pub struct InspectArgs {
 }
 
 pub fn run(args: &InspectArgs, ui: &Ui) -> Result<(), CliError> {
-    let path = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let path = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let artifact = Artifact::open(&path)?;
     if args.hashes {
         artifact.verify(u64::MAX)?;
@@ -60,7 +60,7 @@ pub fn run(args: &InspectArgs, ui: &Ui) -> Result<(), CliError> {
         return print(&assembly(&artifact, kernel)?);
     }
     if let Some(path) = &args.graph {
-        return drawing::write(&graph(&artifact)?, path);
+        return drawing::write_drawing(&graph(&artifact)?, path);
     }
     let json_of = |text: Option<&str>| text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or(Value::Null);
     let mut metadata: Value = json_of(artifact.metadata());
@@ -82,7 +82,7 @@ pub fn run(args: &InspectArgs, ui: &Ui) -> Result<(), CliError> {
         "path": artifact.path(),
         "machine": artifact.machine_name(),
         "weights_file": artifact.weights_file(),
-        "weights_on_load": artifact.recipe().map(|recipe| json!({
+        "weights_on_load": artifact.weight_generator().map(|recipe| json!({
             "seed": recipe.seed,
             "bytes": recipe.bytes,
             "stored_bytes": recipe.stored_bytes(),
@@ -181,7 +181,8 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         Some(other) => other.to_string(),
     };
     let size = |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::bytes);
-    let number = |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::count);
+    let number =
+        |path: &str| metadata.pointer(path).and_then(Value::as_u64).map_or("-".into(), ui::format_count);
     let levels = metadata.pointer("/target/levels").and_then(Value::as_array);
     let levels: Vec<&str> = levels.into_iter().flatten().filter_map(Value::as_str).collect();
     let tokenizer = match metadata.pointer("/tokenizer/kind") {
@@ -197,7 +198,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
         ["context".into(), get("/memory/context").replace('-', "no limit")],
         ["chunk".into(), format!("{} tokens", get("/memory/chunk"))],
-        ["batch".into(), ui::counted(batch, "sequence")],
+        ["batch".into(), ui::pluralize(batch, "sequence")],
         ["weights".into(), size("/memory/weights_bytes")],
         ["state".into(), size("/memory/sequence_bytes") + &cache_text(metadata)],
         ["scratch".into(), size("/memory/arena_bytes")],
@@ -250,7 +251,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
         rows.push(["quality".into(), quality.text()]);
         rows.push(["reference".into(), quality.reference.clone()]);
     }
-    if let Some(recipe) = artifact.recipe() {
+    if let Some(recipe) = artifact.weight_generator() {
         let stored = ui::bytes(recipe.stored_bytes());
         let text = format!("random, made on load from seed {}; {stored} of them stored", recipe.seed);
         rows.push(["values".into(), text]);
@@ -264,14 +265,14 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
     let width = rows.iter().map(|r| r[0].len()).max().unwrap_or(0);
     let mut out: String = rows.iter().map(|[name, value]| format!("{name:<width$}  {value}\n")).collect();
     out.push('\n');
-    out.push_str(&ui::table(&format_rows(metadata)));
+    out.push_str(&ui::format_table(&format_rows(metadata)));
     out.push('\n');
     let mut rows = vec![vec!["section".to_string(), "bytes".into()]];
     rows.extend(artifact.sections().iter().map(|s| vec![s.name.clone(), s.bytes.to_string()]));
-    out.push_str(&ui::table(&rows));
+    out.push_str(&ui::format_table(&rows));
     if let Some(list) = params.as_array() {
         out.push('\n');
-        out.push_str(&ui::table(&param_rows(list)));
+        out.push_str(&ui::format_table(&param_rows(list)));
     }
     out
 }
@@ -306,7 +307,12 @@ fn format_rows(metadata: &Value) -> Vec<Vec<String>> {
     for f in metadata.pointer("/quantization/formats").and_then(Value::as_array).into_iter().flatten() {
         let n = |key: &str| f[key].as_u64().unwrap_or(0);
         let name = f["format"].as_str().unwrap_or("-").to_string();
-        rows.push(vec![name, n("tensors").to_string(), ui::count(n("parameters")), ui::bytes(n("bytes"))]);
+        rows.push(vec![
+            name,
+            n("tensors").to_string(),
+            ui::format_count(n("parameters")),
+            ui::bytes(n("bytes")),
+        ]);
     }
     rows
 }

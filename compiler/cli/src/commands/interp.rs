@@ -230,7 +230,7 @@ fn run_kernel(kernel: &Kernel, args: &InterpArgs, syms: &SymValues) -> Result<Ve
         }
         buffers.push(buffer(decl.dtype, &values));
     }
-    run_with(kernel, &mut buffers, syms, &ExecutionOptions::workers(usize::from(args.workers)))
+    run_with(kernel, &mut buffers, syms, &ExecutionOptions::with_workers(usize::from(args.workers)))
         .map_err(|e| e.to_string())?;
     let written =
         kernel.params.iter().zip(&buffers).filter(|(id, _)| kernel.bufs[**id].access != ParamAccess::In);

@@ -36,7 +36,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::build::keep::chosen;
+use mlcc_driver::build::keep::format_label;
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
@@ -68,8 +68,8 @@ pub(crate) fn read_stdin(kind: FileKind) -> Result<String, CliError> {
 }
 
 /// Says what slows a session down, if it knows.
-pub(crate) fn warn_of(session: &mlcc_runtime::Session, ui: &Ui) {
-    if let Some(notice) = session.notice() {
+pub(crate) fn warn_session(session: &mlcc_runtime::Session, ui: &Ui) {
+    if let Some(notice) = session.performance_warning() {
         ui.warn(notice);
     }
 }
@@ -111,7 +111,7 @@ pub(crate) fn name_of_artifact(model: &mlcc_runtime::Model) -> String {
 pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
     let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
     let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
-    chosen(keeps, scheme.unwrap_or("-"))
+    format_label(keeps, scheme.unwrap_or("-"))
 }
 
 /// `--template`: a template by its name, or a file of Jinja text. `more` are further names for the error.
@@ -265,7 +265,7 @@ pub(crate) fn placement(model: &mlcc_runtime::Model) -> Option<String> {
     let placement = model.placement()?;
     let on_node = |(node, bytes): &(usize, u64)| format!("{} on node {node}", ui::bytes(*bytes));
     let nodes: Vec<String> = placement.nodes.iter().map(on_node).collect();
-    let (in_file, near) = (ui::bytes(placement.in_file), 100.0 * placement.near);
+    let (in_file, near) = (ui::bytes(placement.in_file), 100.0 * placement.near_share);
     Some(format!("{}, {in_file} in the file's pages; {near:.0} % where workers read them", nodes.join(", ")))
 }
 
@@ -288,29 +288,29 @@ pub(crate) struct SequenceLimits {
 }
 
 impl SequenceLimits {
-    pub(crate) fn of(model: &mlcc_runtime::Model) -> SequenceLimits {
-        SequenceLimits::of_table(model.table())
+    pub(crate) fn from_model(model: &mlcc_runtime::Model) -> SequenceLimits {
+        SequenceLimits::from_table(model.table())
     }
 
-    pub(crate) fn of_table(table: &mlcc_runtime::ArtifactTable) -> SequenceLimits {
+    pub(crate) fn from_table(table: &mlcc_runtime::ArtifactTable) -> SequenceLimits {
         let plan = &table.plan;
         // A window drops what is oldest.
-        let endless = plan.context == 0 || table.window().is_some();
+        let endless = plan.context == 0 || table.sliding_window().is_some();
         let context = (!endless).then_some(plan.context as usize);
         let whole = table.whole_prompts.then_some(plan.chunk as usize);
-        SequenceLimits { context, prompt: SequenceLimits::least(context, whole) }
+        SequenceLimits { context, prompt: SequenceLimits::min_limit(context, whole) }
     }
 
     /// What holds for both.
-    pub(crate) fn and(self, other: SequenceLimits) -> SequenceLimits {
-        let least = SequenceLimits::least;
+    pub(crate) fn intersect(self, other: SequenceLimits) -> SequenceLimits {
+        let least = SequenceLimits::min_limit;
         SequenceLimits {
             context: least(self.context, other.context),
             prompt: least(self.prompt, other.prompt),
         }
     }
 
-    fn least(a: Option<usize>, b: Option<usize>) -> Option<usize> {
+    fn min_limit(a: Option<usize>, b: Option<usize>) -> Option<usize> {
         a.into_iter().chain(b).min()
     }
 }

@@ -18,13 +18,13 @@ pub struct ModelsArgs {
 
 pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
     let elements = |preset: &mlcc_models::presets::Preset| -> u64 {
-        let tensors = preset.config().architecture.tensors();
+        let tensors = preset.model_config().architecture.tensor_shapes();
         tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum()
     };
     if args.json {
         let architectures: Vec<_> =
             REGISTRY.iter().map(|e| json!({ "model_type": e.model_type, "about": e.about })).collect();
-        let presets: Vec<_> = presets::all()
+        let presets: Vec<_> = presets::all_presets()
             .map(|p| {
                 json!({
                     "name": p.name, "repository": p.repo, "layers": p.layers, "hidden": p.hidden,
@@ -42,12 +42,18 @@ pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
     rows.extend(REGISTRY.iter().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
     let mut rows_of_presets =
         vec![["name for --model", "parameters", "layers", "hidden", "weights"].map(String::from).to_vec()];
-    for p in presets::all() {
+    for p in presets::all_presets() {
         let (layers, hidden) = (p.layers.to_string(), p.hidden.to_string());
-        rows_of_presets.push(vec![p.name.into(), ui::count(elements(p)), layers, hidden, p.repo.into()]);
+        rows_of_presets.push(vec![
+            p.name.into(),
+            ui::format_count(elements(p)),
+            layers,
+            hidden,
+            p.repo.into(),
+        ]);
     }
     let mut rows_of_gguf = vec![["architecture of a GGUF file", "read as"].map(String::from).to_vec()];
     rows_of_gguf.extend(ARCHITECTURES.iter().map(|(name, of)| vec![name.to_string(), of.to_string()]));
-    let tables = [rows, rows_of_gguf, rows_of_presets].map(|rows| ui::table(&rows));
+    let tables = [rows, rows_of_gguf, rows_of_presets].map(|rows| ui::format_table(&rows));
     print(&tables.join("\n"))
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mlcc_files::write_file;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_passes::pipeline::{PipelineControl, find, passes_done};
+use mlcc_passes::pipeline::{PipelineControl, find_pass, passes_done};
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::text::{parse_program, print_program};
 use mlcc_passes::verify::verify_program;
@@ -74,7 +74,7 @@ pub fn run(args: &OptArgs, ui: &Ui) -> Result<(), CliError> {
         run_pipeline(&mut program, &mut context, control).map_err(failed)?;
     } else {
         for name in &args.passes {
-            find(name).map_err(|e| CliError::usage(e.to_string()))?;
+            find_pass(name).map_err(|e| CliError::usage(e.to_string()))?;
             let at = PIPELINE.iter().position(|p| p.name == *name).unwrap_or(0);
             if !program.levels.is_empty() && at < passes_done(PIPELINE, &program) {
                 return Err(CliError::usage(format!(
@@ -93,7 +93,7 @@ pub fn run(args: &OptArgs, ui: &Ui) -> Result<(), CliError> {
         context.notes.iter().for_each(|(pass, line)| ui.note(format_args!("{pass}: {line}")));
     }
     if let Some(path) = &args.dot {
-        drawing::write(&program.module, path)?;
+        drawing::write_drawing(&program.module, path)?;
     }
     let text = print_program(&program);
     match &args.output {
@@ -103,10 +103,10 @@ pub fn run(args: &OptArgs, ui: &Ui) -> Result<(), CliError> {
 }
 
 fn options(args: &OptArgs) -> Result<PassOptions, CliError> {
-    let target = mlcc_target::resolve(&args.target)?;
+    let target = mlcc_target::resolve_target(&args.target)?;
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), i64::from(args.chunk));
-    options.quant = QuantScheme::find(&args.quant).map_err(|e| CliError::usage(e.to_string()))?.0;
+    options.quant = QuantScheme::from_name(&args.quant).map_err(|e| CliError::usage(e.to_string()))?.0;
     Ok(options)
 }
 
@@ -130,5 +130,5 @@ fn pass_table() -> String {
         vec![p.name.to_string(), kind.into(), p.about.into()]
     };
     let head = ["pass", "", "what it does"].map(String::from).to_vec();
-    crate::ui::table(&std::iter::once(head).chain(PIPELINE.iter().map(row)).collect::<Vec<_>>())
+    crate::ui::format_table(&std::iter::once(head).chain(PIPELINE.iter().map(row)).collect::<Vec<_>>())
 }

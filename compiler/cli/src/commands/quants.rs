@@ -87,5 +87,5 @@ pub fn run(args: &QuantsArgs, _: &Ui) -> Result<(), CliError> {
     let single = plain.into_iter().chain(QuantFormat::ALL.iter().map(|&format| DType::Packed(format)));
     let single: Vec<&str> = single.map(|dtype| dtype.name()).collect();
     let single = format!("formats of single tensors, for --quant-policy: {}", single.join(", "));
-    print(&format!("{}\n{about}\n{names}\n{keep}\n{single}\n", ui::table(&rows)))
+    print(&format!("{}\n{about}\n{names}\n{keep}\n{single}\n", ui::format_table(&rows)))
 }

@@ -163,7 +163,7 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     {
         return Err(CliError::usage(format!("--save-state {}: that is the model itself", path.display())));
     }
-    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let model = super::load_to_run(&artifact, &args.threads, ui)?;
     let tokenizer = tokenizer(&model, args.tokenizer.as_deref())?;
     tokenizer.check_vocab(model.vocab())?;
@@ -177,7 +177,7 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
         // A loaded state has its begin already.
         None => tokenizer.encode(&prompt)?,
     };
-    let (eos, stop) = ends(args, &metadata, format.as_ref(), &tokenizer);
+    let (eos, stop) = stop_conditions(args, &metadata, format.as_ref(), &tokenizer);
     let grammar = grammar(args, &model, &tokenizer, format.as_ref(), &prompt)?;
     let request = GenerationRequest {
         max_tokens: usize::try_from(args.predict).ok(),
@@ -191,13 +191,13 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
         "{} on {} with {}",
         args.artifact.display(),
         model.executor(),
-        ui::counted(model.threads(), "thread")
+        ui::pluralize(model.threads(), "thread")
     ));
     ui.detail(format_args!("memory: {}", memory(&model)));
-    ui.detail(format_args!("cores: {}", CpuTopology::of_host()));
+    ui.detail(format_args!("cores: {}", CpuTopology::detect_host()));
     let mut generator = TextGenerator::new(session);
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
-        generator.draft_with((drafts.make)());
+        generator.draft_with((drafts.make_drafter)());
     }
     // The prompt is repeated when it has been accepted: with the first text, or at the end.
     // Neither a source text nor a message is what the text goes on from.
@@ -206,16 +206,16 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     let mut first = None;
     let out = generator.generate(&tokenizer, &request, |piece| {
         first.get_or_insert_with(|| ui.started.elapsed());
-        text.piece(piece)
+        text.write_piece(piece)
     })?;
     text.end()?;
-    statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
-    super::warn_of(generator.model(), ui);
+    print_statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
+    super::warn_session(generator.model(), ui);
     if let Some(weights) = super::placement(&model) {
         ui.detail(format_args!("weights: {weights}"));
     }
     if let Some(path) = &args.save_state {
-        if !generator.feed_last()? {
+        if !generator.decode_pending()? {
             ui.warn("the context is full: the state is without the last token of the text");
         }
         generator.into_model().save_state(path)?;
@@ -238,7 +238,7 @@ impl StdoutText {
         StdoutText { echo, error: None }
     }
 
-    pub(crate) fn piece(&mut self, piece: &str) -> ControlFlow<()> {
+    pub(crate) fn write_piece(&mut self, piece: &str) -> ControlFlow<()> {
         let mut out = std::io::stdout().lock();
         let echo = self.echo.take().unwrap_or_default();
         let written = out.write_all(echo.as_bytes()).and_then(|()| out.write_all(piece.as_bytes()));
@@ -253,7 +253,7 @@ impl StdoutText {
 
     pub(crate) fn end(&mut self) -> Result<(), CliError> {
         if self.error.is_none() {
-            let _ = self.piece("\n");
+            let _ = self.write_piece("\n");
         }
         self.check()
     }
@@ -292,7 +292,7 @@ fn template(args: &RunArgs, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>
         ui.note("the prompt goes in as it is, without the model's chat template, because of the state file");
         return Ok(None);
     }
-    let format = chat::known_format(model, None).map_err(or_raw)?;
+    let format = chat::known_format(model, None).map_err(suggest_raw)?;
     if format.is_some() {
         ui.note("the prompt is a message in the model's chat template; --raw goes on with it as it is");
     }
@@ -302,7 +302,7 @@ fn template(args: &RunArgs, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>
 /// One message, up to where its answer begins.
 fn message(format: &ChatFormat, text: &str) -> Result<String, CliError> {
     let messages = [ChatMessage::new("user", text)];
-    format.render(&messages, true, &TemplateInputs::default()).map_err(|error| or_raw(error.into()))
+    format.render(&messages, true, &TemplateInputs::default()).map_err(|error| suggest_raw(error.into()))
 }
 
 /// What the text may be, behind the reasoning that a template knows.
@@ -322,12 +322,12 @@ fn grammar(
 }
 
 /// An error of a template, with the way around it.
-fn or_raw(error: CliError) -> CliError {
+fn suggest_raw(error: CliError) -> CliError {
     CliError::Failed(format!("{error}; `mlcc run --raw` goes on with the prompt without the template"))
 }
 
 /// The tokens and texts that end the text: the model's, those of the template, and those that the user named.
-fn ends(
+fn stop_conditions(
     args: &RunArgs,
     metadata: &Value,
     format: Option<&ChatFormat>,
@@ -417,12 +417,12 @@ fn memory(model: &Model) -> String {
 }
 
 /// `loaded` and `first`: from the program's start to the loaded model, and to the first text.
-fn statistics(out: &GenerationResult, loaded: Duration, first: Duration, ui: &Ui) {
+fn print_statistics(out: &GenerationResult, loaded: Duration, first: Duration, ui: &Ui) {
     let more = match ui.verbosity {
         Verbosity::Verbose => format!(
             " | loaded in {:.3} s | sampling {:.3} s",
             loaded.as_secs_f64(),
-            out.sampling.as_secs_f64()
+            out.sampling_time.as_secs_f64()
         ),
         Verbosity::Quiet | Verbosity::Normal => String::new(),
     };
@@ -432,9 +432,9 @@ fn statistics(out: &GenerationResult, loaded: Duration, first: Duration, ui: &Ui
     };
     ui.note(format_args!(
         "\nprompt: {}, {:.1} tokens/s | generated: {}{drafts}, {:.1} tokens/s | first text {:.3} s after the start | end: {} | seed {}{more}",
-        ui::counted(out.prompt_tokens, "token"),
+        ui::pluralize(out.prompt_tokens, "token"),
         out.prefill_tokens_per_second(),
-        ui::counted(out.tokens.len(), "token"),
+        ui::pluralize(out.tokens.len(), "token"),
         out.decode_tokens_per_second(),
         first.as_secs_f64(),
         out.finish.as_str(),

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::allocator;
 use crate::commands::build::parse_bytes;
-use crate::commands::checkpoint::name_of;
+use crate::commands::checkpoint::model_name;
 use crate::commands::speculation::SpeculationArgs;
 use crate::commands::{chat, run};
 use crate::error::CliError;
@@ -191,7 +191,8 @@ impl ArtifactLibrary {
             self.ui.note(format_args!("{name} {why}."));
         }
         let drafts = args.speculation.drafter(&model, &tokenizer, &args.threads)?;
-        let (drafter, draft) = drafts.map_or((None, None), |drafts| (Some(drafts.make), drafts.model));
+        let (drafter, draft) =
+            drafts.map_or((None, None), |drafts| (Some(drafts.make_drafter), drafts.model));
         let served = ModelSetup {
             drafter,
             draft,
@@ -200,10 +201,10 @@ impl ArtifactLibrary {
             eos: mlcc_engine::carried::eos_ids(&metadata),
             executor: model.executor().to_owned(),
             adapters,
-            reads_adapters: Some(reader(&model)),
+            reads_adapters: Some(adapter_reader(&model)),
             tokenizer,
         };
-        Ok(ServedArtifact::Ready(Box::new(ReadyModel::model(&model, served, &self.options, committed)?)))
+        Ok(ServedArtifact::Ready(Box::new(ReadyModel::from_model(&model, served, &self.options, committed)?)))
     }
 
     /// Those of the command line, if it is the artifact that they are for.
@@ -218,13 +219,13 @@ impl ArtifactLibrary {
     }
 
     /// In the folder of `--models`, by their names in order.
-    fn in_folder(&self) -> Vec<(String, PathBuf)> {
+    fn folder_artifacts(&self) -> Vec<(String, PathBuf)> {
         let entries = self.args.models.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
         let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
         // A folder might be a checkpoint, and no request builds one.
         let artifacts =
             paths.filter(|path| path.extension().is_some_and(|end| end == "so") && path.is_file());
-        let mut found: Vec<_> = artifacts.filter_map(|path| Some((name_of(&path)?, path))).collect();
+        let mut found: Vec<_> = artifacts.filter_map(|path| Some((model_name(&path)?, path))).collect();
         found.sort();
         found
     }
@@ -233,7 +234,7 @@ impl ArtifactLibrary {
 impl ModelLibrary for ArtifactLibrary {
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self.named.iter().map(|(name, _)| name.clone()).collect();
-        for (name, _) in self.in_folder() {
+        for (name, _) in self.folder_artifacts() {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -247,15 +248,15 @@ impl ModelLibrary for ArtifactLibrary {
             // What was built at the start may be built anew.
             Some((_, path)) => {
                 let quant = self.args.quant.as_deref().filter(|_| path.is_dir());
-                let artifact = super::checkpoint::artifact(path, quant, &self.ui);
+                let artifact = super::checkpoint::artifact_for(path, quant, &self.ui);
                 artifact.and_then(|path| self.read(name, &path, committed))
             }
-            None => match self.in_folder().iter().find(is_it) {
+            None => match self.folder_artifacts().iter().find(is_it) {
                 Some((_, path)) => self.read(name, path, committed),
                 None => return Err(LoadError::Unknown(name.to_owned())),
             },
         };
-        match read.map_err(|error| refused(name, &error))? {
+        match read.map_err(|error| load_error(name, &error))? {
             ServedArtifact::Ready(ready) => Ok(*ready),
             ServedArtifact::Texts(_) => {
                 let why = "it makes vectors of texts: name it when the server is started";
@@ -266,7 +267,7 @@ impl ModelLibrary for ArtifactLibrary {
 }
 
 /// Whoever runs the server is told the whole of it, clients get it without folders.
-fn refused(name: &str, error: &CliError) -> LoadError {
+fn load_error(name: &str, error: &CliError) -> LoadError {
     warn(&format!("{name} is not loaded: {error}"));
     LoadError::Refused(error.to_string())
 }
@@ -275,10 +276,10 @@ fn refused(name: &str, error: &CliError) -> LoadError {
 const REST: Duration = Duration::from_secs(2);
 
 /// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients have asked.
-fn prefixes(args: &ServeArgs) -> Result<Option<DiskCacheOptions>, CliError> {
+fn prefix_files(args: &ServeArgs) -> Result<Option<DiskCacheOptions>, CliError> {
     let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
-    let files = DiskCacheOptions { folder, most_bytes: args.cache_dir_size, rest: REST, warn };
-    files.make_folder().map_err(CliError::io("create", &files.folder))?;
+    let files = DiskCacheOptions { folder, max_bytes: args.cache_dir_size, idle_time: REST, warn };
+    files.create_folder().map_err(CliError::io("create", &files.folder))?;
     Ok(Some(files))
 }
 
@@ -292,7 +293,7 @@ fn log_line(line: &str) {
 }
 
 /// The artifacts with the names that clients call them by.
-fn names(args: &ServeArgs) -> Result<Vec<(String, PathBuf)>, CliError> {
+fn artifact_names(args: &ServeArgs) -> Result<Vec<(String, PathBuf)>, CliError> {
     if args.alias.len() > args.artifacts.len() {
         let (aliases, artifacts) = (args.alias.len(), args.artifacts.len());
         return Err(CliError::usage(format!("{aliases} times --alias, but {artifacts} artifacts")));
@@ -300,7 +301,7 @@ fn names(args: &ServeArgs) -> Result<Vec<(String, PathBuf)>, CliError> {
     let aliases = args.alias.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let mut named: Vec<(String, PathBuf)> = Vec::new();
     for (path, alias) in args.artifacts.iter().zip(aliases) {
-        let name = alias.or_else(|| name_of(path)).unwrap_or_else(|| "model".into());
+        let name = alias.or_else(|| model_name(path)).unwrap_or_else(|| "model".into());
         if named.iter().any(|(other, _)| *other == name) {
             return Err(CliError::usage(format!(
                 "two artifacts are called {name}: give them names with --alias"
@@ -313,7 +314,7 @@ fn names(args: &ServeArgs) -> Result<Vec<(String, PathBuf)>, CliError> {
 }
 
 /// Reads the adapters that clients load.
-fn reader(model: &Model) -> ReadAdapter {
+fn adapter_reader(model: &Model) -> ReadAdapter {
     let model = model.clone();
     Box::new(move |name, folder| {
         let request = AdapterRequest { directory: folder.to_path_buf(), scale: 1.0 };
@@ -326,7 +327,7 @@ fn reader(model: &Model) -> ReadAdapter {
 }
 
 /// The folder that a flag names, which has to be there.
-fn folder(flag: &str, folder: Option<&PathBuf>) -> Result<Option<PathBuf>, CliError> {
+fn check_folder(flag: &str, folder: Option<&PathBuf>) -> Result<Option<PathBuf>, CliError> {
     let Some(folder) = folder else { return Ok(None) };
     let known = folder.canonicalize().map_err(CliError::io("open", folder))?;
     match known.is_dir() {
@@ -380,19 +381,19 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
         api_keys: api_keys(args)?,
         request_memory: args.request_memory,
         allowed_hosts: args.allowed_host.clone(),
-        trim: Some(allocator::trim),
+        trim: Some(allocator::trim_heaps),
         log: args.log.then_some(log_line),
         warn: Some(warn),
         body_limit: usize::try_from(args.body_limit).unwrap_or(usize::MAX),
-        prefixes: prefixes(args)?,
-        lora_dir: folder("--lora-dir", args.lora_dir.as_ref())?,
+        prefixes: prefix_files(args)?,
+        lora_dir: check_folder("--lora-dir", args.lora_dir.as_ref())?,
         read_timeout: Duration::from_secs(args.read_timeout),
         timeout: args.timeout.map(Duration::from_secs),
         drain_timeout: Duration::from_secs(u64::from(args.drain_timeout)),
         traces: TraceExporter::from_environment(Some(warn))?,
     };
-    let named = names(args)?;
-    folder("--models", args.models.as_ref())?;
+    let named = artifact_names(args)?;
+    check_folder("--models", args.models.as_ref())?;
     let beside = mlcc_serve::server_memory(&options);
     let shelf = ArtifactLibrary {
         args: args.clone(),
@@ -405,7 +406,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
     // One that has no texts is no reason to serve none of the others.
     let several = named.len() > 1 || args.models.is_some();
     for (name, path) in named {
-        let path = super::checkpoint::artifact(&path, args.quant.as_deref(), ui)?;
+        let path = super::checkpoint::artifact_for(&path, args.quant.as_deref(), ui)?;
         let read = match shelf.read(&name, &path, committed) {
             Err(CliError::Carried(error @ ArtifactTokenizerError::NoTokenizer { .. })) if several => {
                 ui.warn(format_args!("{name} is not served: {error}"));
@@ -419,7 +420,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
                 models.push((name, *ready));
             }
             ServedArtifact::Texts(model) => {
-                committed += mlcc_serve::need_of_texts(&name, &model, &shelf.options, committed)?;
+                committed += mlcc_serve::embedding_memory(&name, &model, &shelf.options, committed)?;
                 texts.push((name, *model));
             }
         }
@@ -443,7 +444,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
         for (name, sequences) in models {
-            ui.note(format_args!("{name} at {url}/v1, {} together.", ui::counted(*sequences, "text")));
+            ui.note(format_args!("{name} at {url}/v1, {} together.", ui::pluralize(*sequences, "text")));
         }
         for NamedAdapter { name, .. } in &args.lora {
             ui.note(format_args!("{name} is an adapter of the first model: ask for it as `model`."));

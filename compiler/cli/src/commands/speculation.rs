@@ -28,7 +28,7 @@ enum SpeculateArg {
 
 /// Who drafts.
 pub(crate) struct DraftSource {
-    pub make: MakeDrafter,
+    pub make_drafter: MakeDrafter,
     /// The model that does.
     pub model: Option<Model>,
 }
@@ -46,22 +46,22 @@ impl SpeculationArgs {
             (Some(SpeculateArg::Ngram), _) => "--speculate ngram",
             (None, Some(_)) => "--draft",
         };
-        needs_rewinding(flag, model)?;
-        needs_equal_bits(flag, model)?;
+        check_rollback(flag, model)?;
+        check_equal_bits(flag, model)?;
         let Some(path) = &self.draft else {
             let make: MakeDrafter = Box::new(|| Box::new(NgramDrafter) as Box<dyn Drafter>);
-            return Ok(Some(DraftSource { make, model: None }));
+            return Ok(Some(DraftSource { make_drafter: make, model: None }));
         };
         let small = load_beside(model.workers(), path, threads, None)?;
-        needs_pieces(&small)?;
+        check_chunk(&small)?;
         same_vocabulary(path, &small, model, tokenizer)?;
         let step = CompiledModelRunner::new(&small)?;
         let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(step)) as Box<dyn Drafter>);
-        Ok(Some(DraftSource { make, model: Some(small) }))
+        Ok(Some(DraftSource { make_drafter: make, model: Some(small) }))
     }
 }
 
-fn needs_rewinding(flag: &str, model: &Model) -> Result<(), CliError> {
+fn check_rollback(flag: &str, model: &Model) -> Result<(), CliError> {
     if takes_drafts(model) {
         return Ok(());
     }
@@ -73,7 +73,7 @@ fn needs_rewinding(flag: &str, model: &Model) -> Result<(), CliError> {
 }
 
 /// Who drafts is fed a few tokens after each other.
-fn needs_pieces(small: &Model) -> Result<(), CliError> {
+fn check_chunk(small: &Model) -> Result<(), CliError> {
     if can_draft(small) {
         return Ok(());
     }
@@ -84,7 +84,7 @@ fn needs_pieces(small: &Model) -> Result<(), CliError> {
 }
 
 /// Drafts are checked in rows of their own, whose logits must be those of single tokens.
-fn needs_equal_bits(flag: &str, model: &Model) -> Result<(), CliError> {
+fn check_equal_bits(flag: &str, model: &Model) -> Result<(), CliError> {
     if is_batch_invariant(model) {
         return Ok(());
     }

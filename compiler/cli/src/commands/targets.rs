@@ -16,7 +16,7 @@ pub struct TargetsArgs {
 
 pub fn run(args: &TargetsArgs, _: &Ui) -> Result<(), CliError> {
     let specs = mlcc_target::specs().map_err(mlcc_target::TargetError::from)?;
-    let host = mlcc_target::resolve("cpu").ok();
+    let host = mlcc_target::resolve_target("cpu").ok();
     let mut list: Vec<Value> = Vec::new();
     let mut rows =
         vec![["target", "stands for", "vector bits", "features beyond"].map(String::from).to_vec()];
@@ -66,7 +66,7 @@ pub fn run(args: &TargetsArgs, _: &Ui) -> Result<(), CliError> {
     if args.json {
         return print_json(&list);
     }
-    print(&ui::table(&rows))
+    print(&ui::format_table(&rows))
 }
 
 fn runs_here(arch: Arch, level: &FeatureLevel) -> bool {

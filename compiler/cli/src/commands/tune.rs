@@ -4,12 +4,12 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mlcc_driver::tune::{SpeedComparison, confirm, search};
+use mlcc_driver::tune::{SpeedComparison, confirm_tuning, search_tuning};
 use mlcc_files::write_file;
 use mlcc_passes::CacheType;
 use mlcc_target::{FeatureLevel, LevelTuning, detected_features};
 
-use crate::commands::bench::predict::{NvidiaTools, gpu_of};
+use crate::commands::bench::predict::{NvidiaTools, find_gpu};
 use crate::commands::bench::probe;
 use crate::commands::build::{MOST_POSITIONS, parse_cache};
 use crate::commands::{print, print_json};
@@ -56,7 +56,7 @@ pub struct TuneArgs {
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// End the search after this time; the last comparison comes after that
-    #[arg(long, default_value_t = 300.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = budget)]
+    #[arg(long, default_value_t = 300.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_budget)]
     budget: f64,
     /// Tuning to write [default: {model}-{quant}-{level}.toml]
     #[arg(short, long, value_name = "FILE")]
@@ -77,22 +77,22 @@ const LONGEST: f64 = 86400.0;
 /// Seconds for which all threads are busy before the limits are probed.
 const WARM_UP: f64 = 1.0;
 
-fn budget(text: &str) -> Result<f64, String> {
+fn parse_budget(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value: &f64| *value >= 0.0 && *value <= LONGEST);
     value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST}"))
 }
 
 pub fn run(args: &TuneArgs, ui: &Ui) -> Result<(), CliError> {
     let level = level(&args.target)?;
-    if level.tables().is_none() {
+    if level.tune_tables().is_none() {
         return Err(CliError::usage(format!(
             "{} has nothing to tune: its kernels use no tensor cores; name a level from sm_80 on",
             level.name
         )));
     }
     match (&args.predict, level.gpu.is_some()) {
-        (Some(gpu), true) => by_predictions(args, &level, gpu, ui),
-        (None, false) => by_timing(args, &level, ui),
+        (Some(gpu), true) => tune_by_predictions(args, &level, gpu, ui),
+        (None, false) => tune_by_timing(args, &level, ui),
         (None, true) => Err(CliError::usage(format!(
             "{} is a level of GPUs, on which nothing is timed yet: --predict h200 judges by predicted times",
             level.name
@@ -105,9 +105,9 @@ pub fn run(args: &TuneArgs, ui: &Ui) -> Result<(), CliError> {
     }
 }
 
-fn by_timing(args: &TuneArgs, level: &FeatureLevel, ui: &Ui) -> Result<(), CliError> {
+fn tune_by_timing(args: &TuneArgs, level: &FeatureLevel, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
-    let origin = origin::find(args, ui)?;
+    let origin = origin::find_source(args, ui)?;
     let threads = args.threads.map_or_else(mlcc_runtime::physical_cores, usize::from);
     let bar = ui.count_bar("tune");
     let mut bench = TimingBench::new(TrialBuilder::open(origin, level)?, threads, ui, &bar);
@@ -118,26 +118,26 @@ fn by_timing(args: &TuneArgs, level: &FeatureLevel, ui: &Ui) -> Result<(), CliEr
     probe::keep_busy(threads, WARM_UP);
     let before = ProbedLimits::probe(threads)?;
     bench.end = Some(begin + Duration::from_secs_f64(args.budget));
-    let mut found = search(&mut bench, level)?;
+    let mut found = search_tuning(&mut bench, level)?;
     let interrupted = bench.builder().is_interrupted();
     let mut last = Vec::new();
     let mut limits = before.clone();
     if !interrupted {
         bar.set_message("what was found against the start");
         bench.end = None;
-        last = unless_interrupted(confirm(&mut bench, level, &mut found.artifact))?;
-        limits = before.and(&ProbedLimits::probe(threads)?);
+        last = unless_interrupted(confirm_tuning(&mut bench, level, &mut found.artifact))?;
+        limits = before.widen(&ProbedLimits::probe(threads)?);
     }
     bar.finish_and_clear();
     let interrupted = bench.builder().is_interrupted();
-    let outcome = SearchOutcome { level, found: &found, last: &last, interrupted };
+    let outcome = SearchOutcome { level, found: &found, confirmation: &last, interrupted };
     let tuning = outcome.measured(&bench, &limits, threads);
     finish(args, ui, (&output, tuning), &outcome, begin)
 }
 
-fn by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui) -> Result<(), CliError> {
+fn tune_by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
-    let gpu = gpu_of(gpu)?;
+    let gpu = find_gpu(gpu)?;
     if let Some(needed) = level.gpu.as_ref().filter(|needed| needed.sm > gpu.sm) {
         return Err(CliError::usage(format!(
             "--predict {}: it is an sm_{}, and code of {} needs sm_{} or later",
@@ -146,7 +146,7 @@ fn by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui) -> 
     }
     let tools = NvidiaTools::find()?;
     let versions = tools.versions()?;
-    let mut origin = origin::find(args, ui)?;
+    let mut origin = origin::find_source(args, ui)?;
     origin.options.batch = Some(MANY as u32);
     let bar = ui.count_bar("tune");
     let mut predictions = PredictionBench::new(TrialBuilder::open(origin, level)?, (gpu, tools), ui, &bar);
@@ -154,16 +154,16 @@ fn by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui) -> 
 
     bar.set_length(args.budget as u64);
     predictions.end = Some(begin + Duration::from_secs_f64(args.budget));
-    let mut found = search(&mut predictions, level)?;
+    let mut found = search_tuning(&mut predictions, level)?;
     let mut last = Vec::new();
     if !predictions.builder().is_interrupted() {
         bar.set_message("what was found against the start");
         predictions.end = None;
-        last = unless_interrupted(confirm(&mut predictions, level, &mut found.artifact))?;
+        last = unless_interrupted(confirm_tuning(&mut predictions, level, &mut found.artifact))?;
     }
     bar.finish_and_clear();
     let interrupted = predictions.builder().is_interrupted();
-    let outcome = SearchOutcome { level, found: &found, last: &last, interrupted };
+    let outcome = SearchOutcome { level, found: &found, confirmation: &last, interrupted };
     let tuning = outcome.predicted(&predictions, versions);
     finish(args, ui, (&output, tuning), &outcome, begin)
 }
@@ -221,7 +221,7 @@ fn comment(tuning: &LevelTuning, output: &Path) -> String {
 
 /// The one level that is tuned.
 fn level(target: &str) -> Result<FeatureLevel, CliError> {
-    let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
+    let target = mlcc_target::resolve_target(target).map_err(|e| CliError::usage(e.to_string()))?;
     match target.levels.as_slice() {
         [level] => match level.features.iter().find(|f| !detected_features().contains(&f.as_str())) {
             Some(lacks) if level.tune.is_some() => Err(CliError::usage(format!(

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::replay::{self, judge};
+use mlcc_driver::replay::{self, judge_model};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_driver::text_replay::{self, ErrorBar};
 
@@ -53,7 +53,7 @@ pub struct VerifyArgs {
 }
 
 pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
-    let artifact = super::checkpoint::artifact(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let args = &VerifyArgs { artifact, ..args.clone() };
     match &args.golden {
         Some(golden) => run_golden(args, golden, ui),
@@ -66,7 +66,12 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
 }
 
 /// Reference results of another model are told before anything is computed.
-pub(crate) fn belongs(golden: &GoldenFile, path: &Path, model: &str, vocab: usize) -> Result<(), CliError> {
+pub(crate) fn check_golden(
+    golden: &GoldenFile,
+    path: &Path,
+    model: &str,
+    vocab: usize,
+) -> Result<(), CliError> {
     let found = golden.prompts.first().map_or(0, |p| p.logits_last.len());
     if found == vocab {
         return Ok(());
@@ -84,7 +89,7 @@ fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliE
         return run_texts(args, golden_path, ui);
     }
     let golden = GoldenFile::read(golden_path)?;
-    if let Some(recipe) = artifact.recipe() {
+    if let Some(recipe) = artifact.weight_generator() {
         return Err(CliError::Failed(format!(
             "{}: its weights are random, made on load from seed {} (`mlcc build --weights-on-load`), so no reference results \
              belong to it: build it from the checkpoint of {}, without --random-weights",
@@ -94,20 +99,20 @@ fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliE
         )));
     }
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
-    belongs(&golden, golden_path, &args.artifact.display().to_string(), model.vocab())?;
+    check_golden(&golden, golden_path, &args.artifact.display().to_string(), model.vocab())?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
-    let own = if has_own_error(&model, scheme) { None } else { replay::tolerance(scheme) };
+    let own = if has_own_error(&model, scheme) { None } else { replay::format_tolerance(scheme) };
     ui.detail(format_args!(
         "{} on {} with {}",
         args.artifact.display(),
         model.executor(),
-        ui::counted(model.threads(), "thread")
+        ui::pluralize(model.threads(), "thread")
     ));
     let mut session = model.session()?;
     let graph = || StoredGraph::open(&model);
     let format = super::scheme_name(&metadata);
-    let outcome = judge(&mut session, &golden, &format, own, graph, args.tolerance)
+    let outcome = judge_model(&mut session, &golden, &format, own, graph, args.tolerance)
         .map_err(|e| CliError::Failed(format!("{}: {e}", args.artifact.display())))?;
     if args.json {
         print_json(&outcome)?;
@@ -121,7 +126,7 @@ fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliE
 fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let golden = PoolingGoldenFile::read(golden_path)?;
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
-    let mut texts = model.texts()?;
+    let mut texts = model.text_embedder()?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let types = metadata.pointer("/texts/token_types").and_then(Value::as_u64).unwrap_or(1).max(1) as usize;
     let artifact = args.artifact.display();
@@ -131,12 +136,13 @@ fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliEr
         CliError::Failed(format!("{golden} and {artifact} do not belong together: {what}"))
     })?;
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
-    let own = if has_own_error(&model, scheme) { None } else { replay::tolerance(scheme) };
+    let own = if has_own_error(&model, scheme) { None } else { replay::format_tolerance(scheme) };
     ui.detail(format_args!("{artifact} on {} with {} threads", model.executor(), model.threads()));
     let format = super::scheme_name(&metadata);
     let bar = ErrorBar { format: &format, own, asked: args.tolerance };
-    let outcome = text_replay::judge(&mut texts, &golden, &ids, &bar, || StoredGraph::open(&model))
-        .map_err(|e| CliError::Failed(format!("{artifact}: {e}")))?;
+    let outcome =
+        text_replay::judge_embeddings(&mut texts, &golden, &ids, &bar, || StoredGraph::open(&model))
+            .map_err(|e| CliError::Failed(format!("{artifact}: {e}")))?;
     match args.json {
         true => print_json(&outcome)?,
         false => print(&outcome.text(&golden.source))?,

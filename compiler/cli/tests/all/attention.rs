@@ -117,7 +117,7 @@ fn blocks_that_tuning_tries_interpreted() {
     changes.push(toml::from_str("attention = { warps = 1, keys = 16, shared_bytes = 1024 }").unwrap());
     let case = AttentionCase { cache: DType::F16, value_size: 32, ..AttentionCase::new(1, 3, 48) };
     for change in changes {
-        let target = KernelTarget::new(mlcc_target::Arch::Nvptx, &level.tuned(&change).unwrap());
+        let target = KernelTarget::new(mlcc_target::Arch::Nvptx, &level.with_changes(&change).unwrap());
         for (n, past) in [(1, 150), (70, 9)] {
             let kernels = case.kernels(n == 1, &target);
             equals_reference(&format!("{change}"), &case, &kernels, (n, past), 1, 1e-5);
@@ -323,7 +323,7 @@ type CompileFn = fn(&[Kernel], &FeatureLevel) -> KernelExecutor;
 fn back_ends() -> Vec<(&'static str, CompileFn)> {
     vec![
         #[cfg(feature = "llvm")]
-        ("llvm", |kernels, level| KernelExecutor::cached(kernels, level, &cache()).unwrap()),
+        ("llvm", |kernels, level| KernelExecutor::from_cache(kernels, level, &cache()).unwrap()),
         #[cfg(feature = "cranelift")]
         ("cranelift", |kernels, level| KernelExecutor::with_cranelift(kernels, level).unwrap()),
     ]

@@ -45,7 +45,7 @@ fn an_artifact_for_another_machine() {
         "aarch64" => ("x86-64-v2", "x86-64"),
         _ => ("armv8.0", "aarch64"),
     };
-    let arch = mlcc_target::resolve(target).unwrap().arch;
+    let arch = mlcc_target::resolve_target(target).unwrap().arch;
     if let Err(e) = mlcc_codegen::link::find_linker(arch) {
         eprintln!("skipped: {e}");
         return;

@@ -54,7 +54,7 @@ fn check_graph(what: &str, module: &Module, source: &BuildSource, prompts: &[Vec
     let (mut alone, mut pasts) = (Vec::new(), Vec::new());
     for ids in prompts {
         let mut states = StateValues::new(module).unwrap();
-        let sizes = SymValues::tokens(ids.len() as i64);
+        let sizes = SymValues::for_tokens(ids.len() as i64);
         interpreter.run_named("prefill", &[Tensor::ids(ids)], &mut states, sizes).unwrap();
         alone.push(states);
         pasts.push(ids.len() as i64);
@@ -65,7 +65,7 @@ fn check_graph(what: &str, module: &Module, source: &BuildSource, prompts: &[Vec
         let tokens: Vec<i32> = prompts.iter().map(|p| token(p, step)).collect();
         let found = interpreter.run_batch(function, &[Tensor::ids(&tokens)], &mut together, &pasts).unwrap();
         for (i, states) in alone.iter_mut().enumerate() {
-            let sizes = SymValues { past: pasts[i], ..SymValues::tokens(1) };
+            let sizes = SymValues { past: pasts[i], ..SymValues::for_tokens(1) };
             let want =
                 interpreter.run_named("decode", &[Tensor::ids(&tokens[i..=i])], states, sizes).unwrap();
             assert_eq!(want[0].data, found[0].row(i), "{what}: sequence {i} in step {step}");

@@ -164,8 +164,8 @@ fn models() -> String {
 }
 
 fn presets() -> String {
-    let rows =
-        presets::all().map(|p| vec![code(p.name), p.layers.to_string(), p.hidden.to_string(), code(p.repo)]);
+    let rows = presets::all_presets()
+        .map(|p| vec![code(p.name), p.layers.to_string(), p.hidden.to_string(), code(p.repo)]);
     table(&["--model", "layers", "hidden size", "weights on Hugging Face"], rows)
 }
 

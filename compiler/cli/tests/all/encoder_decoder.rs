@@ -8,7 +8,7 @@ use crate::program::{case, mlcc};
 use mlcc_driver::build::{BuildOptions, BuildSource};
 use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::model::build_module;
-use mlcc_driver::replay::{ReplayOutcome, judge, replay, tolerance};
+use mlcc_driver::replay::{ReplayOutcome, format_tolerance, judge_model, replay_prompts};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::GoldenFile;
@@ -45,7 +45,7 @@ fn the_graph_gives_the_reference() {
         let architecture = &source.model.config.architecture;
         let module = build_module(name, architecture, source.context, 1).unwrap();
         let mut model = GraphModel::new(&module, &source.checkpoint, architecture).unwrap();
-        right(name, &replay(&mut model, &golden(name), "f32", tolerance("f32")).unwrap());
+        right(name, &replay_prompts(&mut model, &golden(name), "f32", format_tolerance("f32")).unwrap());
     }
 }
 
@@ -60,7 +60,7 @@ fn kernels(name: &str, options: &BuildOptions) -> ReplayOutcome {
     let (program, source) = program(options, None);
     let architecture = &source.model.config.architecture;
     let mut model = StepModel::new(&program, 0, &source.checkpoint, architecture, 64, 2).unwrap();
-    replay(&mut model, &short(name), "f32", tolerance("f32")).unwrap()
+    replay_prompts(&mut model, &short(name), "f32", format_tolerance("f32")).unwrap()
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn attentions_are_fused() {
         let module = &program.module;
         let count = |entry: &str| {
             let (_, f) = module.function(entry).unwrap();
-            f.live().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count()
+            f.live_nodes().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count()
         };
         assert_eq!(count("encode"), encoder, "{name}");
         for entry in ["prefill", "decode", "prefill_logits"] {
@@ -103,7 +103,10 @@ fn artifacts_give_the_reference() {
             let options = BuildOptions { backend, ..options_of(name, "f32") };
             let path = artifact(&options, folder.path(), &format!("{name}{number}.so")).0;
             let mut session = load(&path, None, 2).session().unwrap();
-            right(name, &replay(&mut session, &golden(name), "f32", tolerance("f32")).unwrap());
+            right(
+                name,
+                &replay_prompts(&mut session, &golden(name), "f32", format_tolerance("f32")).unwrap(),
+            );
         }
     }
 }
@@ -115,9 +118,10 @@ fn formats_equal_their_own_meaning() {
         let model = built(name, quant, folder.path());
         let mut session = model.session().unwrap();
         let graph = || StoredGraph::open(&model);
-        let outcome = judge(&mut session, &golden(name), quant, tolerance(quant), graph, None).unwrap();
+        let outcome =
+            judge_model(&mut session, &golden(name), quant, format_tolerance(quant), graph, None).unwrap();
         assert!(outcome.ok, "{name} in {quant}:\n{}", outcome.text("the reference"));
-        let checked = |k: &mlcc_driver::kernel_check::KernelCheck| k.checked() > 100;
+        let checked = |k: &mlcc_driver::kernel_check::KernelCheck| k.checked_positions() > 100;
         assert!(outcome.kernels.as_ref().is_none_or(checked), "{name} in {quant}");
     }
 }
@@ -133,7 +137,7 @@ fn gguf_files_give_the_results_of_their_checkpoint() {
         ..crate::cases::build_options(&file)
     };
     let mut session = load(&artifact(&options, folder.path(), "gguf.so").0, None, 1).session().unwrap();
-    right("gguf", &replay(&mut session, &golden("t5-relu"), "f32", tolerance("f32")).unwrap());
+    right("gguf", &replay_prompts(&mut session, &golden("t5-relu"), "f32", format_tolerance("f32")).unwrap());
 }
 
 /// Heads and their distances are split, evenly and not.
@@ -148,7 +152,7 @@ fn ranks_give_the_reference() {
             load(&artifact(&options, folder.path(), &format!("{name}-{tp_mode:?}.so")).0, None, ranks);
         assert_eq!(model.plan().ranks, ranks as u64);
         let mut session = model.session().unwrap();
-        right(name, &replay(&mut session, &golden(name), "f32", tolerance("f32")).unwrap());
+        right(name, &replay_prompts(&mut session, &golden(name), "f32", format_tolerance("f32")).unwrap());
         // A sequence is kept with the length of its source on each rank.
         let prompt = prompt(name, 1);
         let file = folder.path().join("state");
@@ -225,7 +229,7 @@ fn sequences_go_together_as_alone() {
     let mut tokens = vec![argmax(sessions[0].logits()) as i32];
     let mut rows: Vec<SessionInput> = Vec::new();
     for (number, session) in sessions.iter_mut().enumerate() {
-        rows.push(SessionInput::of(session, if number == 0 { &tokens[..] } else { &prompts[number][..] }));
+        rows.push(SessionInput::new(session, if number == 0 { &tokens[..] } else { &prompts[number][..] }));
     }
     let made = batch.step(&mut rows).unwrap().to_vec();
     let mut written: Vec<Vec<i32>> = vec![vec![tokens[0]], vec![], vec![]];
@@ -272,7 +276,7 @@ fn caches_in_few_bits() {
     for (cache, permitted) in [(CacheType::F16, 1e-3), (CacheType::I8, 5e-2)] {
         let options = BuildOptions { kv_cache: Some(cache), ..options_of("t5", "f32") };
         let mut session = load(&artifact(&options, folder.path(), "cache.so").0, None, 1).session().unwrap();
-        let outcome = replay(&mut session, &golden("t5"), "f32", Some(permitted)).unwrap();
+        let outcome = replay_prompts(&mut session, &golden("t5"), "f32", Some(permitted)).unwrap();
         assert!(outcome.worst_relative_error < permitted, "{}", outcome.text("the reference"));
     }
 }

@@ -29,7 +29,7 @@ struct TargetCase {
 impl TargetCase {
     fn of(name: &str, directory: &Path, format: &str) -> TargetCase {
         let mut options = BuildOptions::new(directory.to_str().unwrap());
-        options.quant = QuantScheme::find(format).unwrap().0;
+        options.quant = QuantScheme::from_name(format).unwrap().0;
         options.quant_name = format.into();
         options.stop_after = Some("plan_barriers".into());
         // With the entry points for several sequences, also on GPUs.
@@ -89,7 +89,7 @@ fn shorten(raw: &mut Map<String, Value>) {
 
 fn of_presets(folder: &Path) -> Vec<TargetCase> {
     let case = |(number, preset): (usize, &presets::Preset)| {
-        let config = preset.config();
+        let config = preset.model_config();
         let mut raw = config.raw;
         shorten(&mut raw);
         let directory = folder.join(preset.name);
@@ -97,13 +97,13 @@ fn of_presets(folder: &Path) -> Vec<TargetCase> {
         std::fs::write(directory.join("config.json"), serde_json::to_vec(&raw).unwrap()).unwrap();
         let mut case = TargetCase::of(preset.name, &directory, FORMATS[number % FORMATS.len()]);
         case.options.request.random_weights = Some(0);
-        if let Some(head) = config.architecture.texts() {
+        if let Some(head) = config.architecture.pooling_head() {
             case.options.request.pooling = Some(head.pooling);
             case.texts = true;
         }
         case
     };
-    presets::all().enumerate().map(case).collect()
+    presets::all_presets().enumerate().map(case).collect()
 }
 
 fn of_families() -> Vec<TargetCase> {
@@ -122,7 +122,7 @@ fn of_families() -> Vec<TargetCase> {
 /// Targets with several levels, and those with one that differ in what generators know of them.
 fn targets() -> (Vec<CompileTarget>, Vec<CompileTarget>) {
     let all = mlcc_target::names().unwrap();
-    let all = all.iter().map(|name| mlcc_target::resolve(name).unwrap());
+    let all = all.iter().map(|name| mlcc_target::resolve_target(name).unwrap());
     let (mixed, single): (Vec<CompileTarget>, Vec<CompileTarget>) =
         all.partition(|target| target.levels.len() > 1);
     let mut seen: Vec<KernelTarget> = Vec::new();

@@ -124,7 +124,7 @@ fn every_attention_is_recognised() {
         let layers = if dir.ends_with("gemma4-e") { 2 * layers } else { layers };
         for name in ["prefill", "decode", "prefill_logits"] {
             let (_, f) = module.function(name).unwrap();
-            let found = f.live().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count();
+            let found = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::Attention(_))).count();
             assert_eq!(found, layers, "{} in @{name}", dir.display());
         }
     }

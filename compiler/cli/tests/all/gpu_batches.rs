@@ -193,14 +193,14 @@ fn child_with_graphs() {
         let rows = [(a, piece), (b, &piece[1..])].map(|(session, tokens)| SessionInput {
             session,
             tokens,
-            want: OutputRows::All,
+            outputs: OutputRows::All,
         });
         let found = batch.step(&mut { rows }).unwrap().to_vec();
         let mut expected = alone[0].prefill_logits(piece).unwrap().to_vec();
         expected.extend_from_slice(alone[1].prefill_logits(&piece[1..]).unwrap());
         assert_close("pieces", &expected, &found, 2e-5);
     }
-    let notice = batch.notice();
+    let notice = batch.performance_warning();
     assert_eq!(
         notice.as_ref().is_some_and(|n| n.contains("SOFTCUDA_REFUSE_CAPTURES")),
         refused,

@@ -31,11 +31,11 @@ fn child_with_lists() {
             let same =
                 |(l, id): (&TokenCandidate, &usize)| l.token as usize == *id && l.logit == expected[*id];
             assert!(list.len() == 64 && list.iter().zip(&sorted).all(same), "{list:?}");
-            chosen = among.sample_among(list);
+            chosen = among.sample_from_top_k(list);
             assert!(chosen.is_some());
             step % 4 != 3
         };
-        match a.decode_likeliest(token, &mut enough).unwrap() {
+        match a.decode_top_k(token, &mut enough).unwrap() {
             None => assert_ne!(step % 4, 3),
             Some(logits) => assert_eq!(logits, expected),
         }
@@ -44,7 +44,7 @@ fn child_with_lists() {
         among.accept(token);
         of_all.accept(token);
     }
-    assert_eq!((a.past(), a.notice()), (b.past(), None));
+    assert_eq!((a.past(), a.performance_warning()), (b.past(), None));
     // Logits that somebody wants are there again, and so are their probabilities.
     assert_eq!(a.decode(token).unwrap(), b.decode(token).unwrap());
     assert_eq!(a.softmax(0.5).unwrap(), b.softmax(0.5).unwrap());
@@ -55,7 +55,7 @@ fn rows<'a>(sessions: &'a mut [Session], tokens: &'a [i32]) -> Vec<SessionInput<
     sessions
         .iter_mut()
         .zip(tokens.chunks(1))
-        .map(|(session, token)| SessionInput::of(session, token))
+        .map(|(session, token)| SessionInput::new(session, token))
         .collect()
 }
 
@@ -85,13 +85,13 @@ fn child_with_batches() {
             // The second row is copied, too.
             row != 1
         };
-        let found = of_lists.step_likeliest(&mut rows(listed, &tokens), &mut enough).unwrap();
+        let found = of_lists.step_top_k(&mut rows(listed, &tokens), &mut enough).unwrap();
         assert_eq!(found[vocab..][..vocab], expected[vocab..][..vocab], "step {step}");
         assert_eq!(asked, [0, 1, 2]);
         let best = |row: &[f32]| (0..vocab).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as i32;
         tokens = std::array::from_fn(|i| best(&expected[i * vocab..][..vocab]));
     }
-    assert_eq!(of_lists.notice(), None);
+    assert_eq!(of_lists.performance_warning(), None);
     assert_eq!(listed[1].logits(), all[1].logits());
     for (a, b) in all.iter_mut().zip(listed) {
         assert_eq!(a.decode(5).unwrap(), b.decode(5).unwrap());

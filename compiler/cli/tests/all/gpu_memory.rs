@@ -51,7 +51,7 @@ fn child_with_refusals() {
     // There is memory for a third page, and none for a fourth one.
     let mut batch = model.batch(2).unwrap();
     let error =
-        batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap_err();
+        batch.step(&mut [SessionInput::new(last, &[3]), SessionInput::new(short, &[7, 8])]).unwrap_err();
     assert!(
         matches!(error, Error::OutOfMemory { what: "pages of the KV cache on the GPU", .. }),
         "{error:?}"
@@ -60,7 +60,7 @@ fn child_with_refusals() {
     assert!(matches!(short.prefill(&tokens), Err(Error::OutOfMemory { .. })));
     assert_eq!((short.past(), free()), (64, 98));
     full.reset().unwrap();
-    batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap();
+    batch.step(&mut [SessionInput::new(last, &[3]), SessionInput::new(short, &[7, 8])]).unwrap();
     full.decode(3).unwrap_err();
     drop(sessions);
     let mut alone = model.session().unwrap();
@@ -112,7 +112,7 @@ fn child_with_logits() {
     let mut sessions: Vec<Session> = (0..2).map(|_| model.session().unwrap()).collect();
     let [a, b] = &mut sessions[..] else { unreachable!() };
     let mut batch = model.batch(2).unwrap();
-    batch.step(&mut [SessionInput::of(a, &tokens[..5]), SessionInput::of(b, &tokens[..9])]).unwrap();
+    batch.step(&mut [SessionInput::new(a, &tokens[..5]), SessionInput::new(b, &tokens[..9])]).unwrap();
     let mut alone = [a.fork().unwrap(), b.fork().unwrap()];
     let mut expected = alone[0].prefill(&tokens[5..35]).unwrap().to_vec();
     expected.extend_from_slice(alone[1].decode(7).unwrap());
@@ -129,8 +129,8 @@ fn child_with_logits() {
     assert!(matches!(refused, Error::OutOfMemory { .. }), "{refused:?}");
     let free = model.cache_pages().free;
     for _ in 0..2 {
-        let all = SessionInput { session: a, tokens: &tokens[5..35], want: OutputRows::All };
-        let error = batch.step(&mut [all, SessionInput::of(b, &[7])]).unwrap_err();
+        let all = SessionInput { session: a, tokens: &tokens[5..35], outputs: OutputRows::All };
+        let error = batch.step(&mut [all, SessionInput::new(b, &[7])]).unwrap_err();
         let wanted = 31 * 4 * model.vocab() as u64;
         assert!(
             matches!(error, Error::OutOfMemory { what: "logits of several rows on the GPU", bytes } if bytes == wanted),
@@ -144,7 +144,7 @@ fn child_with_logits() {
         assert_eq!(a.past(), 5);
     }
     // Fewer rows fit.
-    let found = batch.step(&mut [SessionInput::of(a, &tokens[5..35]), SessionInput::of(b, &[7])]).unwrap();
+    let found = batch.step(&mut [SessionInput::new(a, &tokens[5..35]), SessionInput::new(b, &[7])]).unwrap();
     assert_close("after refusals", &expected, found, 2e-5);
     drop((others, sessions));
     assert_eq!(model.cache_pages().free, 1000);

@@ -73,7 +73,7 @@ impl TokenHistory {
             return;
         }
         let rows =
-            self.pairs.iter_mut().zip(&pieces).map(|(pair, piece)| SessionInput::of(&mut pair.gpu, piece));
+            self.pairs.iter_mut().zip(&pieces).map(|(pair, piece)| SessionInput::new(&mut pair.gpu, piece));
         let mut batch = self.gpu.batch(most).unwrap();
         let found = batch.step(&mut rows.collect::<Vec<_>>()).unwrap();
         let found = found.chunks_exact(self.gpu.vocab());
@@ -211,11 +211,11 @@ fn child_with_few_pages() {
     let [full, .., short, last] = &mut sessions[..] else { unreachable!() };
     let mut batch = model.batch(2).unwrap();
     let error =
-        batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap_err();
+        batch.step(&mut [SessionInput::new(last, &[3]), SessionInput::new(short, &[7, 8])]).unwrap_err();
     assert!(matches!(error, Error::NoPages { wanted: 1, free: 0, pages: 6 }), "{error:?}");
     assert_eq!((short.past(), last.past()), (64, 20));
     full.reset().unwrap();
-    batch.step(&mut [SessionInput::of(last, &[3]), SessionInput::of(short, &[7, 8])]).unwrap();
+    batch.step(&mut [SessionInput::new(last, &[3]), SessionInput::new(short, &[7, 8])]).unwrap();
     let mut alone = model.session().unwrap();
     alone.prefill(&tokens[..20]).unwrap();
     assert_close("after a refusal", alone.decode(3).unwrap(), last.logits(), TOLERANCE);

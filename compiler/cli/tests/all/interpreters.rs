@@ -63,12 +63,12 @@ pub fn memory_of_rank(program: &LoweredProgram, source: &BuildSource, rank: usiz
             value.copy_from_slice(&(state.init as f32).to_le_bytes());
         }
     }
-    *memory.block(MemoryBase::Weights) = weights;
-    *memory.block(MemoryBase::State) = states;
+    *memory.base_memory(MemoryBase::Weights) = weights;
+    *memory.base_memory(MemoryBase::State) = states;
     let (pages, table) = plan.example_pages();
-    *memory.block(MemoryBase::Pages) = pages;
-    *memory.block(MemoryBase::PageTable) = table;
-    *memory.block(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
+    *memory.base_memory(MemoryBase::Pages) = pages;
+    *memory.base_memory(MemoryBase::PageTable) = table;
+    *memory.base_memory(MemoryBase::Arena) = vec![0; plan.arena_bytes() as usize];
     memory
 }
 
@@ -78,13 +78,13 @@ fn run_kernels(program: &LoweredProgram, mut memory: StepMemory, ids: &[i32], vo
     let (last, first) = ids.split_last().unwrap();
     for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
         let step = level.steps.iter().find(|s| s.name == entry).unwrap();
-        *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
-        let sizes = SymValues::tokens(ids.len() as i64);
-        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::workers(2))
+        *memory.base_memory(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * vocab];
+        let sizes = SymValues::for_tokens(ids.len() as i64);
+        run_step(step, &level.lowered.kernels, &mut memory, &sizes, &RunOptions::with_workers(2))
             .unwrap_or_else(|e| panic!("{entry}: {e}"));
     }
-    memory.block(MemoryBase::Logits).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    memory.base_memory(MemoryBase::Logits).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
 /// Kernels of a case against the graph interpreter on the same stored weights.

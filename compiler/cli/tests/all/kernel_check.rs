@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::cases::{CHUNK, artifact, backends, build_options, directory, golden, load, options, scheme};
 use mlcc_driver::build::BuildOptions;
 use mlcc_driver::kernel_check::SHARP;
-use mlcc_driver::replay::{ReplayOutcome, ReplaySubject, judge, tolerance};
+use mlcc_driver::replay::{ReplayOutcome, ReplaySubject, format_tolerance, judge_model};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_ir::kernel::{Expr, Kernel};
 use mlcc_ir::rewrite::rewrite_exprs;
@@ -21,7 +21,7 @@ fn verdict(case: &str, mut options: BuildOptions, folder: &Path) -> ReplayOutcom
     let mut session = model.session().unwrap();
     let scheme = options.quant.name;
     let graph = || StoredGraph::open(&model);
-    judge(&mut session, &golden(case), scheme, tolerance(scheme), graph, None).unwrap()
+    judge_model(&mut session, &golden(case), scheme, format_tolerance(scheme), graph, None).unwrap()
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn what_is_not_checked_is_told_and_not_right() {
     let mut session = model.session().unwrap();
     let mut judged = |tolerance| {
         let graph = || Err("too large".to_string());
-        judge(&mut session, &golden(case), "q4f16_1", None, graph, tolerance).unwrap()
+        judge_model(&mut session, &golden(case), "q4f16_1", None, graph, tolerance).unwrap()
     };
     let outcome = judged(None);
     assert!(!outcome.ok && outcome.text("reference").contains("NOT CHECKED: too large"));
@@ -128,9 +128,9 @@ fn what_is_not_checked_is_told_and_not_right() {
     // A few positions only: the first ones.
     let mut graph = StoredGraph::open(&model).unwrap();
     graph.positions = 5;
-    let outcome = judge(&mut session, &golden(case), "q4f16_1", None, || Ok(graph), None).unwrap();
+    let outcome = judge_model(&mut session, &golden(case), "q4f16_1", None, || Ok(graph), None).unwrap();
     let kernels = outcome.kernels.as_ref().unwrap();
-    assert!(outcome.ok && kernels.checked() == 5);
+    assert!(outcome.ok && kernels.checked_positions() == 5);
     assert!(outcome.text("reference").contains("NOT CHECKED"), "{}", outcome.text("reference"));
     // Not all prompts, so the model itself is not judged.
     assert!(outcome.format_error.is_none() && outcome.judged == ReplaySubject::Kernels);

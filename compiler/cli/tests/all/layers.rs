@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use crate::cases::{self, MATRIX_STATES, RWKV4, backends, options};
 use assert_cmd::Command;
 use mlcc_driver::build::{BuildOptions, BuildSource, OFF_WITH_TAPS};
-use mlcc_driver::layers::bisect::{BisectVerdict, search};
+use mlcc_driver::layers::bisect::{BisectVerdict, bisect_passes};
 use mlcc_driver::layers::diagnose::FaultStage;
-use mlcc_driver::layers::{calls, some_tokens};
+use mlcc_driver::layers::{some_tokens, split_calls};
 use mlcc_ir::graph::FunctionKind;
 use mlcc_ir::kernel::{BinOp, Expr, UnOp};
 use mlcc_ir::ops::Op;
@@ -105,11 +105,11 @@ fn bisect(case: &str, quant: &str, pipeline: &'static [Pass]) -> BisectVerdict {
 
 fn bisect_for(mut options: BuildOptions) -> BisectVerdict {
     options.backend = backends().last().expect("a back end is built in");
-    let target = mlcc_target::resolve(&options.target).unwrap();
+    let target = mlcc_target::resolve_target(&options.target).unwrap();
     let source = BuildSource::open(&options).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let calls = calls(&some_tokens(4, source.model.config.architecture.vocab()), 8);
-    search(&source, &target, &options, &calls, folder.path(), &AtomicBool::new(false), |_| {}).unwrap()
+    let calls = split_calls(&some_tokens(4, source.model.config.architecture.vocab()), 8);
+    bisect_passes(&source, &target, &options, &calls, folder.path(), &AtomicBool::new(false), |_| {}).unwrap()
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn wrong_canonicalize(program: &mut LoweredProgram, ctx: &mut PassContext) -> Re
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         let f = &mut program.module.functions[id];
         let gates: Vec<_> =
-            f.live().filter(|(_, n)| n.op == Op::Unary(UnOp::Sigmoid)).map(|(n, _)| n).collect();
+            f.live_nodes().filter(|(_, n)| n.op == Op::Unary(UnOp::Sigmoid)).map(|(n, _)| n).collect();
         if let Some(&node) = gates.get(3) {
             f.nodes[node].op = Op::Unary(UnOp::Tanh);
         }

@@ -152,7 +152,7 @@ fn the_graph_with_factors_gives_what_peft_gives() {
     let golden = GoldenFile::read(&case("lora").join("golden.json")).unwrap();
     let prompt = golden.prompts.iter().min_by_key(|prompt| prompt.input_ids.len()).unwrap();
     let (ids, mut states) = (ids(prompt), StateValues::new(&module).unwrap());
-    let sizes = SymValues::tokens(ids.len() as i64);
+    let sizes = SymValues::for_tokens(ids.len() as i64);
     let out = interpreter.run_named("adapted_prefill", &[Tensor::ids(&ids)], &mut states, sizes).unwrap();
     assert_close("the graph", &prompt.logits_last, &out[0].to_f32(), 1e-4);
 }
@@ -175,7 +175,7 @@ fn sequences_of_a_batch_have_adapters_of_their_own() {
             let mut rows: Vec<SessionInput> = sessions
                 .iter_mut()
                 .zip(texts)
-                .map(|(session, tokens)| SessionInput { session, tokens, want: OutputRows::All })
+                .map(|(session, tokens)| SessionInput { session, tokens, outputs: OutputRows::All })
                 .collect();
             let mut logits = batch.step(&mut rows).unwrap().to_vec();
             drop(rows);

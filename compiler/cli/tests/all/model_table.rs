@@ -24,8 +24,8 @@ use mlcc_driver::build::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSo
 use mlcc_driver::interpret::StepModel;
 use mlcc_driver::kernel_check;
 use mlcc_driver::layers::bisect::check_kernels;
-use mlcc_driver::layers::calls;
-use mlcc_driver::replay::{replay, tolerance};
+use mlcc_driver::layers::split_calls;
+use mlcc_driver::replay::{format_tolerance, replay_prompts};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_models::golden::GoldenFile;
 use mlcc_runtime::{LoadOptions, Model};
@@ -125,23 +125,24 @@ fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), 
     let model = Model::load(&output, &LoadOptions::default()).map_err(|e| e.to_string())?;
     let mut session = model.session().map_err(|e| e.to_string())?;
     let scheme = options.quant.name;
-    let outcome = replay(&mut session, &golden, scheme, tolerance(scheme)).map_err(|e| e.to_string())?;
+    let outcome =
+        replay_prompts(&mut session, &golden, scheme, format_tolerance(scheme)).map_err(|e| e.to_string())?;
     Ok((outcome.ok, outcome.worst_relative_error))
 }
 
 /// Every layer against the interpreter on the same stored weights; the error is the largest of all layers.
 fn against_graph(folder: &Path, options: &BuildOptions, count: usize) -> Result<(bool, f64), String> {
     let options = BuildOptions { debug_taps: true, ..options.clone() };
-    let target = mlcc_target::resolve(&options.target).map_err(|e| e.to_string())?;
+    let target = mlcc_target::resolve_target(&options.target).map_err(|e| e.to_string())?;
     let source = BuildSource::open(&options).map_err(|e| e.to_string())?;
     let golden = GoldenFile::read(&folder.join("golden.json")).map_err(|e| e.to_string())?;
-    if source.model.config.architecture.decoder_start().is_some() {
+    if source.model.config.architecture.decoder_start_token_id().is_some() {
         return whole_model(&source, &target, &BuildOptions { debug_taps: false, ..options }, golden);
     }
     let longest = golden.prompts.iter().map(cases::ids).max_by_key(Vec::len).unwrap_or_default();
     let tokens = &longest[..longest.len().min(count)];
     let place = tempfile::tempdir().map_err(|e| e.to_string())?;
-    let calls = calls(tokens, source.chunk as usize);
+    let calls = split_calls(tokens, source.chunk as usize);
     let layers = check_kernels(&source, &target, &options, &calls, place.path(), &AtomicBool::new(false))
         .map_err(|e| e.to_string())?;
     match &layers.first {
@@ -167,7 +168,8 @@ fn whole_model(
     let mut model =
         StepModel::new(&program, 0, &source.checkpoint, architecture, chunk, 1).map_err(|e| e.to_string())?;
     let graph = StoredGraph::of_program(&program, &source.checkpoint)?;
-    let check = kernel_check::check(&mut model, &graph, &golden, None).map_err(|e| e.to_string())?;
+    let check =
+        kernel_check::check_against_graph(&mut model, &graph, &golden, None).map_err(|e| e.to_string())?;
     Ok((check.ok, check.worst_relative_error))
 }
 

@@ -46,7 +46,7 @@ fn first_backend() -> Backend {
 /// Memory of each rank: its own weights, fresh states, scratch.
 fn fresh(program: &LoweredProgram, source: &BuildSource) -> Vec<RankMemory> {
     let memory = |rank| RankMemory { memory: memory_of_rank(program, source, rank), sequences: Vec::new() };
-    (0..program.module.ranks()).map(memory).collect()
+    (0..program.module.rank_count()).map(memory).collect()
 }
 
 fn step<'p>(program: &'p LoweredProgram, name: &str) -> &'p StepProgram {
@@ -66,15 +66,16 @@ fn logits(
     let mut past = 0;
     for (entry, ids) in [("prefill", first), ("decode", &[*last][..])] {
         for rank in &mut ranks {
-            *rank.memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            *rank.memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
+            *rank.memory.base_memory(MemoryBase::Tokens) =
+                ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            *rank.memory.base_memory(MemoryBase::Logits) = vec![0; 4 * vocab];
         }
-        let sizes = SymValues { past, ..SymValues::tokens(ids.len() as i64) };
+        let sizes = SymValues { past, ..SymValues::for_tokens(ids.len() as i64) };
         run(step(program, entry), &mut ranks, RankCall::One(sizes))
             .unwrap_or_else(|e| panic!("{entry}: {e}"));
         past += ids.len() as i64;
     }
-    ranks.iter_mut().map(|rank| rank.memory.block(MemoryBase::Logits).clone()).collect()
+    ranks.iter_mut().map(|rank| rank.memory.base_memory(MemoryBase::Logits).clone()).collect()
 }
 
 fn lowered(case: &str, quant: &str, ranks: usize) -> Option<(LoweredProgram, BuildSource)> {
@@ -93,7 +94,7 @@ fn kernels_of_ranks_give_what_one_gives() {
         let in_order = |program: &LoweredProgram| {
             let kernels = &program.levels[0].lowered.kernels;
             logits(program, &source, &prompt, |step, ranks, call| {
-                run_ranks(&vec![step; ranks.len()], kernels, ranks, call, &RunOptions::workers(2))
+                run_ranks(&vec![step; ranks.len()], kernels, ranks, call, &RunOptions::with_workers(2))
             })
         };
         let wanted = in_order(&one).remove(0);
@@ -102,7 +103,7 @@ fn kernels_of_ranks_give_what_one_gives() {
         assert!(found[0] == found[1], "{case} in {quant}: the ranks have different logits");
         same(&format!("kernels of {case} in {quant}"), case, &floats(&wanted), &floats(&found[0]));
         let kernels = &split.levels[0].lowered.kernels;
-        for schedule in WorkerSchedule::all(3).into_iter().step_by(3) {
+        for schedule in WorkerSchedule::all_variants(3).into_iter().step_by(3) {
             let apart = logits(&split, &source, &prompt, |step, ranks, call| {
                 run_ranks_interleaved(step, kernels, ranks, call, &schedule)
             });
@@ -128,11 +129,11 @@ fn exchanges_need_their_barriers() {
     let Some((split, source)) = lowered("llama3-gqa-tied", "f32", 2) else { return };
     let prompt = ids(&golden("llama3-gqa-tied").prompts[1])[..3].to_vec();
     let kernels = &split.levels[0].lowered.kernels;
-    let schedule = WorkerSchedule::all(2)[0];
+    let schedule = WorkerSchedule::all_variants(2)[0];
     let run = |missing: Option<isize>| {
         logits(&split, &source, &prompt, |step, ranks, call| {
             let mut step = step.clone();
-            let is_exchange = |item: &StepItem| matches!(item, StepItem::Exchange(_));
+            let is_exchange = |item: &StepItem| matches!(item, StepItem::AllGather(_));
             let at = step.items.iter().rposition(is_exchange).unwrap();
             if let Some(beside) = missing.and_then(|by| at.checked_add_signed(by)) {
                 assert_eq!(step.items[beside], StepItem::Barrier, "beside the last exchange");
@@ -154,23 +155,24 @@ fn ranks_that_differ_are_named() {
     let run = |other: &StepProgram, count: usize| {
         let mut ranks = fresh(&split, &source);
         for rank in &mut ranks {
-            *rank.memory.block(MemoryBase::Tokens) = 1_i32.to_le_bytes().to_vec();
-            *rank.memory.block(MemoryBase::Logits) = vec![0; 4 * source.model.config.architecture.vocab()];
+            *rank.memory.base_memory(MemoryBase::Tokens) = 1_i32.to_le_bytes().to_vec();
+            *rank.memory.base_memory(MemoryBase::Logits) =
+                vec![0; 4 * source.model.config.architecture.vocab()];
         }
-        let call = RankCall::One(SymValues::tokens(1));
+        let call = RankCall::One(SymValues::for_tokens(1));
         let steps = [decode, other];
-        run_ranks(&steps[..count], kernels, &mut ranks[..count], call, &RunOptions::workers(1))
+        run_ranks(&steps[..count], kernels, &mut ranks[..count], call, &RunOptions::with_workers(1))
     };
     run(decode, 2).unwrap();
     assert!(matches!(run(decode, 1), Err(StepRunError::Alone { ranks: 2 })));
     let mut short = decode.clone();
-    let last = short.items.iter().rposition(|i| matches!(i, StepItem::Exchange(_))).unwrap();
+    let last = short.items.iter().rposition(|i| matches!(i, StepItem::AllGather(_))).unwrap();
     short.items.truncate(last);
     let error = run(&short, 2).unwrap_err().to_string();
     assert!(error.contains("which rank 1 missed"), "{error}");
     let mut smaller = decode.clone();
-    if let StepItem::Exchange(exchange) = &mut smaller.items[last] {
-        exchange.parts.row_bytes /= 2;
+    if let StepItem::AllGather(exchange) = &mut smaller.items[last] {
+        exchange.shape.row_bytes /= 2;
     }
     let error = run(&smaller, 2).unwrap_err().to_string();
     assert!(error.contains("rank 1 joins 1 rows of"), "{error}");
@@ -209,7 +211,7 @@ fn sums_over_ranks_are_close_to_one() {
                 run_ranks_interleaved(step, kernels, ranks, call, schedule)
             })
         };
-        let schedules = WorkerSchedule::all(2);
+        let schedules = WorkerSchedule::all_variants(2);
         let (first, last) = (schedules[0], schedules[schedules.len() - 1]);
         let found = apart(&split, &first);
         assert!(found[0] == found[1] && apart(&split, &last) == found, "{case}: ranks or schedules differ");
@@ -252,7 +254,7 @@ fn codes_of_ranks_give_what_floats_give() {
 
     let [floats, codes] = [TpMode::Gather, TpMode::Codes].map(|mode| {
         let (program, source) = program(&BuildOptions { target: "x86-64-v3".into(), ..of(2, mode) }, None);
-        let exchanges = |item: &&StepItem| matches!(item, StepItem::Exchange(_));
+        let exchanges = |item: &&StepItem| matches!(item, StepItem::AllGather(_));
         let count = step(&program, "prefill").items.iter().filter(exchanges).count();
         let kernels = &program.levels[0].lowered.kernels;
         let apart = |schedule: &WorkerSchedule| {
@@ -260,7 +262,7 @@ fn codes_of_ranks_give_what_floats_give() {
                 run_ranks_interleaved(step, kernels, ranks, call, schedule)
             })
         };
-        let schedules = WorkerSchedule::all(2);
+        let schedules = WorkerSchedule::all_variants(2);
         let (found, last) = (apart(&schedules[0]), apart(&schedules[schedules.len() - 1]));
         assert!(found == last && found[0] == found[1], "{mode:?}: ranks or schedules differ");
         (count, found)

@@ -67,9 +67,9 @@ fn in_ragged_steps(model: &Model, text: &[i32], pieces: [usize; 6]) -> Vec<f32> 
         let piece = pieces[number % 6].min(text.len() - done);
         let [a, b, c] = &mut sessions[..] else { unreachable!() };
         let mut rows = vec![
-            SessionInput { session: a, tokens: &text[..1 + number % 4], want: OutputRows::Nothing },
-            SessionInput::of(b, &text[done..done + piece]),
-            SessionInput::of(c, &text[number..number + 1]),
+            SessionInput { session: a, tokens: &text[..1 + number % 4], outputs: OutputRows::Nothing },
+            SessionInput::new(b, &text[done..done + piece]),
+            SessionInput::new(c, &text[number..number + 1]),
         ];
         rows.rotate_left(number % 3);
         batch.step(&mut rows).unwrap();

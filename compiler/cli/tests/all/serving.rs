@@ -51,7 +51,7 @@ fn tokens(handle: RequestHandle) -> Vec<TokenId> {
     let mut tokens = Vec::new();
     for event in handle {
         match event {
-            SequenceEvent::Piece(piece) => tokens.extend(piece.token.map(|token| token.id)),
+            SequenceEvent::Delta(piece) => tokens.extend(piece.token.map(|token| token.id)),
             SequenceEvent::Finished(_) => return tokens,
             other => panic!("{other:?}"),
         }
@@ -78,7 +78,7 @@ fn tokenizer() -> Arc<Tokenizer> {
 }
 
 fn engine(model: &Model, tokenizer: &Arc<Tokenizer>, sequences: usize) -> Engine {
-    let options = EngineOptions { sequences, max_queue: 100, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: sequences, max_queue: 100, ..EngineOptions::default() };
     Engine::start(CompiledModelRunner::new(model).unwrap(), Arc::clone(tokenizer), options).unwrap()
 }
 
@@ -92,7 +92,7 @@ fn check(case: &str, model: &Model, sequences: usize, seed: u64) {
     let mut open: Vec<(EngineRequest, RequestHandle)> = Vec::new();
     let mut done: Vec<(EngineRequest, Vec<TokenId>)> = Vec::new();
     for index in 0..24 {
-        let first = EngineRequest { reuse, ..request(&mut numbers, model.vocab(), index) };
+        let first = EngineRequest { use_prefix_cache: reuse, ..request(&mut numbers, model.vocab(), index) };
         let mut requests = vec![first];
         if numbers.below(4) == 0 {
             let twin = requests[0].clone();
@@ -215,7 +215,7 @@ fn known_prefixes_change_no_text() {
             let mut found = Vec::new();
             for event in engine.launch(next.clone()).unwrap() {
                 match event {
-                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Delta(piece) => found.extend(piece.token.map(|token| token.id)),
                     SequenceEvent::Finished(finished) => cached = finished.cached_tokens,
                     other => panic!("{other:?}"),
                 }
@@ -237,7 +237,7 @@ fn drafts_change_no_text() {
     let makers: [MakeDrafter; 2] =
         [Box::new(|| Box::new(NgramDrafter)), Box::new(|| Box::new(DraftModel::new(small)))];
     for (which, make) in makers.into_iter().enumerate() {
-        let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
+        let options = EngineOptions { max_sequences: 2, max_queue: 100, ..EngineOptions::default() };
         let engine = Engine::start_drafting(step(), Arc::clone(&tokenizer), options, Some(make)).unwrap();
         let mut numbers = LogitNumbers(4);
         let texts = (0..8).map(|seed| {
@@ -276,7 +276,7 @@ fn drafts_of_a_recurrent_model_change_no_text() {
     assert_eq!(model.vocab(), small.vocab());
     let (tokenizer, small) = (tokenizer(), CompiledModelRunner::new(&small).unwrap());
     let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
-    let options = EngineOptions { sequences: 2, max_queue: 100, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: 2, max_queue: 100, ..EngineOptions::default() };
     let step = CompiledModelRunner::new(&model).unwrap();
     let engine = Engine::start_drafting(step, Arc::clone(&tokenizer), options, Some(make)).unwrap();
     let texts: Vec<EngineRequest> = (0..4)
@@ -354,7 +354,7 @@ pub fn give_way(case: &str, model: &Model, tokens: usize) {
     let found: Vec<Vec<TokenId>> = handles.into_iter().map(self::tokens).collect();
     let stats = engine.stats();
     assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
-    let cache = stats.cache.map(|cache| (cache.block, cache.blocks, cache.used));
+    let cache = stats.cache.map(|cache| (cache.block_tokens, cache.blocks, cache.used));
     // Those that four texts can have.
     let blocks = model.cache_pages().all.min(4 * model.plan().pages() as usize);
     assert_eq!(cache, Some((64, blocks, 0)), "{case}: what nobody runs in is not in use");
@@ -393,11 +393,12 @@ fn prompts_go_on_from_states_inside_of_others() {
         };
         // Of what was read and written, the last token is chosen and not fed.
         let ask = |prompt: Vec<TokenId>, borders: Vec<usize>, cached: usize| {
-            let text = EngineRequest { borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
+            let text =
+                EngineRequest { cache_breakpoints: borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
             let (mut found, mut known) = (Vec::new(), usize::MAX);
             for event in engine.launch(text.clone()).unwrap() {
                 match event {
-                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Delta(piece) => found.extend(piece.token.map(|token| token.id)),
                     SequenceEvent::Finished(finished) => known = finished.cached_tokens,
                     other => panic!("{case}: {other:?}"),
                 }
@@ -422,7 +423,7 @@ fn prompts_go_on_from_states_inside_of_others() {
         ask(with(&edited, some(9)), vec![70], known);
         ask(with(&system, some(3)), vec![70], 70);
         let stats = engine.stats();
-        assert_eq!((stats.failed, stats.states_lost), (0, 0), "{case}: {stats:?}");
+        assert_eq!((stats.failed, stats.prefixes_lost), (0, 0), "{case}: {stats:?}");
         drop(engine);
         assert_eq!(model.cache_pages().free, model.cache_pages().all, "{case}: all pages come back");
     }
@@ -443,18 +444,18 @@ fn states_outlive_the_engine_in_files() {
         for round in 0..2 {
             let files = DiskCacheOptions {
                 folder: cache.path().into(),
-                most_bytes: 1 << 30,
-                rest: Duration::from_secs(2),
+                max_bytes: 1 << 30,
+                idle_time: Duration::from_secs(2),
                 warn: |what| panic!("{what}"),
             };
-            let extras = EngineExtras { files: Some(files), ..EngineExtras::default() };
-            let options = EngineOptions { sequences: 2, ..EngineOptions::default() };
+            let extras = EngineExtras { disk_cache: Some(files), ..EngineExtras::default() };
+            let options = EngineOptions { max_sequences: 2, ..EngineOptions::default() };
             let step = CompiledModelRunner::new(&model).unwrap();
             let engine = Engine::start_with(step, Arc::clone(&tokenizer), options, extras).unwrap();
             let (mut found, mut cached) = (Vec::new(), 0);
             for event in engine.launch(text.clone()).unwrap() {
                 match event {
-                    SequenceEvent::Piece(piece) => found.extend(piece.token.map(|token| token.id)),
+                    SequenceEvent::Delta(piece) => found.extend(piece.token.map(|token| token.id)),
                     SequenceEvent::Finished(finished) => cached = finished.cached_tokens,
                     other => panic!("{case}: {other:?}"),
                 }
@@ -490,7 +491,7 @@ fn a_server_counts_drafts_and_pages() {
             memory: Some(memory),
             ..ServeOptions::default()
         };
-        ReadyModel::model(&model, served, &options, 0)
+        ReadyModel::from_model(&model, served, &options, 0)
             .map(|ready| ready.need())
             .map_err(|error| error.to_string())
     };
@@ -498,7 +499,8 @@ fn a_server_counts_drafts_and_pages() {
     let plan = model.plan();
     let each = plan.state_bytes + 4 * plan.vocab;
     // A full context has 4 pages, all texts together no more than 5.
-    let kept = |sequences| mlcc_serve::kept_states(&model, sequences) as u64 * (each + 4 * plan.vocab);
+    let kept =
+        |sequences| mlcc_serve::prefix_cache_states(&model, sequences) as u64 * (each + 4 * plan.vocab);
     assert_eq!(eight - one, 7 * each + plan.page_bytes + kept(8) - kept(1), "{one} {eight}");
     // Nothing is kept of the model that drafts.
     let both = 2 * eight - kept(8);

@@ -167,7 +167,7 @@ fn child_with_sessions() {
     let (mut on_gpu, mut on_cpu) = (gpu.session().unwrap(), cpu.session().unwrap());
     let expected = steps(&mut on_cpu, &folder);
     assert_close("sessions", &expected, &steps(&mut on_gpu, &folder), 2e-5);
-    assert_eq!(on_gpu.notice(), None);
+    assert_eq!(on_gpu.performance_warning(), None);
 }
 
 #[test]
@@ -255,9 +255,9 @@ fn child_with_refusals() {
         assert_close("without graphs", on_cpu.decode(*id).unwrap(), session.decode(*id).unwrap(), 2e-5);
     }
     assert!(
-        session.notice().is_some_and(|n| n.contains("SOFTCUDA_REFUSE_CAPTURES")),
+        session.performance_warning().is_some_and(|n| n.contains("SOFTCUDA_REFUSE_CAPTURES")),
         "{:?}",
-        session.notice()
+        session.performance_warning()
     );
     // Rows of caches that the device has no memory for: the call fails, the sequence goes on from what it was.
     let rows = ids

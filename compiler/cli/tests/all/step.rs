@@ -114,11 +114,11 @@ fn check_graph(what: &str, module: &Module, source: &BuildSource, texts: &[Vec<i
         let pieces: Vec<SequenceRows> = pieces.collect();
         let mut states: Vec<StateValues> = step.iter().map(|f| together[f.sequence].clone()).collect();
         let fed = [Tensor::ids(&tokens), Tensor::ids(&wanted)];
-        let found = interpreter.run_pieces(function, &fed, &mut states, &pieces, count).unwrap();
+        let found = interpreter.run_sequences(function, &fed, &mut states, &pieces, count).unwrap();
         let mut row = 0;
         for (fed, state) in step.iter().zip(states) {
             let ids = &texts[fed.sequence][fed.from..fed.to];
-            let sizes = SymValues { past: fed.from as i64, ..SymValues::tokens(ids.len() as i64) };
+            let sizes = SymValues { past: fed.from as i64, ..SymValues::for_tokens(ids.len() as i64) };
             let states = &mut alone[fed.sequence];
             let want = interpreter.run_named("prefill_logits", &[Tensor::ids(ids)], states, sizes).unwrap();
             for at in ids.len() - rows(fed)..ids.len() {
@@ -168,40 +168,40 @@ fn check_kernels(what: &str, program: &LoweredProgram, source: &BuildSource, tex
     let step = level.steps.iter().find(|s| s.name == "step").unwrap();
     let mut memory = memory(program, source);
     let vocab = source.model.config.architecture.vocab();
-    let fresh = memory.block(MemoryBase::State).clone();
+    let fresh = memory.base_memory(MemoryBase::State).clone();
     let mut states = vec![fresh; texts.len()];
     // Fewer workers than sequences, and many more.
-    let schedules: Vec<WorkerSchedule> = WorkerSchedule::all(2)
+    let schedules: Vec<WorkerSchedule> = WorkerSchedule::all_variants(2)
         .into_iter()
-        .zip(WorkerSchedule::all(32))
+        .zip(WorkerSchedule::all_variants(32))
         .flat_map(|(few, many)| [few, many])
         .collect();
     // The pages of the sequences by turns.
-    let count = memory.block(MemoryBase::PageTable).len() / 4;
-    let pages = memory.block(MemoryBase::Pages).len() * texts.len();
-    memory.block(MemoryBase::Pages).resize(pages, 0);
+    let count = memory.base_memory(MemoryBase::PageTable).len() / 4;
+    let pages = memory.base_memory(MemoryBase::Pages).len() * texts.len();
+    memory.base_memory(MemoryBase::Pages).resize(pages, 0);
     let table = |sequence: usize| -> Vec<u8> {
         (0..count).flat_map(|i| ((i * texts.len() + sequence) as i32).to_le_bytes()).collect()
     };
     for (number, fed) in steps(texts, false, &mut StepRandom(3)).iter().take(4).enumerate() {
         let (tokens, wanted, count) = inputs(texts, fed);
         let bytes = |values: &[i32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-        *memory.block(MemoryBase::Tokens) = bytes(&tokens);
-        *memory.block(MemoryBase::Wanted) = bytes(&wanted);
-        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab * count];
+        *memory.base_memory(MemoryBase::Tokens) = bytes(&tokens);
+        *memory.base_memory(MemoryBase::LogitIndices) = bytes(&wanted);
+        *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * vocab * count];
         let sequence = |f: &FedSequence| {
             let (state, past, rows) = (states[f.sequence].clone(), f.from as i64, (f.to - f.from) as i64);
             BatchSequence { state, page_table: table(f.sequence), past, rows }
         };
         let mut expected: Vec<BatchSequence> = fed.iter().map(sequence).collect();
         let mut apart: (StepMemory, Vec<BatchSequence>) = (memory.clone(), expected.clone());
-        run_batch(step, kernels, &mut memory, &mut expected, count, &RunOptions::workers(3))
+        run_batch(step, kernels, &mut memory, &mut expected, count, &RunOptions::with_workers(3))
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         let schedule = &schedules[number % schedules.len()];
         run_batch_interleaved(step, kernels, &mut apart.0, &mut apart.1, count, schedule)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
-        let logits = memory.block(MemoryBase::Logits).clone();
-        assert!(logits == *apart.0.block(MemoryBase::Logits), "{what}: other logits by {schedule:?}");
+        let logits = memory.base_memory(MemoryBase::Logits).clone();
+        assert!(logits == *apart.0.base_memory(MemoryBase::Logits), "{what}: other logits by {schedule:?}");
         assert!(expected == apart.1, "{what}: other states by {schedule:?}");
         for (fed, sequence) in fed.iter().zip(expected) {
             states[fed.sequence] = sequence.state;
@@ -239,7 +239,7 @@ pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions
         let mut places: Vec<Option<&mut Session>> = together.iter_mut().map(Some).collect();
         let rows_of = |f: &FedSequence| {
             let tokens = &texts[f.sequence][f.from..f.to];
-            SessionInput { session: places[f.sequence].take().unwrap(), tokens, want: f.want }
+            SessionInput { session: places[f.sequence].take().unwrap(), tokens, outputs: f.want }
         };
         let mut pieces: Vec<SessionInput> = step.iter().map(rows_of).collect();
         let found =
@@ -288,7 +288,7 @@ fn reference_cases_in_random_cuts() {
                 let mut pieces: Vec<SessionInput> = Vec::new();
                 for f in &step {
                     let session = places[f.sequence].take().unwrap();
-                    pieces.push(SessionInput::of(session, &texts[f.sequence][f.from..f.to]));
+                    pieces.push(SessionInput::new(session, &texts[f.sequence][f.from..f.to]));
                 }
                 batch.step(&mut pieces).unwrap();
             }
@@ -324,7 +324,7 @@ pub fn windows(dir: &Path, model: &Model, tolerance: f32) {
         let pieces = if number % 2 == 0 { [3, 1] } else { [1, 3] };
         let fed = [0, 1].map(|i| &text[done[i]..done[i] + pieces[i]]);
         let [a, b] = &mut sessions;
-        batch.step(&mut [SessionInput::of(a, fed[0]), SessionInput::of(b, fed[1])]).unwrap();
+        batch.step(&mut [SessionInput::new(a, fed[0]), SessionInput::new(b, fed[1])]).unwrap();
         for i in [0, 1] {
             let want = alone[i].prefill(fed[i]).unwrap();
             assert_close(&format!("sequence {i} in step {number}"), want, sessions[i].logits(), tolerance);
@@ -354,23 +354,23 @@ fn what_does_not_fit_changes_no_sequence() {
     let state = |s: &Session| (s.past(), s.logits().to_vec());
     let mut refused = |rows: &mut [SessionInput]| batch.step(rows).unwrap_err();
     assert!(matches!(refused(&mut []), Error::BatchTokens { sessions: 0, tokens: 0 }));
-    let too_many = refused(&mut [SessionInput::of(&mut a, &[1; 5]), SessionInput::of(&mut b, &[2; 4])]);
+    let too_many = refused(&mut [SessionInput::new(&mut a, &[1; 5]), SessionInput::new(&mut b, &[2; 4])]);
     assert!(matches!(too_many, Error::StepTokens { n: 9, most: 8 }), "{too_many}");
     let three = refused(&mut [
-        SessionInput::of(&mut a, &[1]),
-        SessionInput::of(&mut b, &[2]),
-        SessionInput::of(&mut d, &[2]),
+        SessionInput::new(&mut a, &[1]),
+        SessionInput::new(&mut b, &[2]),
+        SessionInput::new(&mut d, &[2]),
     ]);
     assert!(matches!(three, Error::BatchSize { n: 3, most: 2, .. }), "{three}");
-    let foreign = refused(&mut [SessionInput::of(&mut a, &[1]), SessionInput::of(&mut c, &[2])]);
+    let foreign = refused(&mut [SessionInput::new(&mut a, &[1]), SessionInput::new(&mut c, &[2])]);
     assert!(matches!(foreign, Error::BatchModel { index: 1 }), "{foreign}");
     let text = |e: Error| e.to_string();
-    let empty = text(refused(&mut [SessionInput::of(&mut a, &[1]), SessionInput::of(&mut b, &[])]));
+    let empty = text(refused(&mut [SessionInput::new(&mut a, &[1]), SessionInput::new(&mut b, &[])]));
     assert!(empty.starts_with("sequence 1 of the batch: "), "{empty}");
-    let token = text(refused(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1, -1])]));
+    let token = text(refused(&mut [SessionInput::new(&mut a, &[1, 2]), SessionInput::new(&mut b, &[1, -1])]));
     assert!(token.starts_with("sequence 1 of the batch: token -1 at position 1"), "{token}");
     b.prefill(&[1; 12]).unwrap();
-    let full = text(refused(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1; 3])]));
+    let full = text(refused(&mut [SessionInput::new(&mut a, &[1, 2]), SessionInput::new(&mut b, &[1; 3])]));
     assert!(full.starts_with("sequence 1 of the batch: the context is full"), "{full}");
     assert_eq!(state(&a), state(&before), "nobody has moved");
     assert_eq!((b.past(), c.past(), d.past()), (12, 0, 0));
@@ -378,7 +378,7 @@ fn what_does_not_fit_changes_no_sequence() {
     let mut twin = before.fork().unwrap();
     let want = twin.prefill(&[1, 2]).unwrap().to_vec();
     let rows =
-        batch.step(&mut [SessionInput::of(&mut a, &[1, 2]), SessionInput::of(&mut b, &[1; 2])]).unwrap();
+        batch.step(&mut [SessionInput::new(&mut a, &[1, 2]), SessionInput::new(&mut b, &[1; 2])]).unwrap();
     assert_close("after refusals", &want, &rows[..model.vocab()], F32);
     // Without code for several sequences a step is of one.
     options.batch = Some(1);
@@ -386,7 +386,7 @@ fn what_does_not_fit_changes_no_sequence() {
     let model = Model::load(&path, &LoadOptions::default()).unwrap();
     let mut session = model.session().unwrap();
     let mut batch = model.batch(1).unwrap();
-    let rows = SessionInput { session: &mut session, tokens: &[1, 2, 3], want: OutputRows::All };
+    let rows = SessionInput { session: &mut session, tokens: &[1, 2, 3], outputs: OutputRows::All };
     assert_eq!(batch.step(&mut [rows]).unwrap().len(), 3 * model.vocab());
     assert_close("alone", before.logits(), session.logits(), F32);
 }

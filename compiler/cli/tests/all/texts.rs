@@ -80,11 +80,11 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
 
 /// All texts together, in one call and in several.
 pub fn check(what: &str, model: &Model, inputs: &[GoldenInput], tolerance: f32) {
-    let mut texts = model.texts().unwrap();
+    let mut texts = model.text_embedder().unwrap();
     let ids: Vec<Vec<i32>> = inputs.iter().map(|input| input.ids(TYPED_VOCAB)).collect();
     let ids: Vec<&[i32]> = ids.iter().map(|ids| &ids[..]).collect();
     let expected: Vec<f32> = inputs.iter().flat_map(GoldenInput::expected).collect();
-    let off = worst(texts.run(&ids).unwrap(), &expected);
+    let off = worst(texts.embed(&ids).unwrap(), &expected);
     println!("{what}: off by at most {off:.1e}");
     assert!(off <= tolerance, "{what}: off by {off}");
 }
@@ -138,16 +138,16 @@ fn no_vector_depends_on_the_others() {
             // Texts of 40 tokens: calls of three of them at most.
             (options.chunk, options.batch) = (Some(128), Some(5));
             let model = build(&options, folder.path());
-            let mut texts = model.texts().unwrap();
+            let mut texts = model.text_embedder().unwrap();
             let inputs = inputs(case);
             let some: Vec<&[i32]> = inputs.iter().map(|input| &input.input_ids[..]).collect();
             let one = &some[3][..1];
             let many: Vec<&[i32]> = [&some[..], &[one], &some[..3], &[one, one], &some[..]].concat();
             let width = model.text_width();
-            let together = texts.run(&many).unwrap().to_vec();
+            let together = texts.embed(&many).unwrap().to_vec();
             assert_eq!(together.len(), many.len() * width);
             for (text, vector) in many.iter().zip(together.chunks(width)) {
-                let alone = texts.run(&[text]).unwrap();
+                let alone = texts.embed(&[text]).unwrap();
                 assert!(alone == vector, "{case} in {quant}: {} tokens", text.len());
             }
         }
@@ -160,8 +160,8 @@ fn texts_that_cannot_be_read_are_refused() {
     let mut options = options("embed-bert", "f32", backends().next().unwrap());
     options.context = Some(16);
     let model = build(&options, folder.path());
-    let mut texts = model.texts().unwrap();
-    let error = |texts: &mut mlcc_runtime::TextEmbedder, text: &[i32]| match texts.run(&[&[1], text]) {
+    let mut texts = model.text_embedder().unwrap();
+    let error = |texts: &mut mlcc_runtime::TextEmbedder, text: &[i32]| match texts.embed(&[&[1], text]) {
         Err(Error::Text { index: 1, source }) => *source,
         other => panic!("{:?}", other.map(<[f32]>::len)),
     };
@@ -170,7 +170,7 @@ fn texts_that_cannot_be_read_are_refused() {
     // Two types of tokens: an id beyond the 400 of the vocabulary is one of the second type.
     assert!(matches!(error(&mut texts, &[2, 800]), Error::Token { token: 800, position: 1, vocab: 800 }));
     assert!(matches!(error(&mut texts, &[-1]), Error::Token { token: -1, position: 0, .. }));
-    assert_eq!(texts.run(&[]).unwrap().len(), 0);
+    assert_eq!(texts.embed(&[]).unwrap().len(), 0);
     assert!(matches!(model.session().err(), Some(Error::TextsOnly { .. })));
     assert!(matches!(model.batch(2).err(), Some(Error::TextsOnly { .. })));
 }
@@ -241,9 +241,9 @@ fn the_command_embeds_lines() {
     let so = with_tokenizer("embed-bert", folder.path());
     let (so, model) = (so.to_str().unwrap().to_string(), load(&so, None, 1));
     // "Trees in winter", with the prompt of queries before it.
-    let mut texts = model.texts().unwrap();
-    let plain = texts.run(&[&[2, 6, 7, 8, 9, 3]]).unwrap().to_vec();
-    let asked = texts.run(&[&[2, 4, 5, 6, 7, 8, 9, 3]]).unwrap().to_vec();
+    let mut texts = model.text_embedder().unwrap();
+    let plain = texts.embed(&[&[2, 6, 7, 8, 9, 3]]).unwrap().to_vec();
+    let asked = texts.embed(&[&[2, 4, 5, 6, 7, 8, 9, 3]]).unwrap().to_vec();
     let numbers = |line: &str| line.split(' ').map(|x| x.parse().unwrap()).collect::<Vec<f32>>();
 
     let (ok, out, err) = mlcc(&["embed", &so], "Trees in winter\nsummer\n");
@@ -324,9 +324,9 @@ fn the_command_orders_documents() {
     let folder = tempfile::tempdir().unwrap();
     let so = with_tokenizer("rerank-xlmr", folder.path());
     let (so, model) = (so.to_str().unwrap().to_string(), load(&so, None, 1));
-    let mut texts = model.texts().unwrap();
+    let mut texts = model.text_embedder().unwrap();
     let pairs: [&[i32]; 3] = [&[2, 6, 3, 9, 3], &[2, 6, 3, 10, 3], &[2, 6, 3, 8, 9, 3]];
-    let scores = texts.run(&pairs).unwrap().to_vec();
+    let scores = texts.embed(&pairs).unwrap().to_vec();
     let (ok, out, err) = mlcc(&["rerank", &so, "tree", "--json"], "winter\nsummer\nin winter\n");
     assert!(ok, "{err}");
     let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
@@ -358,14 +358,14 @@ fn pairs_have_token_types() {
     let folder = tempfile::tempdir().unwrap();
     let so = with_tokenizer("rerank-bert", folder.path());
     let model = load(&so, None, 1);
-    let mut texts = model.texts().unwrap();
+    let mut texts = model.text_embedder().unwrap();
     let second = |id: i32| id + TYPED_VOCAB;
     let pairs: [&[i32]; 2] = [&[2, 6, 3, second(9), second(3)], &[2, 6, 3, second(8), second(10), second(3)]];
-    let scores = texts.run(&pairs).unwrap().to_vec();
+    let scores = texts.embed(&pairs).unwrap().to_vec();
     assert_eq!(printed_scores(&so, &[], &["winter", "in summer"]), scores);
-    let first_alone = texts.run(&[&[2, 6, 3, 9, 3]]).unwrap()[0];
+    let first_alone = texts.embed(&[&[2, 6, 3, 9, 3]]).unwrap()[0];
     assert!((first_alone - scores[0]).abs() > 1e-3, "types change nothing");
-    assert!(texts.run(&[&[2 * TYPED_VOCAB]]).is_err());
+    assert!(texts.embed(&[&[2 * TYPED_VOCAB]]).is_err());
     let (ok, _, err) = mlcc(&["rerank", so.to_str().unwrap(), "tree", "winter", "--instruct", "Find it"], "");
     assert!(!ok && err.contains("answer with a token"), "{err}");
 }
@@ -377,12 +377,12 @@ fn embeddings_know_token_types() {
     let so = with_tokenizer("embed-bert", folder.path());
     let model = load(&so, None, 1);
     let vocab = model.vocab() / 2;
-    let mut texts = model.texts().unwrap();
+    let mut texts = model.text_embedder().unwrap();
     let second = |id: i32| id + vocab as i32;
-    let plain = texts.run(&[&[2, 6, 9, 3]]).unwrap().to_vec();
-    let typed = texts.run(&[&[2, 6, second(9), second(3)]]).unwrap().to_vec();
+    let plain = texts.embed(&[&[2, 6, 9, 3]]).unwrap().to_vec();
+    let typed = texts.embed(&[&[2, 6, second(9), second(3)]]).unwrap().to_vec();
     assert!(worst(&typed, &plain) > 1e-3, "types change nothing");
-    assert!(texts.run(&[&[second(second(0))]]).is_err());
+    assert!(texts.embed(&[&[second(second(0))]]).is_err());
     let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
     let mut model = mlcc_engine::texts::EmbeddingModel::new(&model, tokenizer).unwrap();
     let error = model
@@ -405,8 +405,8 @@ fn answers_are_scores() {
     std::fs::write(copy.join("sentence_bert_config.json"), how).unwrap();
     let so = artifact(&options, folder.path(), "case.so").0;
     let model = load(&so, None, 1);
-    let mut texts = model.texts().unwrap();
-    let scores = texts.run(&[&[6, 8, 9, 5], &[6, 8, 10, 5], &[4, 6, 8, 10, 5]]).unwrap().to_vec();
+    let mut texts = model.text_embedder().unwrap();
+    let scores = texts.embed(&[&[6, 8, 9, 5], &[6, 8, 10, 5], &[4, 6, 8, 10, 5]]).unwrap().to_vec();
     assert_eq!(printed_scores(&so, &[], &["winter", "summer"]), scores[..2]);
     assert_eq!(printed_scores(&so, &["--instruct", "search"], &["summer"]), scores[2..]);
 }
@@ -433,7 +433,7 @@ fn chat_models_become_rerankers() {
     let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
     let template = ChatSource::qwen3_reranker().compile().unwrap();
     let ids = tokenizer.encode(&template.render_pair(None, "tree", "winter", false).unwrap()).unwrap();
-    let score = model.texts().unwrap().run(&[&ids]).unwrap().to_vec();
+    let score = model.text_embedder().unwrap().embed(&[&ids]).unwrap().to_vec();
     assert_eq!(printed_scores(&so, &[], &["winter"]), score);
 
     options.request.model = named.to_str().unwrap().into();
@@ -459,7 +459,8 @@ fn the_server_gives_vectors_and_orders() {
     [&one, &two].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
     let (embedder, reranker) = (with_tokenizer("embed-bert", &one), with_tokenizer("rerank-xlmr", &two));
     let model = load(&embedder, None, 1);
-    let expected = model.texts().unwrap().run(&[&[2, 6, 7, 8, 9, 3], &[2, 10, 3]]).unwrap().to_vec();
+    let expected =
+        model.text_embedder().unwrap().embed(&[&[2, 6, 7, 8, 9, 3], &[2, 10, 3]]).unwrap().to_vec();
     let names = ["--alias", "small", "--alias", "judge", "-t", "1"];
     let mut small = crate::program::mlcc();
     small.arg("serve").args([&embedder, &reranker]).args(names).args(["--memory", "1kB", "--port", "0"]);

@@ -47,7 +47,7 @@ fn steps_equal_the_graph() {
         let expected = by_graph(&module, &weights, &pieces());
         let without = [&[][..], &["fuse"], &["fuse_attention"], &[]];
         for (target, disabled) in ["x86-64-v3", "x86-64-v4", "x86-64-v3", "sm_80"].into_iter().zip(without) {
-            let target = mlcc_target::resolve(target).unwrap();
+            let target = mlcc_target::resolve_target(target).unwrap();
             let program = compiled(&module, &target, "f32", disabled);
             let found = by_steps(&program, &weights, &pieces(), config.vocab);
             check(&format!("{what}, {} without {disabled:?}", target.name), &expected, &found, 1e-5);
@@ -64,7 +64,7 @@ fn artifacts_equal_the_graph() {
         let module = unfused(&config.module());
         let weights = RandomWeights::new(&module, 5);
         let expected = by_graph(&module, &weights, &pieces());
-        let target = mlcc_target::resolve(best).unwrap();
+        let target = mlcc_target::resolve_target(best).unwrap();
         let program = compiled(&module, &target, "f32", &[]);
         for backend in backends() {
             if backend == Backend::Llvm && !config.attention.alibi && config.experts.is_none() {
@@ -115,7 +115,7 @@ fn stored_types_keep_their_meaning() {
         // What is stored is held to its meaning here, not the activations that GPUs round.
         let without = [&[][..], &["fuse_attention"], &["halve_activations"]];
         for (target, disabled) in ["x86-64-v3", "x86-64-v4", "sm_80"].into_iter().zip(without) {
-            let target = mlcc_target::resolve(target).unwrap();
+            let target = mlcc_target::resolve_target(target).unwrap();
             let program = compiled_with(&module, &target, quant, cache, disabled);
             let found = by_steps(&program, &weights, &pieces(), config.vocab);
             let what = format!("{quant}, {cache:?}, {} without {disabled:?}", target.name);

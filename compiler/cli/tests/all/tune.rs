@@ -108,7 +108,7 @@ fn tunings_that_do_not_fit_are_refused() {
     let other = if Arch::of_host() == Some(Arch::X86_64) { "haswell" } else { "cortex-a72" };
     fails_with(&mut build(&model, other, Some(&file), &out), &["tuning.toml", other, &level.name]);
     // Measured elsewhere: not for `cpu`, which is this machine.
-    let here = mlcc_target::resolve("cpu").unwrap().name;
+    let here = mlcc_target::resolve_target("cpu").unwrap().name;
     let cpu = "cpu = { vendor = 'Nobody', family = 1, model = 2 }";
     std::fs::write(&file, format!("level = '{here}'\n{cpu}\n")).unwrap();
     if mlcc_target::detected_model().is_some() {

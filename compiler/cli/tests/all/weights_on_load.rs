@@ -77,14 +77,14 @@ fn weights_depend_on_the_seed_alone() {
     let again = build(folder.path(), "again", "llama3-gqa-tied", &flags);
     assert!(std::fs::read(&first).unwrap() == std::fs::read(&again).unwrap());
     let open = |path: &Path| Artifact::open(path).unwrap();
-    let one = open(&first).recipe().unwrap().make(1).unwrap();
-    let two = open(&first).recipe().unwrap().make(2).unwrap();
+    let one = open(&first).weight_generator().unwrap().generate(1).unwrap();
+    let two = open(&first).weight_generator().unwrap().generate(2).unwrap();
     assert!(one[..] == two[..]);
-    assert_eq!(open(&first).hash(section::WEIGHTS), Some(open(&first).recipe().unwrap().hash()));
+    assert_eq!(open(&first).hash(section::WEIGHTS), Some(open(&first).weight_generator().unwrap().hash()));
     assert_eq!(logits(&first, 1), logits(&first, 1));
     let other =
         build(folder.path(), "other", "llama3-gqa-tied", &[&flags[..], &["--random-weights", "6"]].concat());
-    let other = open(&other).recipe().unwrap().make(1).unwrap();
+    let other = open(&other).weight_generator().unwrap().generate(1).unwrap();
     let equal = one.iter().zip(&other[..]).filter(|(a, b)| a == b).count();
     assert!(other.len() == one.len() && 10 * equal < one.len(), "{equal} of {} bytes are equal", one.len());
 }

@@ -24,7 +24,8 @@ pub(super) struct PendingFile {
 
 impl PendingFile {
     pub fn create(path: &Path) -> Result<Self, ArtifactError> {
-        let beside = unfinished::beside(path).map_err(|e| ArtifactError::from_io("create", path, 0, e))?;
+        let beside =
+            unfinished::create_beside(path).map_err(|e| ArtifactError::from_io("create", path, 0, e))?;
         let out = Some(BufWriter::with_capacity(BUFFER, beside.file));
         let (temporary, registration) = (beside.temporary, beside.registration);
         Ok(Self { path: path.to_path_buf(), temporary, out, at: 0, _registration: registration })
@@ -35,11 +36,11 @@ impl PendingFile {
     }
 
     /// Where the bytes are until `commit`.
-    pub fn temporary(&self) -> &Path {
+    pub fn temporary_path(&self) -> &Path {
         &self.temporary
     }
 
-    pub fn at(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.at
     }
 

@@ -27,7 +27,7 @@ pub(super) struct SplitFile {
     bytes: u64,
     /// Where the header holds the 32 hex digits.
     hash_at: u64,
-    begun: bool,
+    started: bool,
 }
 
 impl SplitFile {
@@ -36,12 +36,12 @@ impl SplitFile {
         let (header, hash_at) = header(tensors, bytes)?;
         file.write(&(header.len() as u64).to_le_bytes())?;
         file.write(header.as_bytes())?;
-        let data_at = file.at();
-        Ok(Self { file, hash: Xxh3::new(), data_at, bytes, hash_at, begun: false })
+        let data_at = file.position();
+        Ok(Self { file, hash: Xxh3::new(), data_at, bytes, hash_at, started: false })
     }
 
-    pub fn begin(&mut self) -> Result<(), ArtifactError> {
-        if std::mem::replace(&mut self.begun, true) {
+    pub fn start(&mut self) -> Result<(), ArtifactError> {
+        if std::mem::replace(&mut self.started, true) {
             return Err(ArtifactError::Misuse("the weights were written twice".into()));
         }
         Ok(())
@@ -54,7 +54,7 @@ impl SplitFile {
 
     /// Completes the file under its final name; returns its line for `.mlcc.hashes`.
     pub fn finish(mut self) -> Result<String, ArtifactError> {
-        let written = self.file.at() - self.data_at;
+        let written = self.file.position() - self.data_at;
         if written != self.bytes {
             let (path, planned) = (self.file.path().display(), self.bytes);
             return Err(ArtifactError::Misuse(format!("{path}: {planned} bytes planned, {written} written")));

@@ -69,7 +69,7 @@ impl ArtifactWriter {
         })?;
         let elf = ElfFile::parse(&linked)
             .map_err(|e| ArtifactError::Linked { path: linked_so.to_path_buf(), source: e })?;
-        let names = imports(&elf);
+        let names = imported_names(&elf);
         if !names.is_empty() {
             return Err(ArtifactError::Imports { path: linked_so.to_path_buf(), names });
         }
@@ -112,12 +112,16 @@ impl ArtifactWriter {
         self.end_preview()?;
         self.open = match &mut self.split {
             Some(split) if name == section::WEIGHTS => {
-                split.begin()?;
+                split.start()?;
                 OpenSection::Split
             }
             _ => {
                 self.out.align(SECTION_ALIGN)?;
-                OpenSection::Inside { name: name.to_string(), offset: self.out.at(), hash: Box::default() }
+                OpenSection::Inside {
+                    name: name.to_string(),
+                    offset: self.out.position(),
+                    hash: Box::default(),
+                }
             }
         };
         Ok(())
@@ -138,7 +142,7 @@ impl ArtifactWriter {
     pub fn end_section(&mut self) -> Result<(), ArtifactError> {
         match std::mem::replace(&mut self.open, OpenSection::None) {
             OpenSection::Inside { name, offset, hash } => {
-                let bytes = self.out.at() - offset;
+                let bytes = self.out.position() - offset;
                 self.written.push(WrittenSection { name, offset, bytes, hash: hash.digest128() });
                 Ok(())
             }
@@ -148,12 +152,12 @@ impl ArtifactWriter {
     }
 
     /// A section that is not written: the runtime makes it, and these are its size and XXH3-128.
-    pub fn made(&mut self, name: &str, bytes: u64, hash: u128) {
+    pub fn add_generated_section(&mut self, name: &str, bytes: u64, hash: u128) {
         let _ = writeln!(self.made, "made {name} {bytes} {hash:032x}");
     }
 
     /// A whole section at once.
-    pub fn section(&mut self, name: &str, bytes: &[u8]) -> Result<(), ArtifactError> {
+    pub fn write_section(&mut self, name: &str, bytes: &[u8]) -> Result<(), ArtifactError> {
         self.begin_section(name)?;
         self.write(bytes)?;
         self.end_section()
@@ -162,17 +166,17 @@ impl ArtifactWriter {
     /// Completes the file under its temporary name, which is returned: it can be loaded and measured before it gets its
     /// final name. Whoever has it mapped must let go of it before the writer goes on. Not for split weights, which
     /// have no name yet.
-    pub fn preview(&mut self) -> Result<PathBuf, ArtifactError> {
+    pub fn write_preview(&mut self) -> Result<PathBuf, ArtifactError> {
         if !matches!(self.open, OpenSection::None) || self.split.is_some() {
             return Err(ArtifactError::Misuse("preview inside a section, or of split weights".into()));
         }
         self.end_preview()?;
-        self.resume = Some(self.out.at());
-        let hashes = self.hashes("");
+        self.resume = Some(self.out.position());
+        let hashes = self.hash_lines("");
         self.section_unchecked(section::HASHES, hashes.as_bytes())?;
         self.section_table()?;
         self.out.flush()?;
-        Ok(self.out.temporary().to_path_buf())
+        Ok(self.out.temporary_path().to_path_buf())
     }
 
     /// Takes hashes and section table of a preview off again.
@@ -196,12 +200,12 @@ impl ArtifactWriter {
             }
             None => String::new(),
         };
-        let hashes = self.hashes(&split_line);
+        let hashes = self.hash_lines(&split_line);
         self.section_unchecked(section::HASHES, hashes.as_bytes())?;
         let code_bytes = self.linked.len() as u64;
         self.section_table()?;
         let summary = ArtifactSummary {
-            file_bytes: self.out.at(),
+            file_bytes: self.out.position(),
             code_bytes,
             sections: self.written.iter().map(|w| (w.name.clone(), w.bytes)).collect(),
         };
@@ -211,14 +215,14 @@ impl ArtifactWriter {
 
     fn section_unchecked(&mut self, name: &str, bytes: &[u8]) -> Result<(), ArtifactError> {
         self.out.align(SECTION_ALIGN)?;
-        let offset = self.out.at();
+        let offset = self.out.position();
         self.out.write(bytes)?;
         self.written.push(WrittenSection { name: name.into(), offset, bytes: bytes.len() as u64, hash: 0 });
         Ok(())
     }
 
     /// The text of `.mlcc.hashes`: one line each for code and sections, then the hash of those lines.
-    fn hashes(&self, split_line: &str) -> String {
+    fn hash_lines(&self, split_line: &str) -> String {
         let mut text = format!("mlcc-hashes 1 xxh3-128\ncode {:032x}\n", self.code_hash);
         for w in &self.written {
             let _ = writeln!(text, "section {} {} {:032x}", w.name, w.bytes, w.hash);
@@ -250,11 +254,11 @@ impl ArtifactWriter {
             names.push(0);
         }
         let own = names_index * elf::SECTION_HEADER_BYTES;
-        headers[own + 24..own + 32].copy_from_slice(&self.out.at().to_le_bytes());
+        headers[own + 24..own + 32].copy_from_slice(&self.out.position().to_le_bytes());
         headers[own + 32..own + 40].copy_from_slice(&(names.len() as u64).to_le_bytes());
         self.out.write(&names)?;
         self.out.align(8)?;
-        let table_at = self.out.at();
+        let table_at = self.out.position();
         self.out.write(&headers)?;
         let count = (headers.len() / elf::SECTION_HEADER_BYTES) as u16;
         self.out.patch(elf::SHOFF_FIELD.start as u64, &table_at.to_le_bytes())?;
@@ -263,7 +267,7 @@ impl ArtifactWriter {
 }
 
 /// Needed libraries and undefined symbols.
-fn imports(elf: &ElfFile<'_>) -> Vec<String> {
+fn imported_names(elf: &ElfFile<'_>) -> Vec<String> {
     const DT_NEEDED: u64 = 1;
     let names = elf.section(".dynstr").unwrap_or(&[]);
     let text = |at: u64| {

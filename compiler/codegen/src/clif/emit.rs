@@ -105,7 +105,7 @@ impl ClifKernelEmitter<'_, '_> {
         self.fb.ins().iconst(types::I64, value)
     }
 
-    fn known(&mut self, value: i64) -> ClifValue {
+    fn constant_index(&mut self, value: i64) -> ClifValue {
         let known = Some(value);
         ClifValue { known, ..ClifValue::scalar(self.iconst(value)) }
     }
@@ -179,7 +179,7 @@ impl ClifKernelEmitter<'_, '_> {
             return self.unsupported(format!("buffer {}: shared memory belongs to GPU kernels", decl.name));
         }
         if decl.space == MemorySpace::Local
-            && let Some(promotion) = local::promotion(self.kernel, buf, self.machine)
+            && let Some(promotion) = local::plan_promotion(self.kernel, buf, self.machine)
         {
             let n = len / promotion.lanes as usize;
             let variables: Vec<Variable> = (0..n).map(|_| self.fb.declare_var(promotion.part)).collect();
@@ -229,7 +229,7 @@ impl ClifKernelEmitter<'_, '_> {
         match (kind, extent.known) {
             (ForKind::Unroll, Some(n)) => {
                 for i in 0..n {
-                    let value = self.known(i);
+                    let value = self.constant_index(i);
                     self.vars.insert(var, value);
                     self.stmts(body)?;
                 }
@@ -238,14 +238,14 @@ impl ClifKernelEmitter<'_, '_> {
             (ForKind::Unroll, None) => self.unsupported("an unrolled loop has no constant extent"),
             (ForKind::Serial, _) => {
                 let zero = self.iconst(0);
-                self.counted(var, zero, extent.single(), body)
+                self.counted_loop(var, zero, extent.single(), body)
             }
             (ForKind::Par, _) => {
                 let zero = self.iconst(0);
                 let extent = self.fb.ins().smax(extent.single(), zero);
                 let [first, end, _] = self.share;
                 let [from, to] = [first, end].map(|part| self.slice_bound(part, extent));
-                self.counted(var, from, to, body)
+                self.counted_loop(var, from, to, body)
             }
             (ForKind::Block(_) | ForKind::Thread(_), _) => {
                 self.unsupported("block and thread loops belong to GPU kernels")
@@ -260,7 +260,13 @@ impl ClifKernelEmitter<'_, '_> {
     }
 
     /// `for var in from..to`.
-    fn counted(&mut self, var: VarId, from: Value, to: Value, body: &[Stmt]) -> Result<(), CodegenError> {
+    fn counted_loop(
+        &mut self,
+        var: VarId,
+        from: Value,
+        to: Value,
+        body: &[Stmt],
+    ) -> Result<(), CodegenError> {
         let header = self.fb.create_block();
         let inside = self.fb.create_block();
         let exit = self.fb.create_block();

@@ -74,7 +74,7 @@ impl ClifKernelEmitter<'_, '_> {
                 let b = b.map(|b| self.expr(b)).transpose()?;
                 Ok(self.shuffle(&a, b.as_ref(), from, lanes))
             }
-            Expr::Instr(instr, args) => match LaneOperation::of(*instr, self.machine) {
+            Expr::Instr(instr, args) => match LaneOperation::for_instr(*instr, self.machine) {
                 Some(pattern) => {
                     let args: Vec<ClifValue> =
                         args.iter().map(|a| self.expr(*a)).collect::<Result<_, _>>()?;

@@ -26,7 +26,7 @@ pub(super) enum LaneOperation {
 
 impl LaneOperation {
     /// The pattern of an instruction, if this machine has the operations for it.
-    pub fn of(instr: InstrId, machine: &CraneliftIsa) -> Option<LaneOperation> {
+    pub fn for_instr(instr: InstrId, machine: &CraneliftIsa) -> Option<LaneOperation> {
         let pattern = match instr.def().name {
             "vpdpbusd_512" | "vpdpbusd_256" | "vpdpbusd_avx_256" | "sdot_128" | "udot_128" | "usdot_128" => {
                 LaneOperation::Dot4

@@ -24,7 +24,11 @@ pub(super) struct RegisterPromotion {
 }
 
 /// Pieces for `buf`, or `None` if it needs memory.
-pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &CraneliftIsa) -> Option<RegisterPromotion> {
+pub(super) fn plan_promotion(
+    kernel: &Kernel,
+    buf: BufId,
+    machine: &CraneliftIsa,
+) -> Option<RegisterPromotion> {
     let decl = &kernel.bufs[buf];
     let lane = scalar_type(decl.dtype)?;
     let len = usize::try_from(decl.len.as_const()?).ok()?;
@@ -46,7 +50,7 @@ pub(super) fn promotion(kernel: &Kernel, buf: BufId, machine: &CraneliftIsa) -> 
     let vectors = machine.simd && lane != types::I64 && decl.dtype != DType::Bool;
     let whole = |&index: &ExprId| {
         let lanes = i64::from(kernel.ty(index).lanes);
-        lanes % wide == 0 && scan.run(index).is_some_and(|base| scan.multiple(base, wide))
+        lanes % wide == 0 && scan.run(index).is_some_and(|base| scan.is_multiple(base, wide))
     };
     if vectors && len as i64 % wide == 0 && scan.accesses.iter().all(whole) {
         Some(RegisterPromotion { part: vector_of(lane), lanes: wide as u32 })
@@ -114,7 +118,7 @@ impl AccessScan<'_> {
         match self.kernel.exprs.expr(id) {
             Expr::Const(_) => true,
             Expr::Var(var) => self.constants.contains(var),
-            Expr::Binary(op, a, b) => folds(*op) && self.constant(*a) && self.constant(*b),
+            Expr::Binary(op, a, b) => is_foldable(*op) && self.constant(*a) && self.constant(*b),
             Expr::Ramp { base, stride } => self.constant(*base) && self.constant(*stride),
             _ => false,
         }
@@ -129,17 +133,19 @@ impl AccessScan<'_> {
     }
 
     /// True if the value is surely a multiple of `of`.
-    fn multiple(&self, id: ExprId, of: i64) -> bool {
+    fn is_multiple(&self, id: ExprId, of: i64) -> bool {
         match self.kernel.exprs.expr(id) {
-            Expr::Binary(BinOp::Add | BinOp::Sub, a, b) => self.multiple(*a, of) && self.multiple(*b, of),
-            Expr::Binary(BinOp::Mul, a, b) => self.multiple(*a, of) || self.multiple(*b, of),
+            Expr::Binary(BinOp::Add | BinOp::Sub, a, b) => {
+                self.is_multiple(*a, of) && self.is_multiple(*b, of)
+            }
+            Expr::Binary(BinOp::Mul, a, b) => self.is_multiple(*a, of) || self.is_multiple(*b, of),
             _ => self.kernel.exprs.as_int(id).is_some_and(|c| c % of == 0),
         }
     }
 }
 
 /// The index arithmetic that [`fold`] does.
-fn folds(op: BinOp) -> bool {
+fn is_foldable(op: BinOp) -> bool {
     matches!(op, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Div | BinOp::Rem | BinOp::Min | BinOp::Max)
 }
 

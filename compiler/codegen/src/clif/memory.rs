@@ -54,7 +54,7 @@ impl ClifKernelEmitter<'_, '_> {
             let lanes = self.register_lanes(buf, index, variables.len(), *promotion)?;
             return Ok(self.load_registers(*promotion, variables, &lanes, mask.as_ref(), ty));
         }
-        let target = self.target(buf, &storage, index)?;
+        let target = self.access_target(buf, &storage, index)?;
         Ok(match (target, mask) {
             (AccessTarget::Run(start), None) => self.load_run(&storage, start, ty),
             (AccessTarget::Run(start), Some(mask)) => self.load_masked_run(&storage, start, &mask, ty),
@@ -87,7 +87,7 @@ impl ClifKernelEmitter<'_, '_> {
             self.store_registers(*promotion, variables, &lanes, &value, mask.as_ref(), ty);
             return Ok(());
         }
-        let target = self.target(buf, &storage, index)?;
+        let target = self.access_target(buf, &storage, index)?;
         let width = self.element(buf)?.bytes() as i32;
         match (target, mask) {
             (AccessTarget::Run(start), None) => self.store_run(&storage, start, &value, ty),
@@ -110,7 +110,7 @@ impl ClifKernelEmitter<'_, '_> {
 
     // ---- addresses
 
-    fn target(
+    fn access_target(
         &mut self,
         buf: BufId,
         storage: &ElementStorage,
@@ -122,13 +122,18 @@ impl ClifKernelEmitter<'_, '_> {
             let mut known = 0i64;
             let mut sum: Option<Value> = None;
             for addend in addends {
-                self.split(addend, &mut known, &mut sum)?;
+                self.split_index(addend, &mut known, &mut sum)?;
             }
-            return Ok(AccessTarget::Run(self.start(storage, sum, known.wrapping_mul(width), width)));
+            return Ok(AccessTarget::Run(self.access_address(
+                storage,
+                sum,
+                known.wrapping_mul(width),
+                width,
+            )));
         }
         let lanes = self.expr(index)?.parts;
         Ok(AccessTarget::Lanes(
-            lanes.into_iter().map(|lane| self.start(storage, Some(lane), 0, width)).collect(),
+            lanes.into_iter().map(|lane| self.access_address(storage, Some(lane), 0, width)).collect(),
         ))
     }
 
@@ -160,15 +165,20 @@ impl ClifKernelEmitter<'_, '_> {
     }
 
     /// Adds a one-lane index to `known + sum`, constants to `known`.
-    fn split(&mut self, index: ExprId, known: &mut i64, sum: &mut Option<Value>) -> Result<(), CodegenError> {
+    fn split_index(
+        &mut self,
+        index: ExprId,
+        known: &mut i64,
+        sum: &mut Option<Value>,
+    ) -> Result<(), CodegenError> {
         let val = self.expr(index)?;
         if let Some(k) = val.known {
             *known = known.wrapping_add(k);
             return Ok(());
         }
         if let Expr::Binary(BinOp::Add, a, b) = *self.kernel.exprs.expr(index) {
-            self.split(a, known, sum)?;
-            return self.split(b, known, sum);
+            self.split_index(a, known, sum)?;
+            return self.split_index(b, known, sum);
         }
         *sum = Some(match *sum {
             Some(s) => self.fb.ins().iadd(s, val.single()),
@@ -177,7 +187,7 @@ impl ClifKernelEmitter<'_, '_> {
         Ok(())
     }
 
-    fn start(
+    fn access_address(
         &mut self,
         storage: &ElementStorage,
         index: Option<Value>,
@@ -330,7 +340,7 @@ impl ClifKernelEmitter<'_, '_> {
     }
 
     /// True if all lanes of the mask are set.
-    fn all(&mut self, mask: &ClifValue) -> Value {
+    fn all_lanes_set(&mut self, mask: &ClifValue) -> Value {
         let both = mask.parts[1..].iter().fold(mask.parts[0], |a, &b| self.fb.ins().band(a, b));
         match mask.form {
             LaneForm::Scalars => both,
@@ -353,7 +363,7 @@ impl ClifKernelEmitter<'_, '_> {
             LaneForm::Vectors(vector) => {
                 let (whole, pieces, join) =
                     (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
-                let all = self.all(mask);
+                let all = self.all_lanes_set(mask);
                 self.fb.ins().brif(all, whole, &[], pieces, &[]);
                 self.enter(whole);
                 let parts: Vec<BlockArg> =
@@ -389,7 +399,7 @@ impl ClifKernelEmitter<'_, '_> {
         ty: ExprType,
     ) {
         let (whole, pieces, join) = (self.fb.create_block(), self.fb.create_block(), self.fb.create_block());
-        let all = self.all(mask);
+        let all = self.all_lanes_set(mask);
         self.fb.ins().brif(all, whole, &[], pieces, &[]);
         self.enter(whole);
         self.store_run(storage, start, value, ty);
@@ -408,7 +418,7 @@ impl ClifKernelEmitter<'_, '_> {
     pub fn bitcast_through_memory(&mut self, value: &ClifValue, from: ExprType, to: ExprType) -> ClifValue {
         let bytes = from.dtype.bytes().unwrap_or(1) as u32 * from.lanes;
         let storage = self.scratch(bytes);
-        let start = self.start(&storage, None, 0, 1);
+        let start = self.access_address(&storage, None, 0, 1);
         self.store_run(&storage, start, value, from);
         self.load_run(&storage, start, to)
     }

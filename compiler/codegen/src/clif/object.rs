@@ -38,9 +38,14 @@ impl CodeGenerator for CraneliftGenerator {
             ObjectUnit::Kernel { level, kernel, .. } => {
                 let mut object = ObjectEmitter::new(self.arch, level)?;
                 let function = object.kernel_function(kernel)?;
-                let key = object.key(&function);
-                objects.want(key, || {
-                    object.define(KERNEL_SYMBOL, &kernel_signature(kernel), function, Linkage::Hidden)?;
+                let key = object.object_key(&function);
+                objects.ensure_object(key, || {
+                    object.define_function(
+                        KERNEL_SYMBOL,
+                        &kernel_signature(kernel),
+                        function,
+                        Linkage::Hidden,
+                    )?;
                     object.emit()
                 })
             }
@@ -50,7 +55,7 @@ impl CodeGenerator for CraneliftGenerator {
                 let mut names = String::new();
                 for (name, kernel) in kernels.launched_by(step) {
                     let symbol = kernel_symbol(name, &level.name);
-                    let id = object.import(&symbol, kernel)?;
+                    let id = object.import_kernel(&symbol, kernel)?;
                     callees.insert(name, KernelCallee { kernel, id });
                     names.push_str(&symbol);
                     names.push('\n');
@@ -58,9 +63,9 @@ impl CodeGenerator for CraneliftGenerator {
                 let symbol = entry_symbol(&step.name, &level.name);
                 names.push_str(&symbol);
                 let function = object.step_function(step, self.limits, &callees)?;
-                let key = ObjectKey::of(&[names.as_bytes(), &object.key(&function).bytes()]);
-                objects.want(key, || {
-                    object.define(&symbol, &step::step_signature(), function, Linkage::Hidden)?;
+                let key = ObjectKey::from_parts(&[names.as_bytes(), &object.object_key(&function).bytes()]);
+                objects.ensure_object(key, || {
+                    object.define_function(&symbol, &step::step_signature(), function, Linkage::Hidden)?;
                     object.emit()
                 })
             }
@@ -71,7 +76,7 @@ impl CodeGenerator for CraneliftGenerator {
 /// Compiles the model table and `get_metadata`; `level` is the weakest one, as its code runs anywhere.
 pub fn table_object(arch: Arch, level: &FeatureLevel, image: &TableImage) -> Result<Vec<u8>, CodegenError> {
     let mut object = ObjectEmitter::new(arch, level)?;
-    let error = |e| refused(MODEL_SYMBOL, &e);
+    let error = |e| cranelift_error(MODEL_SYMBOL, &e);
     let id = object.module.declare_data(MODEL_SYMBOL, Linkage::Export, true, false).map_err(error)?;
     object.metadata(id)?;
     let mut data = DataDescription::new();
@@ -98,7 +103,7 @@ pub fn kernels_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> R
     let mut object = ObjectEmitter::new(arch, level)?;
     for kernel in kernels {
         let function = object.kernel_function(kernel)?;
-        object.define(&kernel.name, &kernel_signature(kernel), function, Linkage::Export)?;
+        object.define_function(&kernel.name, &kernel_signature(kernel), function, Linkage::Export)?;
     }
     object.emit()
 }
@@ -112,7 +117,7 @@ pub fn callers_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> R
     for (i, kernel) in kernels.iter().enumerate() {
         let types = kernel_signature(kernel);
         let callee = object.module.declare_function(&kernel.name, Linkage::Import, &types);
-        let callee = callee.map_err(|e| refused(&kernel.name, &e))?;
+        let callee = callee.map_err(|e| cranelift_error(&kernel.name, &e))?;
         let mut func = Function::with_name_signature(UserFuncName::default(), signature.clone());
         let callee = object.module.declare_func_in_func(callee, &mut func);
         object.body(&mut func, |fb, args| {
@@ -123,7 +128,7 @@ pub fn callers_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> R
             fb.ins().call(callee, &values);
             fb.ins().return_(&[]);
         });
-        object.define(&caller_symbol(i), &signature, func, Linkage::Export)?;
+        object.define_function(&caller_symbol(i), &signature, func, Linkage::Export)?;
     }
     object.emit()
 }
@@ -139,13 +144,13 @@ impl ObjectEmitter {
     fn new(arch: Arch, level: &FeatureLevel) -> Result<ObjectEmitter, CodegenError> {
         let machine = CraneliftIsa::new(arch, level)?;
         let builder = ObjectBuilder::new(machine.isa.clone(), "mlcc", default_libcall_names());
-        let module = ObjectModule::new(builder.map_err(|e| refused("an object file", &e))?);
+        let module = ObjectModule::new(builder.map_err(|e| cranelift_error("an object file", &e))?);
         let context = module.make_context();
         Ok(ObjectEmitter { machine, module, context, builder: FunctionBuilderContext::new() })
     }
 
     /// What Cranelift makes of a function depends on this.
-    fn key(&self, function: &Function) -> ObjectKey {
+    fn object_key(&self, function: &Function) -> ObjectKey {
         let isa = &self.machine.isa;
         let flags: Vec<String> = isa.isa_flags().iter().map(ToString::to_string).collect();
         let machine = format!(
@@ -155,19 +160,19 @@ impl ObjectEmitter {
             isa.flags(),
             flags.join("\n")
         );
-        ObjectKey::of(&[machine.as_bytes(), function.display().to_string().as_bytes()])
+        ObjectKey::from_parts(&[machine.as_bytes(), function.display().to_string().as_bytes()])
     }
 
     fn kernel_function(&mut self, kernel: &Kernel) -> Result<Function, CodegenError> {
-        let expanded = expand_instrs(kernel, |id| LaneOperation::of(id, &self.machine).is_some());
+        let expanded = expand_instrs(kernel, |id| LaneOperation::for_instr(id, &self.machine).is_some());
         let primitive = lower_halfs(&expanded, HalfSupport::default());
         kernel_function(&primitive, &self.machine, &mut self.builder)
     }
 
     /// A kernel that another object of the artifact defines.
-    fn import(&mut self, symbol: &str, kernel: &Kernel) -> Result<FuncId, CodegenError> {
+    fn import_kernel(&mut self, symbol: &str, kernel: &Kernel) -> Result<FuncId, CodegenError> {
         let id = self.module.declare_function(symbol, Linkage::Import, &kernel_signature(kernel));
-        id.map_err(|e| refused(symbol, &e))
+        id.map_err(|e| cranelift_error(symbol, &e))
     }
 
     fn step_function(
@@ -206,7 +211,7 @@ impl ObjectEmitter {
             let text = fb.ins().load(types::I64, flags, table, field(offset_of!(Str, ptr)));
             fb.ins().return_(&[text]);
         });
-        self.define(METADATA_FUNCTION, &signature, func, Linkage::Hidden)?;
+        self.define_function(METADATA_FUNCTION, &signature, func, Linkage::Hidden)?;
         Ok(())
     }
 
@@ -217,7 +222,7 @@ impl ObjectEmitter {
         }
         // Only its address is taken: the type does not matter.
         let found = self.module.declare_function(name, Linkage::Import, &step::step_signature());
-        found.map_err(|e| refused(name, &e))
+        found.map_err(|e| cranelift_error(name, &e))
     }
 
     /// Fills a function of one block; the closure gets the arguments.
@@ -237,17 +242,20 @@ impl ObjectEmitter {
     }
 
     /// Compiles a function and checks that it calls no library.
-    fn define(
+    fn define_function(
         &mut self,
         symbol: &str,
         signature: &Signature,
         function: Function,
         linkage: Linkage,
     ) -> Result<FuncId, CodegenError> {
-        let id = self.module.declare_function(symbol, linkage, signature).map_err(|e| refused(symbol, &e))?;
+        let id = self
+            .module
+            .declare_function(symbol, linkage, signature)
+            .map_err(|e| cranelift_error(symbol, &e))?;
         self.context.clear();
         self.context.func = function;
-        self.module.define_function(id, &mut self.context).map_err(|e| refused(symbol, &e))?;
+        self.module.define_function(id, &mut self.context).map_err(|e| cranelift_error(symbol, &e))?;
         let relocs = self.context.compiled_code().map(|code| code.buffer.relocs()).unwrap_or_default();
         for reloc in relocs {
             if let FinalizedRelocTarget::ExternalName(ExternalName::LibCall(call)) = &reloc.target {
@@ -259,10 +267,10 @@ impl ObjectEmitter {
     }
 
     fn emit(self) -> Result<Vec<u8>, CodegenError> {
-        self.module.finish().emit().map_err(|e| refused("the object file", &e))
+        self.module.finish().emit().map_err(|e| cranelift_error("the object file", &e))
     }
 }
 
-fn refused(what: &str, error: &dyn std::fmt::Debug) -> CodegenError {
+fn cranelift_error(what: &str, error: &dyn std::fmt::Debug) -> CodegenError {
     CodegenError::Cranelift { what: what.into(), message: format!("{error:?}") }
 }

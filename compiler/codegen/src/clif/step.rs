@@ -123,7 +123,7 @@ impl ClifStepEmitter<'_, '_> {
     }
 
     /// Whether there are pieces to take, how many a share has, and how many of them are equal.
-    fn pieces(&mut self, function: Value, pieces: Value) -> (Value, Value, Value) {
+    fn chunk_counts(&mut self, function: Value, pieces: Value) -> (Value, Value, Value) {
         let smallest = self.fb.ins().udiv(pieces, self.workers);
         let [by, one] = [GuidedChunks::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));
         let equal = self.fb.ins().udiv(smallest, by);
@@ -137,8 +137,8 @@ impl ClifStepEmitter<'_, '_> {
         (dynamic, each, equal)
     }
 
-    /// [`GuidedChunks::part`] of a number, with `each` pieces in a share, `equal` of them equal.
-    fn part(&mut self, number: Value, each: Value, equal: Value) -> [Value; 2] {
+    /// [`GuidedChunks::equal_part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    fn chunk_part(&mut self, number: Value, each: Value, equal: Value) -> [Value; 2] {
         let [zero, smallest] = [0, GuidedChunks::FURTHER as i64].map(|v| self.fb.ins().iconst(types::I32, v));
         let owner = self.fb.ins().udiv(number, each);
         let piece = self.fb.ins().urem(number, each);
@@ -159,7 +159,7 @@ impl ClifStepEmitter<'_, '_> {
     }
 
     /// Keeps a share and goes on in `next`.
-    fn taken(&mut self, share: [Value; 2], what: ClaimedWork, next: Block) {
+    fn store_claim(&mut self, share: [Value; 2], what: ClaimedWork, next: Block) {
         for (at, value) in [0, 8].into_iter().zip(share) {
             self.fb.ins().stack_store(types::I64, value, self.share, at);
         }
@@ -283,7 +283,7 @@ impl StepCode for ClifStepEmitter<'_, '_> {
         self.enter(go_on);
         Ok(())
     }
-    fn exchange(&mut self, item: u32, [part, all, rows, bytes]: [Value; 4]) -> EmitResult<()> {
+    fn all_gather(&mut self, item: u32, [part, all, rows, bytes]: [Value; 4]) -> EmitResult<()> {
         let mut signature = Signature::new(CallConv::SystemV);
         let types = [types::I64, types::I32, types::I64, types::I64, types::I64, types::I64];
         signature.params.extend(types.map(AbiParam::new));
@@ -294,7 +294,7 @@ impl StepCode for ClifStepEmitter<'_, '_> {
         self.fb.ins().call_indirect(signature, function, &[this, item, part, all, rows, bytes]);
         Ok(())
     }
-    fn tell(&mut self, item: u32) -> EmitResult<()> {
+    fn report_done(&mut self, item: u32) -> EmitResult<()> {
         let [tell, go_on] = [(); 2].map(|()| self.fb.create_block());
         self.fb.set_cold_block(tell);
         let function = self.field(offset_of!(Ctx, trace));
@@ -309,15 +309,15 @@ impl StepCode for ClifStepEmitter<'_, '_> {
     fn narrow(&mut self, value: Value) -> EmitResult<Value> {
         Ok(self.fb.ins().ireduce(types::I32, value))
     }
-    fn take(&mut self, pieces: Value) -> EmitResult<Value> {
+    fn claim_chunk(&mut self, pieces: Value) -> EmitResult<Value> {
         let [take, piece, whole, done] = [(); 4].map(|()| self.fb.create_block());
         let taken = self.fb.append_block_param(done, types::I32);
         let function = self.field(offset_of!(Ctx, take));
-        let (dynamic, each, equal) = self.pieces(function, pieces);
+        let (dynamic, each, equal) = self.chunk_counts(function, pieces);
         self.branch(dynamic, take, whole)?;
 
         self.enter(whole);
-        self.taken(self.wide, ClaimedWork::Share, done);
+        self.store_claim(self.wide, ClaimedWork::Share, done);
 
         self.enter(take);
         let number = self.call_back(function, offset_of!(Ctx, take_self), &[self.worker, each], true);
@@ -327,15 +327,15 @@ impl StepCode for ClifStepEmitter<'_, '_> {
         self.fb.ins().brif(none, done, &[BlockArg::from(nothing)], piece, &[]);
 
         self.enter(piece);
-        let part = self.part(number, each, equal).map(|v| self.fb.ins().uextend(types::I64, v));
-        self.taken(part, ClaimedWork::Piece, done);
+        let part = self.chunk_part(number, each, equal).map(|v| self.fb.ins().uextend(types::I64, v));
+        self.store_claim(part, ClaimedWork::Chunk, done);
         self.enter(done);
         Ok(taken)
     }
-    fn is_taken(&mut self, taken: Value, what: ClaimedWork) -> EmitResult<Value> {
+    fn is_claimed(&mut self, taken: Value, what: ClaimedWork) -> EmitResult<Value> {
         Ok(self.fb.ins().icmp_imm_s(IntCC::Equal, taken, what as i64))
     }
-    fn taken_share(&mut self) -> EmitResult<[Value; 2]> {
+    fn claimed_share(&mut self) -> EmitResult<[Value; 2]> {
         Ok([0, 8].map(|at| self.fb.ins().stack_load(types::I64, types::I64, self.share, at)))
     }
 }

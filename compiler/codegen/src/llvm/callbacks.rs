@@ -22,9 +22,9 @@ pub struct StepCallbacks<'c> {
     /// `void (ctx, worker, workers)`: a barrier, if there are several workers.
     pub wait: FunctionValue<'c>,
     /// `void (ctx, worker, item)`: the item of that number is over, if somebody wants to know.
-    pub tell: FunctionValue<'c>,
+    pub report_done: FunctionValue<'c>,
     /// `i32 (ctx, worker, workers, pieces, share)`: one of [`ClaimedWork`]; the share as worker and workers.
-    pub take: FunctionValue<'c>,
+    pub claim: FunctionValue<'c>,
 }
 
 /// A share in memory: number, and of how many.
@@ -41,8 +41,8 @@ impl<'c> StepCallbacks<'c> {
         let taken = ctx.i32_type().fn_type(&[pointer, i32, i32, i32, pointer], false);
         Ok(StepCallbacks {
             wait: CallbackBody::define(ctx, module, "mlcc.wait", nothing, |body| body.wait())?,
-            tell: CallbackBody::define(ctx, module, "mlcc.tell", nothing, |body| body.tell())?,
-            take: CallbackBody::define(ctx, module, "mlcc.take", taken, |body| body.take())?,
+            report_done: CallbackBody::define(ctx, module, "mlcc.tell", nothing, |body| body.report_done())?,
+            claim: CallbackBody::define(ctx, module, "mlcc.take", taken, |body| body.claim())?,
         })
     }
 }
@@ -91,7 +91,7 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         Ok(())
     }
 
-    fn tell(&self) -> EmitResult<()> {
+    fn report_done(&self) -> EmitResult<()> {
         let [worker, item] = self.numbers[..] else { return Err(EmitError::new("two numbers expected")) };
         let trace = self.e.pointer_field(self.ctx, offset_of!(Ctx, trace))?;
         let silent = self.e.b.build_is_null(trace, "")?;
@@ -116,7 +116,7 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         self.e.ctx.void_type().fn_type(&params, false)
     }
 
-    fn take(&self) -> EmitResult<()> {
+    fn claim(&self) -> EmitResult<()> {
         let [worker, workers, pieces, share] = self.numbers[..] else {
             return Err(EmitError::new("three numbers and a place expected"));
         };
@@ -138,7 +138,7 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         self.e.b.build_conditional_branch(dynamic, take, whole)?;
 
         self.e.b.position_at_end(whole);
-        self.leave(share, worker, workers, ClaimedWork::Share)?;
+        self.return_claim(share, worker, workers, ClaimedWork::Share)?;
 
         self.e.b.position_at_end(take);
         let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, take_self))?;
@@ -152,15 +152,15 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         self.e.b.build_conditional_branch(nothing.into_int_value(), none, piece)?;
 
         self.e.b.position_at_end(piece);
-        let (part, parts) = self.part(number, workers, each, equal)?;
-        self.leave(share, part, parts, ClaimedWork::Piece)?;
+        let (part, parts) = self.chunk_part(number, workers, each, equal)?;
+        self.return_claim(share, part, parts, ClaimedWork::Chunk)?;
 
         self.e.b.position_at_end(none);
         self.e.b.build_return(Some(&self.e.i32(ClaimedWork::None as u32)))?;
         Ok(())
     }
 
-    fn leave(
+    fn return_claim(
         &self,
         share: PointerValue<'c>,
         part: LlvmValue<'c>,
@@ -175,8 +175,8 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         Ok(())
     }
 
-    /// [`GuidedChunks::part`] of a number, with `each` pieces in a share, `equal` of them equal.
-    fn part(
+    /// [`GuidedChunks::equal_part`] of a number, with `each` pieces in a share, `equal` of them equal.
+    fn chunk_part(
         &self,
         number: LlvmValue<'c>,
         workers: LlvmValue<'c>,

@@ -241,7 +241,7 @@ impl<'c> KernelEmitter<'_, 'c> {
 
     pub(super) fn instr(&mut self, instr: InstrId, args: &[ExprId]) -> EmitResult<Option<LlvmValue<'c>>> {
         let def = instr.def();
-        if !self.caps.available(instr) {
+        if !self.caps.has_instr(instr) {
             return Err(EmitError(format!("instruction {} is not available here", def.name)));
         }
         if let InstrSpelling::Ptx { asm, constraints } = def.spelling {

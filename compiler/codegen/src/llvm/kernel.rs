@@ -32,9 +32,9 @@ use std::collections::BTreeMap;
 /// What executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutionModel<'a> {
-    /// A share ([`mlcc_ir::step::Share`]) follows the dimensions: first part, end and number of parts as i64 arguments.
+    /// A share ([`mlcc_ir::step::WorkShare`]) follows the dimensions: first part, end and number of parts as i64 arguments.
     Cpu,
-    /// Buffers are followed by addresses of i64 words, which no launch writes ([`BufferPlacement::words`]). `threads`: of the widest
+    /// Buffers are followed by addresses of i64 words, which no launch writes ([`BufferPlacement::argument_words`]). `threads`: of the widest
     /// `Thread` loops.
     Gpu { threads: [u32; 3], placement: &'a BufferPlacement },
 }
@@ -90,7 +90,7 @@ fn function_type<'c>(ctx: &'c Context, kernel: &Kernel, machine: ExecutionModel<
     let pointer: BasicMetadataTypeEnum<'c> = ctx.ptr_type(space).into();
     let (further, ty) = match machine {
         ExecutionModel::Cpu => (kernel.dims.len() + 3, ctx.i64_type().into()),
-        ExecutionModel::Gpu { placement, .. } => (placement.words(kernel.dims.len()).len(), pointer),
+        ExecutionModel::Gpu { placement, .. } => (placement.argument_words(kernel.dims.len()).len(), pointer),
     };
     let mut params = vec![pointer; kernel.params.len()];
     params.resize(kernel.params.len() + further, ty);
@@ -140,7 +140,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             memo: FxHashMap::default(),
             share: None,
             nameless: false,
-            dynamic_shared: SharedMemory::of(kernel).places,
+            dynamic_shared: SharedMemory::for_kernel(kernel).offsets,
         })
     }
 
@@ -197,7 +197,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     }
 
     /// A word that every thread of the grid reads alike, because nothing writes it meanwhile.
-    pub(super) fn word(&self, address: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
+    pub(super) fn load_word(&self, address: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.fixed_in_memory(self.e.ctx.i64_type(), address, 8)
     }
 
@@ -328,14 +328,14 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             }
             ForKind::Serial => {
                 let extent = self.expr(extent)?;
-                self.counted(var, self.e.i64(0), extent, body)
+                self.counted_loop(var, self.e.i64(0), extent, body)
             }
             ForKind::Par => {
                 let extent = self.expr(extent)?;
                 let [first, end, of] = self.share()?;
-                let from = self.begin(first, of, extent)?;
-                let to = self.begin(end, of, extent)?;
-                self.counted(var, from, to, body)
+                let from = self.part_start(first, of, extent)?;
+                let to = self.part_start(end, of, extent)?;
+                self.counted_loop(var, from, to, body)
             }
             ForKind::Block(axis) => {
                 let id = self.gpu_index("ctaid", axis)?;
@@ -358,7 +358,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     }
 
     /// Where a part begins: `part * extent / parts`.
-    fn begin(
+    fn part_start(
         &self,
         part: LlvmValue<'c>,
         parts: LlvmValue<'c>,
@@ -369,7 +369,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     }
 
     /// `for var in from..to`.
-    fn counted(
+    fn counted_loop(
         &mut self,
         var: VarId,
         from: LlvmValue<'c>,
@@ -422,7 +422,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
                     slot
                 }
             }
-            MemorySpace::Shared => self.shared(buf, ty, align)?,
+            MemorySpace::Shared => self.shared_array(buf, ty, align)?,
             MemorySpace::Global => {
                 return Err(EmitError(format!("allocation of global buffer {}", decl.name)));
             }
@@ -431,7 +431,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         Ok(())
     }
 
-    fn shared(
+    fn shared_array(
         &self,
         buf: BufId,
         ty: inkwell::types::ArrayType<'c>,

@@ -184,7 +184,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         let mask: LlvmValue<'c> = self.e.as_vector(mask)?.into();
         let overload = [ty.into(), address.get_type().into()];
         let tail = [mask, ty.const_zero().into()];
-        let loaded = self.aligned("llvm.masked.load", &overload, &[address.into()], dtype, &tail)?;
+        let loaded = self.masked_intrinsic("llvm.masked.load", &overload, &[address.into()], dtype, &tail)?;
         let loaded = loaded.ok_or_else(|| EmitError::new("masked load without result"))?;
         self.e.unwrap_one(loaded.into_vector_value())
     }
@@ -202,7 +202,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         let mask: LlvmValue<'c> = self.e.as_vector(mask)?.into();
         let overload = [value.get_type().into(), address.get_type().into()];
         let head = [value.into(), address.into()];
-        self.aligned("llvm.masked.store", &overload, &head, dtype, &[mask]).map(|_| ())
+        self.masked_intrinsic("llvm.masked.store", &overload, &head, dtype, &[mask]).map(|_| ())
     }
 
     fn masked_gather(
@@ -216,7 +216,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         let ty = vector_type(self.e.cell_type(dtype)?, at.len() as u32)?;
         let overload = [ty.into(), addresses.get_type()];
         let tail = [mask, ty.const_zero().into()];
-        self.aligned("llvm.masked.gather", &overload, &[addresses], dtype, &tail)?
+        self.masked_intrinsic("llvm.masked.gather", &overload, &[addresses], dtype, &tail)?
             .ok_or_else(|| EmitError::new("masked gather without result"))
     }
 
@@ -230,7 +230,8 @@ impl<'c> KernelEmitter<'_, 'c> {
         let dtype = self.kernel.bufs[buf].dtype;
         let addresses = self.addresses(buf, at)?;
         let overload = [value.get_type(), addresses.get_type()];
-        self.aligned("llvm.masked.scatter", &overload, &[value, addresses], dtype, &[mask]).map(|_| ())
+        self.masked_intrinsic("llvm.masked.scatter", &overload, &[value, addresses], dtype, &[mask])
+            .map(|_| ())
     }
 
     fn addresses(&mut self, buf: BufId, at: &[LlvmValue<'c>]) -> EmitResult<LlvmValue<'c>> {
@@ -244,7 +245,7 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// Calls a masked memory intrinsic. Up to LLVM 21 the alignment is an argument between `head` and `tail`.
-    fn aligned(
+    fn masked_intrinsic(
         &self,
         name: &str,
         overload: &[BasicTypeEnum<'c>],

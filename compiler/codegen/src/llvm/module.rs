@@ -11,7 +11,7 @@ use crate::error::{CodegenError, EmitError};
 use crate::model::{EntryLimits, caller_symbol, entry_symbol, kernel_symbol};
 use crate::objects::{KERNEL_SYMBOL, ObjectKey, ObjectStore};
 use crate::pool;
-use crate::prepare::{LevelCapabilities, instrs_of, prepare};
+use crate::prepare::{LevelCapabilities, instrs_of, prepare_kernel};
 use crate::table::TableImage;
 use crate::units::{CodeGenerator, LevelUnits, ObjectUnit, largest_first};
 use inkwell::context::Context;
@@ -35,9 +35,12 @@ impl CodeGenerator for LlvmGenerator<'_> {
         let ctx = Context::create();
         let (machine, module, pipeline) = self.module(&ctx, unit, true)?;
         let text = module.write_bitcode_to_memory();
-        let key =
-            ObjectKey::of(&[machine.identity().as_bytes(), pipeline.text().as_bytes(), text.as_slice()]);
-        objects.want(key, || {
+        let key = ObjectKey::from_parts(&[
+            machine.identity().as_bytes(),
+            pipeline.text().as_bytes(),
+            text.as_slice(),
+        ]);
+        objects.ensure_object(key, || {
             machine.optimize(&module, pipeline)?;
             machine.emit(&module, EmitFormat::Object)
         })
@@ -54,7 +57,7 @@ impl LlvmGenerator<'_> {
     ) -> Result<(LlvmMachine, Module<'c>, LlvmPipeline), CodegenError> {
         match unit {
             ObjectUnit::Kernel { level, kernel, fixed } if shared => {
-                let level = needed(level, kernel);
+                let level = needed_level(level, kernel);
                 self.kernel(
                     ctx,
                     &level,
@@ -99,7 +102,7 @@ impl LlvmGenerator<'_> {
         let caps = LevelCapabilities::new(self.arch, level);
         let machine = LlvmMachine::new(self.arch, self.triple, level)?;
         let module = machine.module(ctx, "mlcc");
-        let prepared = prepare(kernel, &caps);
+        let prepared = prepare_kernel(kernel, &caps);
         let function = emit_kernel(ctx, &module, &prepared, symbol, &caps, Executes::Cpu, &form)?;
         function.set_linkage(Linkage::External);
         function.as_global_value().set_visibility(GlobalVisibility::Hidden);
@@ -127,14 +130,14 @@ impl LlvmGenerator<'_> {
         for bitcode in optimized {
             let buffer = MemoryBuffer::create_from_memory_range_copy(&bitcode, "mlcc");
             let module = Module::parse_bitcode_from_buffer(&buffer, &ctx);
-            link_in(&all, module.map_err(|e| unlinked(name, e))?, name)?;
+            link_in(&all, module.map_err(|e| link_error(name, e))?, name)?;
         }
         machine.emit(&all, output)
     }
 }
 
 /// The level without features that make no difference to a kernel, so that levels share its code.
-fn needed(level: &FeatureLevel, kernel: &Kernel) -> FeatureLevel {
+fn needed_level(level: &FeatureLevel, kernel: &Kernel) -> FeatureLevel {
     let products = multiplies_integers(kernel);
     // LLVM makes no use of these unless a kernel names their instructions, or for sums of products.
     let only_named = |feature: &str| match feature {
@@ -201,7 +204,7 @@ pub fn cached_kernels_object(
     let kernels = NamedKernels::new(&ctx, arch, triple, level, kernels)?;
     let objects = ObjectStore::new(Some(cache), None);
     let key = kernels.key();
-    objects.want(key, || kernels.emit(EmitFormat::Object))?;
+    objects.ensure_object(key, || kernels.emit(EmitFormat::Object))?;
     objects.finish();
     Ok(objects.get(&key))
 }
@@ -227,7 +230,7 @@ impl<'c> NamedKernels<'c> {
         let mut modules = Vec::new();
         for kernel in kernels {
             let module = machine.module(ctx, "kernels");
-            let (prepared, form) = (prepare(kernel, &caps), KernelForm::default());
+            let (prepared, form) = (prepare_kernel(kernel, &caps), KernelForm::default());
             let function = emit_kernel(ctx, &module, &prepared, &kernel.name, &caps, Executes::Cpu, &form)?;
             function.set_linkage(Linkage::External);
             modules.push((module, LlvmPipeline::of_kernel(function)));
@@ -242,7 +245,7 @@ impl<'c> NamedKernels<'c> {
         });
         let texts: Vec<Vec<u8>> = texts.flatten().collect();
         let parts = [b"kernels".as_slice(), identity.as_bytes()];
-        ObjectKey::of(&[&parts[..], &texts.iter().map(Vec::as_slice).collect::<Vec<_>>()].concat())
+        ObjectKey::from_parts(&[&parts[..], &texts.iter().map(Vec::as_slice).collect::<Vec<_>>()].concat())
     }
 
     fn emit(self, output: EmitFormat) -> Result<Vec<u8>, CodegenError> {
@@ -256,10 +259,10 @@ impl<'c> NamedKernels<'c> {
 }
 
 fn link_in<'c>(all: &Module<'c>, module: Module<'c>, level: &str) -> Result<(), CodegenError> {
-    all.link_in_module(module).map_err(|e| unlinked(level, e))
+    all.link_in_module(module).map_err(|e| link_error(level, e))
 }
 
-fn unlinked(level: &str, e: LLVMString) -> CodegenError {
+fn link_error(level: &str, e: LLVMString) -> CodegenError {
     CodegenError::Llvm { what: format!("to link the modules of {level}"), message: e.to_string() }
 }
 

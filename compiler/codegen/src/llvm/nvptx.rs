@@ -9,7 +9,7 @@ use crate::launch::{blocks_of, threads_of};
 use crate::model::{LevelInput, gpu_kernel_symbol};
 use crate::objects::{ObjectKey, ObjectStore};
 use crate::placement::placements;
-use crate::prepare::{LevelCapabilities, prepare};
+use crate::prepare::{LevelCapabilities, prepare_kernel};
 use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
@@ -49,8 +49,8 @@ pub(crate) fn ptx_text(
     let ctx = Context::create();
     let module = module(&ctx, &machine, input)?;
     let (text, form) = (module.write_bitcode_to_memory(), format!("{output:?}"));
-    let key = ObjectKey::of(&[machine.identity().as_bytes(), form.as_bytes(), text.as_slice()]);
-    objects.want(key, || {
+    let key = ObjectKey::from_parts(&[machine.identity().as_bytes(), form.as_bytes(), text.as_slice()]);
+    objects.ensure_object(key, || {
         machine.optimize(&module, LlvmPipeline::Full)?;
         machine.emit(&module, output)
     })
@@ -65,7 +65,7 @@ fn module<'c>(
     let module = machine.module(ctx, "mlcc");
     for kernel in input.kernels {
         let threads = threads_of(kernel)?;
-        let prepared = prepare(kernel, &caps);
+        let prepared = prepare_kernel(kernel, &caps);
         for (number, placement) in placements(kernel, input.steps).iter().enumerate() {
             let name = gpu_kernel_symbol(&kernel.name, number);
             let machine = Executes::Gpu { threads, placement };

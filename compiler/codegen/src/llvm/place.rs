@@ -34,34 +34,34 @@ impl<'c> KernelEmitter<'_, 'c> {
         exit: BasicBlock<'c>,
     ) -> EmitResult<()> {
         let mut found = BufferOffsets::default();
-        let given = placement.words(self.kernel.dims.len());
+        let given = placement.argument_words(self.kernel.dims.len());
         let mut count = None;
         for (word, &argument) in given.iter().zip(words) {
             match *word {
                 ArgumentWord::Size(i) => {
                     let (sym, var) = self.kernel.dims[i];
                     argument.set_name(sym.name());
-                    self.vars[var.index()] = Some(self.word(argument)?);
+                    self.vars[var.index()] = Some(self.load_word(argument)?);
                 }
-                ArgumentWord::Past => found.past = Some(self.word(argument)?),
+                ArgumentWord::Past => found.past = Some(self.load_word(argument)?),
                 ArgumentWord::PageTable => found.page_table = Some(argument.into_pointer_value()),
-                ArgumentWord::SequenceCount => count = Some(self.word(argument)?),
+                ArgumentWord::SequenceCount => count = Some(self.load_word(argument)?),
                 ArgumentWord::Sequences => {
                     let count = count.ok_or_else(|| EmitError::new("sequences without their number"))?;
                     found =
-                        self.sequence(placement.sequences.unwrap_or_default(), (count, argument), exit)?;
+                        self.bind_sequence(placement.sequences.unwrap_or_default(), (count, argument), exit)?;
                 }
             }
         }
         let params = self.kernel.params.clone();
         for (buf, moves) in params.into_iter().zip(&placement.buffers) {
-            self.bufs[buf.index()] = Some(self.moved(self.buf(buf)?, moves, &found)?);
+            self.bufs[buf.index()] = Some(self.offset_address(self.buf(buf)?, moves, &found)?);
         }
         Ok(())
     }
 
     /// The sequence of this block, if it has one of those that the launch is for.
-    fn sequence(
+    fn bind_sequence(
         &mut self,
         of: SequenceFilter,
         (count, all): (LlvmValue<'c>, LlvmValue<'c>),
@@ -73,7 +73,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         let size = self.e.i64(size_of::<Sequence>() as i64);
         let at = self.e.mul(number, size)?;
         let entry = self.e.element(all.into_pointer_value(), self.e.ctx.i8_type().into(), at, true)?;
-        let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
+        let word = |offset: usize| self.load_word(self.e.offset(entry, offset as u64)?.into());
         let rows = word(offset_of!(Sequence, rows))?;
         let one = self.e.i64(1);
         match of {
@@ -81,7 +81,7 @@ impl<'c> KernelEmitter<'_, 'c> {
             SequenceFilter::OneRow => self.only_if(self.e.icmp(IntPredicate::EQ, rows, one)?, exit)?,
             SequenceFilter::SeveralRows => self.only_if(self.e.icmp(IntPredicate::SGT, rows, one)?, exit)?,
         }
-        let word = |offset: usize| self.word(self.e.offset(entry, offset as u64)?.into());
+        let word = |offset: usize| self.load_word(self.e.offset(entry, offset as u64)?.into());
         let past = word(offset_of!(Sequence, past))?;
         let first = word(offset_of!(Sequence, first))?;
         let pointer = self.e.ctx.ptr_type(AddressSpace::from(GLOBAL_SPACE));
@@ -114,7 +114,7 @@ impl<'c> KernelEmitter<'_, 'c> {
         Ok(())
     }
 
-    fn moved(
+    fn offset_address(
         &self,
         from: PointerValue<'c>,
         moves: &AddressStrides,

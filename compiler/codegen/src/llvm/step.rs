@@ -47,7 +47,7 @@ struct LlvmStepEmitter<'a, 'c> {
     workers: LlvmValue<'c>,
     wide: [LlvmValue<'c>; 2],
     callbacks: StepCallbacks<'c>,
-    /// Where [`StepCallbacks::take`] puts a share.
+    /// Where [`StepCallbacks::claim`] puts a share.
     share: PointerValue<'c>,
 }
 
@@ -79,7 +79,7 @@ impl<'a, 'c> LlvmStepEmitter<'a, 'c> {
     }
 
     /// The block that instructions go to.
-    fn here(&self) -> EmitResult<BasicBlock<'c>> {
+    fn current_block(&self) -> EmitResult<BasicBlock<'c>> {
         self.e.b.get_insert_block().ok_or_else(|| EmitError::new("no block"))
     }
 }
@@ -181,7 +181,7 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
         name: &'static str,
         first: [LlvmValue<'c>; 2],
     ) -> EmitResult<(Self::Head, [LlvmValue<'c>; 2])> {
-        let before = self.here()?;
+        let before = self.current_block()?;
         let head = self.block(name);
         self.jump(head)?;
         self.enter(head);
@@ -191,7 +191,7 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
         Ok(((head, phis), phis.map(|phi| phi.as_basic_value())))
     }
     fn repeat(&mut self, (head, phis): Self::Head, next: [LlvmValue<'c>; 2]) -> EmitResult<()> {
-        enter_with(phis, next, self.here()?);
+        enter_with(phis, next, self.current_block()?);
         self.jump(head)
     }
     fn repeat_if(
@@ -201,7 +201,7 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
         next: [LlvmValue<'c>; 2],
         done: BasicBlock<'c>,
     ) -> EmitResult<()> {
-        enter_with(phis, next, self.here()?);
+        enter_with(phis, next, self.current_block()?);
         self.branch(condition, head, done)
     }
     fn leave(&mut self, status: i32) -> EmitResult<()> {
@@ -218,7 +218,7 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
     fn wait(&mut self) -> EmitResult<()> {
         self.e.call(self.callbacks.wait, &[self.ctx.into(), self.worker, self.workers]).map(|_| ())
     }
-    fn exchange(&mut self, item: u32, args: [LlvmValue<'c>; 4]) -> EmitResult<()> {
+    fn all_gather(&mut self, item: u32, args: [LlvmValue<'c>; 4]) -> EmitResult<()> {
         let (pointer, long) = (self.e.ctx.ptr_type(AddressSpace::default()), self.e.ctx.i64_type());
         let item_type = self.e.ctx.i32_type();
         let types =
@@ -231,22 +231,22 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
         self.e.b.build_indirect_call(ty, function, &passed, "")?;
         Ok(())
     }
-    fn tell(&mut self, item: u32) -> EmitResult<()> {
+    fn report_done(&mut self, item: u32) -> EmitResult<()> {
         let item = self.e.i32(item);
-        self.e.call(self.callbacks.tell, &[self.ctx.into(), self.worker, item]).map(|_| ())
+        self.e.call(self.callbacks.report_done, &[self.ctx.into(), self.worker, item]).map(|_| ())
     }
     fn narrow(&mut self, value: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         self.e.cast(Op::Trunc, value, self.e.ctx.i32_type().into())
     }
-    fn take(&mut self, pieces: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
+    fn claim_chunk(&mut self, pieces: LlvmValue<'c>) -> EmitResult<LlvmValue<'c>> {
         let args = [self.ctx.into(), self.worker, self.workers, pieces, self.share.into()];
-        let taken = self.e.call(self.callbacks.take, &args)?;
+        let taken = self.e.call(self.callbacks.claim, &args)?;
         taken.ok_or_else(|| EmitError::new("nothing is said about a share"))
     }
-    fn is_taken(&mut self, taken: LlvmValue<'c>, what: ClaimedWork) -> EmitResult<LlvmValue<'c>> {
+    fn is_claimed(&mut self, taken: LlvmValue<'c>, what: ClaimedWork) -> EmitResult<LlvmValue<'c>> {
         self.e.icmp(IntPredicate::EQ, taken, self.e.i32(what as u32))
     }
-    fn taken_share(&mut self) -> EmitResult<[LlvmValue<'c>; 2]> {
+    fn claimed_share(&mut self) -> EmitResult<[LlvmValue<'c>; 2]> {
         let long: BasicTypeEnum<'c> = self.e.ctx.i64_type().into();
         Ok([self.e.field(self.share, 0, long)?, self.e.field(self.share, 8, long)?])
     }

@@ -27,7 +27,7 @@ pub fn table_module<'c>(
 }
 
 fn build<'c>(ctx: &'c Context, module: &Module<'c>, image: &TableImage) -> Result<(), EmitError> {
-    let pieces = image.pieces();
+    let pieces = image.runs();
     let pointer = ctx.ptr_type(AddressSpace::default());
     let types: Vec<BasicTypeEnum<'c>> = pieces
         .iter()

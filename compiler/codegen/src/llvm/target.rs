@@ -105,7 +105,7 @@ impl LlvmMachine {
     /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results must not
     /// depend on their judgement.
     pub fn optimize(&self, module: &Module<'_>, pipeline: LlvmPipeline) -> Result<(), CodegenError> {
-        module.verify().map_err(|e| self.refused("the module", e.to_string()))?;
+        module.verify().map_err(|e| self.llvm_error("the module", e.to_string()))?;
         let options = PassBuilderOptions::create();
         options.set_loop_vectorization(false);
         options.set_loop_slp_vectorization(false);
@@ -113,7 +113,7 @@ impl LlvmMachine {
         options.set_merge_functions(false);
         module
             .run_passes(&pipeline.text(), &self.tm, options)
-            .map_err(|e| self.refused("the optimization pipeline", e.to_string()))
+            .map_err(|e| self.llvm_error("the optimization pipeline", e.to_string()))
     }
 
     pub fn emit(&self, module: &Module<'_>, output: EmitFormat) -> Result<Vec<u8>, CodegenError> {
@@ -125,14 +125,14 @@ impl LlvmMachine {
         let buffer = self
             .tm
             .write_to_memory_buffer(module, kind)
-            .map_err(|e| self.refused("to write the module", e.to_string()))?;
+            .map_err(|e| self.llvm_error("to write the module", e.to_string()))?;
         let bytes = buffer.as_slice();
         // LLVM ends text with a NUL that is not part of it.
         let text = output == EmitFormat::Assembly;
         Ok(if text { bytes.strip_suffix(&[0]).unwrap_or(bytes).to_vec() } else { bytes.to_vec() })
     }
 
-    fn refused(&self, what: &str, message: String) -> CodegenError {
+    fn llvm_error(&self, what: &str, message: String) -> CodegenError {
         CodegenError::Llvm { what: format!("{what} for {}", self.what), message }
     }
 }

@@ -11,21 +11,21 @@ use mlcc_ir::types::DType;
 
 impl<'c> KernelEmitter<'_, 'c> {
     pub(super) fn barrier(&self) -> EmitResult<()> {
-        self.effect("bar.sync 0;")
+        self.emit_effect("bar.sync 0;")
     }
 
     pub(super) fn commit(&self) -> EmitResult<()> {
-        self.effect("cp.async.commit_group;")
+        self.emit_effect("cp.async.commit_group;")
     }
 
     pub(super) fn wait(&self, pending: u32) -> EmitResult<()> {
         match pending {
-            0 => self.effect("cp.async.wait_all;"),
-            _ => self.effect(&format!("cp.async.wait_group {pending};")),
+            0 => self.emit_effect("cp.async.wait_all;"),
+            _ => self.emit_effect(&format!("cp.async.wait_group {pending};")),
         }
     }
 
-    fn effect(&self, asm: &str) -> EmitResult<()> {
+    fn emit_effect(&self, asm: &str) -> EmitResult<()> {
         if self.machine == ExecutionModel::Cpu {
             return Err(EmitError(format!("`{asm}` in a CPU kernel")));
         }
@@ -44,11 +44,11 @@ impl<'c> KernelEmitter<'_, 'c> {
         for &arg in args {
             match def.meaning {
                 InstrSemantics::LoadMatrix { .. } | InstrSemantics::Copy { .. } => {
-                    operands.push(self.place(arg)?)
+                    operands.push(self.element_address(arg)?)
                 }
                 _ => {
                     let value = self.expr(arg)?;
-                    operands.extend(self.words(value, self.kernel.ty(arg))?);
+                    operands.extend(self.register_words(value, self.kernel.ty(arg))?);
                 }
             }
         }
@@ -77,7 +77,7 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// Address of the element that a load would read, as an integer.
-    fn place(&mut self, load: ExprId) -> EmitResult<LlvmValue<'c>> {
+    fn element_address(&mut self, load: ExprId) -> EmitResult<LlvmValue<'c>> {
         let Expr::Load { buf, index, .. } = *self.kernel.exprs.expr(load) else {
             return Err(EmitError::new("the address of something that is not a load"));
         };
@@ -94,7 +94,7 @@ impl<'c> KernelEmitter<'_, 'c> {
     }
 
     /// The registers of a value.
-    fn words(&self, value: LlvmValue<'c>, ty: ExprType) -> EmitResult<Vec<LlvmValue<'c>>> {
+    fn register_words(&self, value: LlvmValue<'c>, ty: ExprType) -> EmitResult<Vec<LlvmValue<'c>>> {
         let (word, count) = (self.word_type(ty), word_count(ty)?);
         if count == 1 {
             return Ok(vec![self.e.bitcast(value, word)?]);

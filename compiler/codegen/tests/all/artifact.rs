@@ -117,12 +117,12 @@ fn made_weights_are_held_against_their_hash() {
     let recipe = format!("mlcc-recipe 1 0 {}\nbytes 0 {digits}\n", weights.len());
     let write = |recipe: Option<&str>, bytes: usize, hash: u128| {
         let mut writer = ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap();
-        writer.section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
-        writer.section(section::TOKENIZER, b"abc").unwrap();
+        writer.write_section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
+        writer.write_section(section::TOKENIZER, b"abc").unwrap();
         if let Some(recipe) = recipe {
-            writer.section(section::RECIPE, recipe.as_bytes()).unwrap();
+            writer.write_section(section::RECIPE, recipe.as_bytes()).unwrap();
         }
-        writer.made(section::WEIGHTS, bytes as u64, hash);
+        writer.add_generated_section(section::WEIGHTS, bytes as u64, hash);
         writer.finish().unwrap();
     };
     let hash = mlcc_runtime::recipe::WeightGenerator::parse(recipe.as_bytes()).unwrap().hash();
@@ -156,14 +156,14 @@ fn nothing_half_written_stays() {
     let out = tempfile::tempdir().unwrap();
     let path = out.path().join("a.so");
     let mut writer = ArtifactWriter::create(&path, &linked, toy::split(out.path())).unwrap();
-    writer.section(section::WEIGHTS, &[1; 100]).unwrap();
+    writer.write_section(section::WEIGHTS, &[1; 100]).unwrap();
     assert_eq!(names(out.path()).len(), 2, "two temporary files");
     drop(writer);
     assert!(names(out.path()).is_empty(), "{:?}", names(out.path()));
 
     // Too few weights for the plan of the split file: an error, and again nothing.
     let mut writer = ArtifactWriter::create(&path, &linked, toy::split(out.path())).unwrap();
-    writer.section(section::WEIGHTS, &[1; 100]).unwrap();
+    writer.write_section(section::WEIGHTS, &[1; 100]).unwrap();
     assert!(matches!(writer.finish(), Err(ArtifactError::Misuse(_))));
     assert!(names(out.path()).is_empty());
 
@@ -189,7 +189,7 @@ fn the_writer_refuses_misuse_and_bad_places() {
     for name in ["weights", ".mlcc.a b", section::HASHES] {
         assert!(matches!(writer.begin_section(name), Err(ArtifactError::Misuse(_))), "{name}");
     }
-    writer.section(section::CHAT, b"x").unwrap();
+    writer.write_section(section::CHAT, b"x").unwrap();
     assert!(writer.begin_section(section::CHAT).is_err(), "twice");
     writer.begin_section(section::GOLDEN).unwrap();
     assert!(writer.begin_section(section::WEIGHTS).is_err(), "nested");
@@ -317,8 +317,8 @@ fn child_on_a_full_disk() {
     for bytes in [200_000, 5_000_000] {
         let path = folder.join("a.so");
         let mut writer = ArtifactWriter::create(&path, linked.as_ref(), WeightDestination::Inside).unwrap();
-        let written = writer.section(section::WEIGHTS, &vec![7; bytes]);
-        let written = written.and_then(|()| writer.section(section::GOLDEN, &vec![7; bytes]));
+        let written = writer.write_section(section::WEIGHTS, &vec![7; bytes]);
+        let written = written.and_then(|()| writer.write_section(section::GOLDEN, &vec![7; bytes]));
         let error = match written {
             Ok(()) => writer.finish().err().unwrap(),
             Err(error) => {

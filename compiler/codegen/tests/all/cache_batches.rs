@@ -40,7 +40,7 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
         let [a, b, c] = &mut sessions;
         let piece = |i: usize| &texts[i][past[i]..past[i] + pieces[i]];
         let mut rows =
-            [SessionInput::of(a, piece(0)), SessionInput::of(b, piece(1)), SessionInput::of(c, piece(2))];
+            [SessionInput::new(a, piece(0)), SessionInput::new(b, piece(1)), SessionInput::new(c, piece(2))];
         let error = batch.step(&mut rows).unwrap_err();
         assert!(matches!(error, Error::NoPages { wanted: 3, free: 2, pages: 6 }), "{error:?}");
         assert!(error.to_string().contains("cache_pages"), "{error}");
@@ -57,13 +57,13 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
     // Two of them at a time go on as if nothing had been.
     let [a, b, c] = &mut sessions;
     let found = batch
-        .step(&mut [SessionInput::of(a, &texts[0][128..140]), SessionInput::of(c, &texts[2][64..66])])
+        .step(&mut [SessionInput::new(a, &texts[0][128..140]), SessionInput::new(c, &texts[2][64..66])])
         .unwrap();
     assert_eq!(found, [all(&texts[0][..140]), all(&texts[2][..66])].concat());
     assert!(matches!(b.decode(texts[1][64]), Err(Error::NoPages { wanted: 1, free: 0, pages: 6 })));
     // A sequence alone is told the same.
     let alone = [&texts[1][64..65], &texts[1][64..70]]
-        .map(|piece| batch.step(&mut [SessionInput::of(b, piece)]).unwrap_err());
+        .map(|piece| batch.step(&mut [SessionInput::new(b, piece)]).unwrap_err());
     assert!(alone.iter().all(|e| matches!(e, Error::NoPages { wanted: 1, free: 0, pages: 6 })), "{alone:?}");
     let alone = batch.decode(&mut [b], &[1]).unwrap_err();
     assert!(matches!(alone, Error::NoPages { wanted: 1, free: 0, pages: 6 }), "{alone:?}");
@@ -123,9 +123,9 @@ fn copies_of_shared_pages_are_among_the_numbers() {
     let mut batch = model.batch(3).unwrap();
     let mut step = |a, b, c| {
         let rows = &mut [
-            SessionInput::of(a, &text[200..203]),
-            SessionInput::of(b, &text[200..201]),
-            SessionInput::of(c, &text[200..202]),
+            SessionInput::new(a, &text[200..203]),
+            SessionInput::new(b, &text[200..201]),
+            SessionInput::new(c, &text[200..202]),
         ];
         batch.step(rows).map(|_| ())
     };
@@ -137,7 +137,7 @@ fn copies_of_shared_pages_are_among_the_numbers() {
     assert!(matches!(b.decode(1), Err(Error::NoPages { wanted: 1, .. })), "page 1 is that of others, too");
     drop(b);
     let mut step = |a, c| {
-        let rows = &mut [SessionInput::of(a, &text[200..203]), SessionInput::of(c, &text[200..202])];
+        let rows = &mut [SessionInput::new(a, &text[200..203]), SessionInput::new(c, &text[200..202])];
         batch.step(rows).map(<[f32]>::to_vec)
     };
     assert_eq!(step(&mut a, &mut c).unwrap(), [all(&text[..203]), all(&text[..202])].concat());
@@ -163,8 +163,8 @@ fn what_is_reserved_is_there() {
     let mut batch = model.batch(2).unwrap();
     for at in (80..125).step_by(15) {
         let pieces = &mut [
-            SessionInput::of(&mut a, &texts[0][at..at + 15]),
-            SessionInput::of(&mut b, &texts[1][at - 20..at - 15]),
+            SessionInput::new(&mut a, &texts[0][at..at + 15]),
+            SessionInput::new(&mut b, &texts[1][at - 20..at - 15]),
         ];
         batch.step(pieces).unwrap();
         b.prefill(&texts[1][at - 15..at - 5]).unwrap();
@@ -192,11 +192,11 @@ fn windows_reserve_a_call_and_take_no_longer_pieces() {
     let mut batch = model.batch(4).unwrap();
     let too_long = &text[150..151 + most];
     let error =
-        batch.step(&mut [SessionInput::of(&mut b, &[1]), SessionInput::of(&mut a, too_long)]).unwrap_err();
+        batch.step(&mut [SessionInput::new(&mut b, &[1]), SessionInput::new(&mut a, too_long)]).unwrap_err();
     let Error::BatchSequence { index: 1, source } = &error else { panic!("{error:?}") };
     assert!(matches!(**source, Error::PieceTokens { n, most: m } if (n, m) == (most + 1, most)), "{error:?}");
     assert_eq!((a.past(), b.past()), (150, 0));
-    let rows = &mut [SessionInput::of(&mut b, &[1]), SessionInput::of(&mut a, &text[150..150 + most])];
+    let rows = &mut [SessionInput::new(&mut b, &[1]), SessionInput::new(&mut a, &text[150..150 + most])];
     assert_eq!(batch.step(rows).unwrap(), [logits(&[1], 70), logits(&text[..150 + most], 70)].concat());
 }
 
@@ -210,7 +210,7 @@ fn a_failed_step_loses_its_sequences_and_no_others() {
     let mut sessions = texts.each_ref().map(|text| fed(&model, &text[..95]));
     let [a, b, c] = &mut sessions;
     let mut batch = model.batch(4).unwrap();
-    let rows = &mut [SessionInput::of(a, &texts[0][95..98]), SessionInput::of(b, &texts[1][95..102])];
+    let rows = &mut [SessionInput::new(a, &texts[0][95..98]), SessionInput::new(b, &texts[1][95..102])];
     let error = batch.step(rows).unwrap_err();
     assert!(matches!(error, Error::Step { entry: "step", .. }), "{error:?}");
     // Who was not in it goes on.
@@ -252,7 +252,7 @@ fn states_are_loaded_into_pages_of_another_size() {
 }
 
 fn nothing<'a>(session: &'a mut Session, tokens: &'a [i32]) -> SessionInput<'a> {
-    SessionInput { session, tokens, want: OutputRows::Nothing }
+    SessionInput { session, tokens, outputs: OutputRows::Nothing }
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn rows_that_nobody_wants_are_computed() {
     assert!(batch.step(rows).unwrap().is_empty());
     let rows = &mut [
         nothing(&mut a, &text[5..6]),
-        SessionInput { session: &mut b, tokens: &text[3..6], want: OutputRows::All },
+        SessionInput { session: &mut b, tokens: &text[3..6], outputs: OutputRows::All },
     ];
     let expected = [4, 5, 6].map(|n| all(&text[..n])).concat();
     assert_eq!(batch.step(rows).unwrap(), expected);

@@ -13,11 +13,11 @@ fn makespan(pool: &WorkerPool, speeds: &[f64], pieces: GuidedChunks) -> f64 {
     while !busy.is_empty() {
         let next = (0..busy.len()).min_by(|&a, &b| free[busy[a]].total_cmp(&free[busy[b]])).unwrap();
         let worker = busy[next];
-        let Some(number) = pool.pieces().take(worker, pieces.count() as u32) else {
+        let Some(number) = pool.chunks().take_chunk(worker, pieces.chunk_count() as u32) else {
             busy.remove(next);
             continue;
         };
-        let work = workers as f64 / pieces.part(number as usize, workers).1 as f64;
+        let work = workers as f64 / pieces.chunk_part(number as usize, workers).1 as f64;
         free[worker] += work / speeds[worker];
         end = end.max(free[worker]);
         done += work;

@@ -98,7 +98,7 @@ fn run(expected: &[Vec<f32>]) {
         }
         // The logits that `softmax` was given above come from the session's own memory; weights went through pinned memory.
         assert_eq!(counters.get("fake_copies"), counters.get("fake_pinned_copies") + 1);
-        assert_eq!(session.notice(), None);
+        assert_eq!(session.performance_warning(), None);
         session.reset().unwrap();
         assert_eq!(session.prefill(&TOKENS[..5]).unwrap(), expected[4]);
         let mut twin = session.fork().unwrap();
@@ -341,18 +341,18 @@ fn child_with_refused_graphs() {
         counters.set("fake_refusals", 2);
         assert_eq!(decode(&mut session, 1 + 2), (0, 0));
         assert_eq!(decode(&mut session, 4), (1, 4));
-        assert_eq!((session.notice(), counters.get("fake_refusals")), (None, 0));
+        assert_eq!((session.performance_warning(), counters.get("fake_refusals")), (None, 0));
         // A session that is refused for ever says so, decodes on, and leaves the driver alone.
         let mut other = session.fork().unwrap();
         counters.set("fake_refusals", 100);
         assert_eq!(decode(&mut other, 2), (1, 4));
-        assert_eq!(other.notice(), None);
+        assert_eq!(other.performance_warning(), None);
         assert_eq!(decode(&mut other, 5), (1, 4));
         assert_eq!(counters.get("fake_refusals"), 97);
-        let notice = other.notice().unwrap();
+        let notice = other.performance_warning().unwrap();
         assert!(notice.contains("refused 3 times to record them as a CUDA graph"), "{notice}");
         assert!(notice.contains("cuStreamEndCapture: CUDA_ERROR_FAKE"), "{notice}");
-        assert_eq!(session.notice(), None);
+        assert_eq!(session.performance_warning(), None);
     }
     assert_eq!((counters.get("fake_live"), counters.get("fake_mapped")), (0, 0));
 }

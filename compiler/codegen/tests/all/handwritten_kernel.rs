@@ -59,7 +59,7 @@ fn ops() -> Module {
 
 /// Random inputs for `n` rows, and what the ops make of them.
 fn reference(n: i64) -> (Vec<Tensor>, Vec<f32>) {
-    let (module, sizes) = (ops(), SymValues::tokens(n));
+    let (module, sizes) = (ops(), SymValues::for_tokens(n));
     let (_, f) = module.function("ops").unwrap();
     let inputs = random_inputs(f, &sizes, 7);
     let interpreter = Interpreter::new(&module, |_| unreachable!("there are no weights"));
@@ -84,8 +84,13 @@ fn the_kernel_means_its_ops() {
             for workers in [1, 3] {
                 let mut buffers = buffers(&inputs, n);
                 // Also finds reads of unwritten memory, accesses out of bounds and races.
-                run_with(&kernel, &mut buffers, &SymValues::tokens(n), &ExecutionOptions::workers(workers))
-                    .unwrap();
+                run_with(
+                    &kernel,
+                    &mut buffers,
+                    &SymValues::for_tokens(n),
+                    &ExecutionOptions::with_workers(workers),
+                )
+                .unwrap();
                 compare(buffers[2].to_f32(), expected.clone(), Tolerance::EXACT).unwrap();
             }
         }
@@ -115,7 +120,7 @@ fn its_machine_code_means_them_too() {
     for executor in executors {
         let mut memory: Vec<AlignedBytes> =
             buffers(&inputs, n).iter().map(|b| AlignedBytes::from_bytes(&b.bytes)).collect();
-        executor.run("gated_square", &mut memory, &SymValues::tokens(n), 3).unwrap();
+        executor.run("gated_square", &mut memory, &SymValues::for_tokens(n), 3).unwrap();
         let found = KernelBuffer::new(DType::F32, memory[2].bytes().to_vec()).to_f32();
         compare(found, expected.clone(), Tolerance::EXACT).unwrap();
     }

@@ -24,7 +24,7 @@ fn kernel(op: &AttentionOp, (heads, kv, size, cache): AttentionShape, single: bo
     let mut inputs = vec![f.add_input(TensorType::new(DType::F32, dims(&n, heads)))];
     inputs.extend([0, 1].map(|_| f.add_input(TensorType::new(cache, dims(&t, kv)))));
     f.outputs = f.append(&Module::new("m"), Op::Attention(op.clone()), &inputs).unwrap();
-    let target = mlcc_target::resolve(level).unwrap();
+    let target = mlcc_target::resolve_target(level).unwrap();
     let target = KernelTarget::new(target.arch, &target.levels[0]);
     lower_group(&Module::new("m"), &f, "attention", &[None; 3], &target).unwrap().kernel
 }

@@ -20,7 +20,7 @@ fn choice(columns: usize, result: usize, level: &str) -> GroupKernel {
     let x = f.add_input(TensorType::new(DType::F32, [Dim::sym(SizeSymbol::N), Dim::from(columns)]));
     let results = f.append(&Module::new("m"), Op::TopK { k: COUNT }, &[x]).unwrap();
     f.outputs = vec![results[result]];
-    let target = mlcc_target::resolve(level).unwrap();
+    let target = mlcc_target::resolve_target(level).unwrap();
     let target = KernelTarget::new(target.arch, &target.levels[0]);
     lower_group(&Module::new("m"), &f, "top", &[None], &target).unwrap()
 }

@@ -10,7 +10,7 @@ use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernels::product::{
-    GpuMatmulPlan, MatmulActivation, MatmulProblem, MatmulWeight, choose_gpu, emit_gpu_product,
+    GpuMatmulPlan, MatmulActivation, MatmulProblem, MatmulWeight, choose_gpu, emit_gpu_matmul,
 };
 use mlcc_quant::{PackOptions, pack, packed_bytes};
 use mlcc_target::MatrixTile;
@@ -38,7 +38,7 @@ fn product(
         },
         w,
         w_offset: 0,
-        weight: MatmulWeight::of(weight).unwrap(),
+        weight: MatmulWeight::from_dtype(weight).unwrap(),
         packing,
         m: kb.sym(SizeSymbol::N),
         n,
@@ -47,7 +47,7 @@ fn product(
     };
     let plan = choose_gpu(Some(tile), &problem, false).unwrap();
     assert_eq!(plan, GpuMatmulPlan::Matrix(tile));
-    emit_gpu_product(&mut kb, &problem, &plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64]))).unwrap();
+    emit_gpu_matmul(&mut kb, &problem, &plan, &mut |k, sums| sums.store(k.view(y, [1, n as i64]))).unwrap();
     kb.finish()
 }
 
@@ -121,7 +121,8 @@ fn ptx_computes_what_the_interpreter_does() {
         let stored = (weight, packing);
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
         let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
-        let [found, executed] = both(&kernel, "sm_90", [1, 16, 1], &buffers, &SymValues::tokens(m as i64));
+        let [found, executed] =
+            both(&kernel, "sm_90", [1, 16, 1], &buffers, &SymValues::for_tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
 }
@@ -135,7 +136,7 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
         let stored = (weight, packing);
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
         let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
-        let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::tokens(m as i64));
+        let [found, executed] = both(&kernel, "sm_90", [1, 8, 1], &buffers, &SymValues::for_tokens(m as i64));
         assert_eq!(found.unwrap(), executed.unwrap(), "{weight} {x} {packing:?}");
     }
 }
@@ -159,7 +160,7 @@ fn ptx_of_few_rows_and_many_columns_computes_what_the_interpreter_does() {
         let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
         let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
         let blocks = [1, BLOCKS as u32, 1];
-        let [found, executed] = both(&kernel, "sm_90", blocks, &buffers, &SymValues::tokens(m as i64));
+        let [found, executed] = both(&kernel, "sm_90", blocks, &buffers, &SymValues::for_tokens(m as i64));
         let [found, executed] = [found, executed].map(|buffer| buffer.unwrap().to_f32());
         // Up to 64 rows are one tile, or two of 32.
         let columns = executed[..n].iter().take_while(|sum| **sum != 0.0).count();
@@ -182,7 +183,7 @@ fn what_few_rows_take() {
             let stored = (weight, packing);
             let (kernel, w) = (product(stored, x, (n, k), tile), weights(stored, (n, k)));
             let buffers = [tame(x, m * k, 2), w, KernelBuffer::zeros(DType::F32, m * n)];
-            counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::tokens(m as i64))
+            counted(&kernel, "sm_90", [1, blocks, 1], &buffers, &SymValues::for_tokens(m as i64))
         });
         let of = |counts: &serde_json::Value, at: &str| counts.pointer(at).and_then(|n| n.as_u64()).unwrap();
         let [few, many] = [few, many].map(|counts| {
@@ -214,7 +215,7 @@ fn what_is_assembled() {
             let stored = (DType::parse(weight).unwrap(), packing);
             let kernel = product(stored, x, (n, 4096), tile);
             // As much as every machine of the level has.
-            let most = mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().most_shared_bytes();
+            let most = mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().max_shared_bytes();
             assert!(SharedMemory::bytes_of(&kernel) <= u64::from(most), "{level} {weight} {x} {packing:?}");
             let text = ptx(&kernel, level);
             let terms = terms(weight, x) as i64;

@@ -36,7 +36,7 @@ fn check(cases: Vec<KernelCase>) {
     let cases = prepare(cases);
     let kernels: Vec<Kernel> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
     for level in levels() {
-        let executor = KernelExecutor::cached(&kernels, &level, &cache()).unwrap();
+        let executor = KernelExecutor::from_cache(&kernels, &level, &cache()).unwrap();
         for (case, want) in &cases {
             for workers in [1, 3] {
                 let got = run_case(&executor, case, workers);
@@ -101,7 +101,7 @@ fn available_instructions_are_spelled() {
                     case.kernel.name.rsplit_once('_').and_then(|(row, _)| InstrId::by_name(row)).unwrap();
                 if let InstrSpelling::Llvm { intrinsic, .. } = row.def().spelling {
                     let spelled = text.contains(&format!("@{intrinsic}("));
-                    assert_eq!(spelled, caps.available(row), "{intrinsic} at {}:\n{text}", level.name);
+                    assert_eq!(spelled, caps.has_instr(row), "{intrinsic} at {}:\n{text}", level.name);
                 }
             }
         }
@@ -113,7 +113,7 @@ fn the_executor_refuses_wrong_calls() {
     let Some(level) = levels().into_iter().next() else { return };
     let case = control::loops_and_registers().remove(0);
     let executor = KernelExecutor::new(std::slice::from_ref(&case.kernel), &level).unwrap();
-    let dims = SymValues::tokens(7);
+    let dims = SymValues::for_tokens(7);
     let run = |name: &str, sizes: &[usize]| {
         let mut buffers: Vec<AlignedBytes> = sizes.iter().map(|&s| AlignedBytes::zeroed(s)).collect();
         executor.run(name, &mut buffers, &dims, 1)

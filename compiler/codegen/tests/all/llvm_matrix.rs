@@ -8,7 +8,7 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::fragment::{Fragment, M16N8K16, M16N8K32, MmaLayout};
 use mlcc_ir::kernel::{ExprType, Kernel, MemorySpace};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::matrix::place;
+use mlcc_kernel_lang::matrix::fragment_position;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 const LEVELS: [(&str, u32); 2] = [("sm_80", 80), ("sm_90", 90)];
@@ -22,14 +22,14 @@ fn numbers(dtype: DType, count: usize, seed: i64) -> KernelBuffer {
 /// The fragment of a warp, element by element.
 fn gather<'k>(from: BufferView<'k, 2>, of: &Fragment, lane: Val<'k>, transposed: bool) -> Val<'k> {
     let k = lane.recorder();
-    let held = k.reg("held", k.zeros(from.dtype(), of.elements()));
-    let all = (0..of.elements()).map(|e| {
-        let [row, column] = place(of, lane, e);
+    let held = k.reg("held", k.zeros(from.dtype(), of.elements_per_lane()));
+    let all = (0..of.elements_per_lane()).map(|e| {
+        let [row, column] = fragment_position(of, lane, e);
         from.at(if transposed { [column, row] } else { [row, column] })
     });
     let all: Vec<Val> = all.collect();
     let joined = all.iter().enumerate().fold(held.get(), |sum, (i, &one)| {
-        let lanes = of.elements();
+        let lanes = of.elements_per_lane();
         let at = (0..lanes).map(|l| if l == i as u32 { lanes } else { l });
         sum.shuffle_with(one.splat(lanes), at)
     });
@@ -56,8 +56,8 @@ fn product(
             let right = gather(b, &mma.b, lane, true);
             let multiply = || {
                 let sums = k.literal(1.0, ExprType::vector(sum, 4)).mma(left, right).named("sums");
-                for e in 0..mma.sums.elements() {
-                    y.set(place(&mma.sums, lane, e), sums.shuffle([e]));
+                for e in 0..mma.accumulator.elements_per_lane() {
+                    y.set(fragment_position(&mma.accumulator, lane, e), sums.shuffle([e]));
                 }
             };
             if active < 32 { k.when(lane.lt(active), multiply) } else { multiply() }
@@ -82,7 +82,7 @@ fn products_of_fragments() {
     for (mma, dtype) in [(&M16N8K16, DType::F16), (&M16N8K16, DType::BF16), (&M16N8K32, DType::I8)] {
         let (kernel, buffers) = product(mma, dtype, None, 32);
         for (level, sm) in LEVELS {
-            for found in both(&kernel, level, [1; 3], &buffers, &SymValues::tokens(1)) {
+            for found in both(&kernel, level, [1; 3], &buffers, &SymValues::for_tokens(1)) {
                 assert_eq!(found.unwrap().to_i64(), expected(&buffers, mma.a.columns as usize), "{dtype}");
             }
             assembled(&ptx(&kernel, level), sm);
@@ -94,7 +94,7 @@ fn products_of_fragments() {
 fn a_wrong_map_of_lanes_shows() {
     // Registers 1 and 2 of `a` exchanged.
     let (kernel, buffers) = product(&M16N8K16, DType::F16, Some([0, 1, 4, 5, 2, 3, 6, 7]), 32);
-    for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)) {
+    for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1)) {
         assert_ne!(found.unwrap().to_i64(), expected(&buffers, 16));
     }
 }
@@ -102,7 +102,7 @@ fn a_wrong_map_of_lanes_shows() {
 #[test]
 fn all_lanes_have_to_come() {
     let (kernel, buffers) = product(&M16N8K16, DType::F16, None, 31);
-    let [a, b] = both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)).map(Result::unwrap_err);
+    let [a, b] = both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1)).map(Result::unwrap_err);
     assert!(a.contains("warp 0, of which 31 lanes are active"), "{a}");
     assert!(b.contains("lane 31 of warp 0") || b.contains("do not come"), "{b}");
 }
@@ -118,8 +118,8 @@ fn loaded(dtype: DType, matrices: u32, transposed: bool, shift: i64) -> (Kernel,
     k.blocks("block", 0, 1, |_| {
         let xs = k.alloc("xs", dtype, [40, width], MemorySpace::Shared);
         k.threads("lane", 32, |lane| {
-            xs.copy((lane, 0), 16, x, (lane, 0));
-            k.wait(0);
+            xs.start_copy((lane, 0), 16, x, (lane, 0));
+            k.wait_copies(0);
         });
         k.barrier();
         k.threads("lane", 32, |lane| {
@@ -155,7 +155,7 @@ fn rows_of_matrices() {
                 x[(8 * matrix + row) * width + column * unit + e % unit]
             });
             let want: Vec<i64> = want.collect();
-            for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)) {
+            for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1)) {
                 assert_eq!(found.unwrap().to_i64(), want, "{dtype} {matrices} {transposed}");
             }
             assembled(&ptx(&kernel, "sm_80"), 80);
@@ -166,7 +166,7 @@ fn rows_of_matrices() {
 #[test]
 fn rows_off_their_alignment() {
     let (kernel, buffers) = loaded(DType::F16, 4, false, 4);
-    let [a, b] = both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)).map(Result::unwrap_err);
+    let [a, b] = both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1)).map(Result::unwrap_err);
     assert!(a.contains("no multiple of 16 bytes"), "{a}");
     assert!(b.contains("no multiple of 16"), "{b}");
 }
@@ -210,8 +210,8 @@ fn ring(mistake: PipelineMistake) -> Kernel {
                 PipelineMistake::NoLastWait => (tile % TILES, t.lt(16)),
                 _ => (tile, tile.lt(TILES) & t.lt(16)),
             };
-            k.when(there, || stages.copy([tile % STAGES, t * 4], 16, x, [from, t * 4]));
-            k.commit();
+            k.when(there, || stages.start_copy([tile % STAGES, t * 4], 16, x, [from, t * 4]));
+            k.commit_copies();
         };
         k.threads("t", 64, |t| {
             sum.set([0], k.float(0.0));
@@ -223,8 +223,8 @@ fn ring(mistake: PipelineMistake) -> Kernel {
             k.threads("t", 64, |t| {
                 match mistake {
                     PipelineMistake::NoWait => {}
-                    PipelineMistake::ShortWait => k.wait(STAGES as u32 - 1),
-                    _ => k.wait(STAGES as u32 - 2),
+                    PipelineMistake::ShortWait => k.wait_copies(STAGES as u32 - 1),
+                    _ => k.wait_copies(STAGES as u32 - 2),
                 }
                 if mistake == PipelineMistake::SourceWritten {
                     x.set((tile.min(TILES - 2) + 1, t), k.float(0.0));
@@ -246,7 +246,7 @@ fn ring(mistake: PipelineMistake) -> Kernel {
         });
         k.threads("t", 64, |t| {
             if !matches!(mistake, PipelineMistake::NoWait | PipelineMistake::NoLastWait) {
-                k.wait(0);
+                k.wait_copies(0);
             }
             y.set([t], sum.at([0]));
         });
@@ -261,7 +261,7 @@ fn a_ring_of_stages() {
         (0..64).map(|t| (0..TILES as usize).map(|tile| x.to_f32()[tile * 64 + (t + 1) % 64]).sum()).collect();
     let buffers = [x, KernelBuffer::zeros(DType::F32, 64)];
     let kernel = ring(PipelineMistake::None);
-    for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::tokens(1)) {
+    for found in both(&kernel, "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1)) {
         assert_eq!(found.unwrap().to_f32(), sums);
     }
     let text = ptx(&kernel, "sm_80");
@@ -276,7 +276,7 @@ fn the_source_of_a_copy_is_locked() {
     let run = run_with(
         &ring(PipelineMistake::SourceWritten),
         &mut buffers,
-        &SymValues::tokens(1),
+        &SymValues::for_tokens(1),
         &ExecutionOptions::default(),
     );
     let fault = run.unwrap_err().fault;
@@ -297,7 +297,7 @@ fn mistakes_in_a_ring() {
         (PipelineMistake::EarlyReuse, "stages", "k_ring_stages"),
         (PipelineMistake::NoLastWait, "has not waited for its copy", "has not waited for its copies"),
     ] {
-        let [a, b] = both(&ring(mistake), "sm_80", [1; 3], &buffers, &SymValues::tokens(1));
+        let [a, b] = both(&ring(mistake), "sm_80", [1; 3], &buffers, &SymValues::for_tokens(1));
         let (Err(a), Err(b)) = (a, b) else { panic!("{mistake:?} is not found") };
         assert!(a.contains(by_interpreter) && b.contains(by_ptx), "{mistake:?}: {a}; {b}");
     }

@@ -8,11 +8,11 @@ use mlcc_codegen::artifact::WeightDestination;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::link::find_linker;
 use mlcc_codegen::llvm::EmitFormat;
-use mlcc_codegen::{CodegenError, CodegenInput, CompileJobs, LevelInput, compile, compile_by, emit};
+use mlcc_codegen::{CodegenError, CodegenInput, CompileJobs, LevelInput, compile, compile_with_jobs, emit};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::StepProgram;
 use mlcc_runtime::{LoadOptions, Model};
-use mlcc_target::{Arch, CompileTarget, resolve};
+use mlcc_target::{Arch, CompileTarget, resolve_target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -27,7 +27,7 @@ struct ToyPrograms {
 
 impl ToyPrograms {
     fn new(target: &str) -> ToyPrograms {
-        let target = resolve(target).unwrap();
+        let target = resolve_target(target).unwrap();
         let place =
             if target.arch == Arch::Nvptx { IterationPlace::Threads(4) } else { IterationPlace::Workers };
         ToyPrograms { target, kernels: kernels(place), steps: steps(place) }
@@ -188,15 +188,15 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let cache = ObjectCache::new(folder.path(), ObjectCache::LIMIT);
     for target in ["x86-64-v2,x86-64-v4", "aarch64", "cuda"] {
-        if find_linker(resolve(target).unwrap().arch).is_err() || Arch::of_host().is_none() {
+        if find_linker(resolve_target(target).unwrap().arch).is_err() || Arch::of_host().is_none() {
             eprintln!("skipped: no linker for {target}");
             continue;
         }
         let toy = ToyPrograms::new(target);
         let build = |threads, cache: Option<&ObjectCache>| {
             let jobs = CompileJobs { threads, cache: cache.cloned(), listener: None };
-            let library = compile_by(&toy.input(), "toy.so", &jobs).unwrap();
-            (std::fs::read(library.path()).unwrap(), library.objects())
+            let library = compile_with_jobs(&toy.input(), "toy.so", &jobs).unwrap();
+            (std::fs::read(library.path()).unwrap(), library.object_counts())
         };
         let (fresh, made) = build(1, None);
         assert!(build(4, None).0 == fresh, "{target}: threads");
@@ -221,10 +221,10 @@ fn equal_kernels_share_an_object() {
     let made = |toy: &ToyPrograms| compile(&toy.input(), "toy.so").unwrap();
     let steps = steps(IterationPlace::Workers).len() + 1;
     let mut toy = ToyPrograms::new("x86-64-v4-vnni");
-    let one = made(&toy).objects().objects;
+    let one = made(&toy).object_counts().objects;
     let two = ToyPrograms::new("x86-64-v4-bf16,x86-64-v4-vnni");
     let library = made(&two);
-    assert_eq!(library.objects().objects, one + steps);
+    assert_eq!(library.object_counts().objects, one + steps);
     let text = String::from_utf8_lossy(&std::fs::read(library.path()).unwrap()).into_owned();
     for level in ["x86_64_v4_bf16", "x86_64_v4_vnni"] {
         assert!(text.contains(&format!("\0toy_feed.{level}\0")), "{level}");
@@ -235,9 +235,9 @@ fn equal_kernels_share_an_object() {
         other.bufs[id].name.push_str("_of_another_name");
     }
     toy.kernels.push(other);
-    assert_eq!(made(&toy).objects().objects, one);
+    assert_eq!(made(&toy).object_counts().objects, one);
     // Another level has code of its own.
-    assert_eq!(made(&ToyPrograms::new("x86-64-v4-vnni,x86-64-v2")).objects().objects, 2 * one);
+    assert_eq!(made(&ToyPrograms::new("x86-64-v4-vnni,x86-64-v2")).object_counts().objects, 2 * one);
 }
 
 /// Exported: the table alone. Imported: nothing.

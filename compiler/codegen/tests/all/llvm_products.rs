@@ -17,7 +17,7 @@ use mlcc_ir::types::{DType, Packing, QuantFormat};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::{
     DOT_COLUMNS, ExpertChoice, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight,
-    QuantizedActivations, choose, emit_experts, emit_product,
+    QuantizedActivations, choose, emit_experts, emit_matmul,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
@@ -102,7 +102,7 @@ impl MatmulCase {
         let y = kb.param("y", DType::F32, results * n, ParamAccess::Out, 64);
         let rows = kb.int(m as i64);
         let activation = self.activation(plan.code_block(), [scales, starts]);
-        let kind = MatmulWeight::of(weight).unwrap();
+        let kind = MatmulWeight::from_dtype(weight).unwrap();
         let problem = MatmulProblem {
             x,
             activation,
@@ -122,7 +122,7 @@ impl MatmulCase {
                 emit_experts(&mut kb, &problem, &plan, &choice, store);
             }
             None => {
-                emit_product(&mut kb, &problem, &plan, store);
+                emit_matmul(&mut kb, &problem, &plan, store);
             }
         }
         let x = match self.x {
@@ -142,7 +142,7 @@ impl MatmulCase {
         let (ids, y) = (KernelBuffer::from_i32(&ids), KernelBuffer::zeros(DType::F32, results * n));
         let buffers = vec![x, scales, starts, KernelBuffer::new(w_type, packed), ids, y];
         let mut case = KernelCase::new(kb.finish(), buffers);
-        case.dims = SymValues::tokens(m as i64);
+        case.dims = SymValues::for_tokens(m as i64);
         case.tolerance = Tolerance::relative(1e-5);
         case
     }
@@ -171,7 +171,7 @@ fn check(problems: &[MatmulCase]) {
         let target = KernelTarget::new(Arch::of_host().unwrap(), &level);
         let cases = prepare(problems.iter().map(|p| p.case(&target)).collect());
         let kernels: Vec<_> = cases.iter().map(|(c, _)| c.kernel.clone()).collect();
-        let executor = KernelExecutor::cached(&kernels, &level, &cache()).unwrap();
+        let executor = KernelExecutor::from_cache(&kernels, &level, &cache()).unwrap();
         for (case, want) in &cases {
             for workers in [1, 3] {
                 let mut buffers: Vec<AlignedBytes> =

@@ -18,7 +18,7 @@ use mlcc_ir::step::{
 use mlcc_ir::types::DType;
 
 fn ptx(kernels: &[Kernel], level: &str) -> String {
-    let target = mlcc_target::resolve(level).unwrap();
+    let target = mlcc_target::resolve_target(level).unwrap();
     let steps = toy_kernels::steps(toy_kernels::IterationPlace::Threads(4));
     let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
     String::from_utf8(ptx_module(&target.triple, &input, EmitFormat::Assembly).unwrap()).unwrap()
@@ -172,7 +172,7 @@ fn every_level_assembles() {
     };
     let kernels = all();
     for level in ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100"] {
-        let target = mlcc_target::resolve(level).unwrap();
+        let target = mlcc_target::resolve_target(level).unwrap();
         let sm = target.levels[0].gpu.as_ref().unwrap().sm;
         let text = ptx(&kernels, level);
         let done = assemble(&ptxas, text.as_bytes(), sm).unwrap_or_else(|e| panic!("{level}: {e}"));
@@ -239,11 +239,11 @@ fn new_rows_of_a_cache_are_found_by_the_kernel() {
             dims: vec![],
             grid: Some(LaunchGrid { blocks: [1.into(), 1.into(), 1.into()], threads: [16, 1, 1] }),
             repeat: RepeatMode::Once,
-            shares: WorkSchedule::Static,
+            schedule: WorkSchedule::Static,
         };
         let items = vec![StepItem::Launch(launch)];
         let steps = [StepProgram { name: "decode".into(), items, arena_bytes: 256 }];
-        let target = mlcc_target::resolve("sm_80").unwrap();
+        let target = mlcc_target::resolve_target("sm_80").unwrap();
         let kernels = std::slice::from_ref(&kernel);
         let input = LevelInput { level: &target.levels[0], kernels, steps: &steps };
         let ptx = ptx_module(&target.triple, &input, EmitFormat::Assembly).unwrap();
@@ -263,7 +263,7 @@ fn new_rows_of_a_cache_are_found_by_the_kernel() {
 
 #[test]
 fn the_kernels_are_valid() {
-    let dims = SymValues::tokens(20);
+    let dims = SymValues::for_tokens(20);
     let mut sums = vec![tame(DType::F32, 20 * 256, 1), KernelBuffer::zeros(DType::F32, 20)];
     run(&row_sums(), &mut sums, &dims).unwrap();
     let row: f32 = sums[0].to_f32()[256..512].iter().sum();

@@ -157,7 +157,7 @@ impl SessionHistory<'_> {
         }
         let mut rows: Vec<SessionInput> = fed
             .iter_mut()
-            .map(|(session, tokens, _, want)| SessionInput { session, tokens, want: *want })
+            .map(|(session, tokens, _, want)| SessionInput { session, tokens, outputs: *want })
             .collect();
         if rows.is_empty() || !there(self.short, self.batch.step(&mut rows).map(drop)) {
             return;

@@ -105,7 +105,7 @@ fn forks_and_saved_states_continue() {
     let path = other.path().join("other.so");
     let mut writer =
         mlcc_codegen::artifact::ArtifactWriter::create(&path, &linked, WeightDestination::Inside).unwrap();
-    writer.section(mlcc_abi::section::WEIGHTS, &[0; VOCAB * toy::WIDTH * 4]).unwrap();
+    writer.write_section(mlcc_abi::section::WEIGHTS, &[0; VOCAB * toy::WIDTH * 4]).unwrap();
     writer.finish().unwrap();
     let foreign = Model::load(path, &options(1)).unwrap();
     let mut foreign = foreign.session().unwrap();

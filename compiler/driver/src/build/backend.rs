@@ -56,7 +56,7 @@ pub(super) fn compile(
 ) -> Result<LinkedLibrary, BuildError> {
     match backend {
         #[cfg(feature = "llvm")]
-        Backend::Llvm => Ok(mlcc_codegen::compile_by(input, soname, jobs)?),
+        Backend::Llvm => Ok(mlcc_codegen::compile_with_jobs(input, soname, jobs)?),
         #[cfg(not(feature = "llvm"))]
         Backend::Llvm => Err(backend.missing()),
         #[cfg(feature = "cranelift")]
@@ -64,7 +64,7 @@ pub(super) fn compile(
             Err(BuildError::Unsupported("--target cuda needs --backend llvm".into()))
         }
         #[cfg(feature = "cranelift")]
-        Backend::Cranelift => Ok(mlcc_codegen::compile_with_cranelift_by(input, soname, jobs)?),
+        Backend::Cranelift => Ok(mlcc_codegen::compile_with_cranelift_jobs(input, soname, jobs)?),
         #[cfg(not(feature = "cranelift"))]
         Backend::Cranelift => Err(backend.missing()),
     }

@@ -27,18 +27,18 @@ const LIMIT: usize = 1 << 28;
 pub(super) fn to_section(module: &Module) -> Option<Vec<u8>> {
     let (entry, _) = module.function(ENTRY).or_else(|| module.function(TEXTS_ENTRY))?;
     let encode = module.function(mlcc_abi::ENCODE).map(|(id, _)| id);
-    let kept = only(module, std::iter::once(entry).chain(encode).collect());
+    let kept = retain_functions(module, std::iter::once(entry).chain(encode).collect());
     Some(compress_to_vec_zlib(print_module(&kept).as_bytes(), LEVEL))
 }
 
 /// The module with these functions and those that they call.
-fn only(module: &Module, mut wanted: Vec<FuncId>) -> Module {
+fn retain_functions(module: &Module, mut wanted: Vec<FuncId>) -> Module {
     let mut kept = Module::new(module.name.clone());
     kept.params = module.params.clone();
     kept.states = module.states.clone();
     let mut at = 0;
     while let Some(&id) = wanted.get(at) {
-        let called = module.functions[id].live().filter_map(|(_, node)| callee(&node.op));
+        let called = module.functions[id].live_nodes().filter_map(|(_, node)| callee(&node.op));
         for id in called {
             if !wanted.contains(&id) {
                 wanted.push(id);

@@ -14,7 +14,7 @@ use mlcc_quant::{ScaleSearch, packed_bytes};
 use serde::Serialize;
 
 use super::payload::StoredTensor;
-use super::report::elements;
+use super::report::element_count;
 use super::{BuildOptions, BuildSource};
 use crate::weights::matrix_shape;
 
@@ -51,7 +51,7 @@ pub const SMALLER: &str = "q4f16";
 pub const BASE: &str = "q8f16_1";
 
 /// The weight format as it was chosen; with `keep`, also what most weights were stored in, unless they were quantized.
-pub fn chosen(keep: bool, scheme: &str) -> String {
+pub fn format_label(keep: bool, scheme: &str) -> String {
     match (keep, scheme) {
         (true, BASE) => KEEP.into(),
         (true, scheme) => format!("{KEEP} ({scheme})"),
@@ -68,9 +68,9 @@ impl BuildOptions {
     pub fn for_source(&self, source: &BuildSource) -> BuildOptions {
         let mut options = self.clone();
         if options.keep_quant {
-            options.quant = base(source);
+            options.quant = base_scheme(source);
         }
-        if source.model.config.architecture.texts().is_some() {
+        if source.model.config.architecture.pooling_head().is_some() {
             // No vector depends on what texts are read with it.
             options.batch_invariant = true;
             options.batch.get_or_insert(TEXTS_TOGETHER);
@@ -80,7 +80,7 @@ impl BuildOptions {
 }
 
 /// The plain scheme of the type that most weights have; [`BASE`] where those are packed.
-fn base(source: &BuildSource) -> QuantScheme {
+fn base_scheme(source: &BuildSource) -> QuantScheme {
     let checkpoint = &source.checkpoint;
     let plain = |stored| match stored {
         StoredType::F16 => "f16",
@@ -91,9 +91,9 @@ fn base(source: &BuildSource) -> QuantScheme {
         Some(stored) => plain(stored),
         None if checkpoint.tensors().iter().any(|info| info.dtype.is_block()) => BASE,
         None => {
-            let needed = source.model.config.architecture.tensors();
+            let needed = source.model.config.architecture.tensor_shapes();
             let infos = needed.iter().filter(|(_, shape)| shape.len() > 1).filter_map(|(name, _)| {
-                let info = checkpoint.info(name)?;
+                let info = checkpoint.tensor_info(name)?;
                 let scheme = match info.dtype {
                     StoredType::Packed(_) if holds_sorted(checkpoint, name) => BASE,
                     StoredType::Packed(_) => plain(computed_type(&source.model.config)),
@@ -104,7 +104,7 @@ fn base(source: &BuildSource) -> QuantScheme {
             by_weights(infos).first().copied().unwrap_or("f32")
         }
     };
-    QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
+    QuantScheme::from_name(name).map(|(scheme, _)| scheme).unwrap_or_default()
 }
 
 /// Types, or names, with those of most weights first.
@@ -135,11 +135,11 @@ fn named_type(config: &ModelConfig) -> Option<StoredType> {
 
 /// A rule for every parameter that is not decided by the user's policy, nor kept by the scheme: the format that holds its
 /// stored type.
-pub(super) fn policy(module: &Module, source: &BuildSource, options: &BuildOptions) -> QuantPolicy {
+pub(super) fn keep_policy(module: &Module, source: &BuildSource, options: &BuildOptions) -> QuantPolicy {
     let mut policy = options.policy.clone();
-    for param in module.params.values().filter(|param| options.policy.rule(&param.name).is_none()) {
+    for param in module.params.values().filter(|param| options.policy.rule_for(&param.name).is_none()) {
         let Some(format) = format_of(source, param) else { continue };
-        if param.role != ParamRole::Vector && format != options.quant.storage(param.role) {
+        if param.role != ParamRole::Vector && format != options.quant.storage_type(param.role) {
             let (glob, format) = (param.name.clone(), Some(format));
             policy.rules.push(PolicyRule { number: None, glob, format, scale_search: ScaleSearch::None });
         }
@@ -149,7 +149,7 @@ pub(super) fn policy(module: &Module, source: &BuildSource, options: &BuildOptio
 
 /// What is said of weights that are kept, once it is known where they go. `None` for a module in text form that had quantized
 /// them already.
-pub(super) fn kept(source: &BuildSource, program: &LoweredProgram) -> Option<KeptWeights> {
+pub(super) fn kept_weights(source: &BuildSource, program: &LoweredProgram) -> Option<KeptWeights> {
     let memory = program.memory.as_ref()?;
     let quantized = |param: &ModelParam| {
         let plain = stored_type(source, &param.source).is_some_and(|stored| !stored.is_quantized());
@@ -164,8 +164,9 @@ pub(super) fn kept(source: &BuildSource, program: &LoweredProgram) -> Option<Kep
         let stored = stored_type(source, &param.source);
         matches!(stored, Some(StoredType::Packed(_))) && !param.ty.dtype.is_packed()
     };
-    let types = matrices().filter_map(|param| Some((stored_type(source, &param.source)?, elements(param))));
-    let (scheme, _) = QuantScheme::find(SMALLER).ok()?;
+    let types =
+        matrices().filter_map(|param| Some((stored_type(source, &param.source)?, element_count(param))));
+    let (scheme, _) = QuantScheme::from_name(SMALLER).ok()?;
     let types = by_weights(types);
     Some(KeptWeights {
         dequantized: matrices().any(dequantized),
@@ -178,9 +179,9 @@ pub(super) fn kept(source: &BuildSource, program: &LoweredProgram) -> Option<Kep
 
 /// Bytes of a parameter as the scheme stores it.
 fn bytes_in(scheme: &QuantScheme, param: &ModelParam) -> u64 {
-    let dtype = QuantPolicy::default().choose(scheme, param).0;
+    let dtype = QuantPolicy::default().choose_format(scheme, param).0;
     let packed = matrix_shape(param).and_then(|(n, k)| packed_bytes(dtype, Packing::RowMajor, n, k).ok());
-    packed.map_or_else(|| elements(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
+    packed.map_or_else(|| element_count(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
 }
 
 /// The type that packed weights are dequantized to: the one that config.json says the model computes in, else f16, in which
@@ -192,10 +193,10 @@ fn computed_type(config: &ModelConfig) -> StoredType {
 /// The format that holds the weights of a parameter as they are stored; `None` for one that is no tensor of the checkpoint.
 fn format_of(source: &BuildSource, param: &ModelParam) -> Option<DType> {
     let stored = stored_type(source, &param.source)?;
-    let StoredType::Packed(_) = stored else { return Some(holding(stored)) };
+    let StoredType::Packed(_) = stored else { return Some(lossless_format(stored)) };
     let groups = stored_groups(&source.checkpoint, &param.source, false).filter(|_| param.ty.rank() == 2);
-    let packed = groups.and_then(grouped).map(DType::Packed);
-    Some(packed.unwrap_or_else(|| holding(computed_type(&source.model.config))))
+    let packed = groups.and_then(grouped_format).map(DType::Packed);
+    Some(packed.unwrap_or_else(|| lossless_format(computed_type(&source.model.config))))
 }
 
 /// The groups of rows of packed weights; of columns where the transpose is wanted.
@@ -218,7 +219,7 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
         ParamSource::Concat(parts) if !transposed => {
             let mut parts = parts.iter().map(|part| stored_groups(checkpoint, part, transposed));
             let first = parts.next()??;
-            parts.try_fold(first, |groups, part| groups.and(part?))
+            parts.try_fold(first, |groups, part| groups.combine(part?))
         }
         _ => None,
     }
@@ -226,12 +227,12 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
 
 /// Whether a format of ours holds a packed weight once its columns are sorted.
 pub(super) fn holds_sorted(checkpoint: &Checkpoint, name: &str) -> bool {
-    checkpoint.sorted_groups(name).and_then(grouped).is_some()
+    checkpoint.sorted_groups(name).and_then(grouped_format).is_some()
 }
 
 /// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint may be several of the
 /// format's.
-fn grouped(groups: StoredGroups) -> Option<QuantFormat> {
+fn grouped_format(groups: StoredGroups) -> Option<QuantFormat> {
     let fits = |columns: usize| groups.columns.is_multiple_of(columns);
     let name = match (groups.bits, groups.zeros) {
         _ if groups.codes == StoredCodes::E4M3 => match fits(128) && !groups.transposed {
@@ -259,18 +260,18 @@ fn grouped(groups: StoredGroups) -> Option<QuantFormat> {
 }
 
 /// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
-fn holding(stored: StoredType) -> DType {
+fn lossless_format(stored: StoredType) -> DType {
     match stored {
         StoredType::F16 => DType::F16,
         StoredType::BF16 => DType::BF16,
         StoredType::Q4_0 => DType::Packed(QuantFormat::Q4G32),
         StoredType::Q5_0 | StoredType::Q8_0 | StoredType::Q6K => DType::Packed(QuantFormat::Q8G32),
-        StoredType::Q4_1 | StoredType::Q4K => DType::Packed(QuantFormat::named("q4g32_min")),
-        StoredType::Q5_1 | StoredType::Q5K => DType::Packed(QuantFormat::named("q8g32_min")),
+        StoredType::Q4_1 | StoredType::Q4K => DType::Packed(QuantFormat::by_name("q4g32_min")),
+        StoredType::Q5_1 | StoredType::Q5K => DType::Packed(QuantFormat::by_name("q8g32_min")),
         // Groups of 16 there.
-        StoredType::Q2K => DType::Packed(QuantFormat::named("q4g32_min")),
+        StoredType::Q2K => DType::Packed(QuantFormat::by_name("q4g32_min")),
         StoredType::Q3K => DType::Packed(QuantFormat::Q4G32),
-        StoredType::Mxfp4 => DType::Packed(QuantFormat::named("e2m1g32_bf16")),
+        StoredType::Mxfp4 => DType::Packed(QuantFormat::by_name("e2m1g32_bf16")),
         // Codes that are not equally spaced.
         StoredType::Iq4Nl | StoredType::Iq4Xs | StoredType::Nvfp4 => DType::Packed(QuantFormat::Q8G32),
         _ => DType::F32,
@@ -284,7 +285,7 @@ pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> V
     }
     let mut counts: BTreeMap<(StoredType, DType, bool), usize> = BTreeMap::new();
     for StoredTensor { tensor, format } in stored {
-        if let Some(info) = checkpoint.info(&tensor.name) {
+        if let Some(info) = checkpoint.tensor_info(&tensor.name) {
             *counts.entry((info.dtype, *format, tensor.exact)).or_default() += 1;
         }
     }
@@ -292,12 +293,12 @@ pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> V
         stored: stored.name(),
         format: format.name().to_string(),
         tensors,
-        how: how(stored, format, exact),
+        how: conversion_kind(stored, format, exact),
     };
     counts.into_iter().map(row).collect()
 }
 
-fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
+fn conversion_kind(stored: StoredType, format: DType, exact: bool) -> &'static str {
     match format {
         DType::Packed(_) if stored.is_quantized() && exact => "kept: the same values",
         DType::Packed(_) if stored.is_quantized() => "dequantized and quantized again",
@@ -310,6 +311,6 @@ fn how(stored: StoredType, format: DType, exact: bool) -> &'static str {
 
 /// The type of the first tensor that a parameter is made of.
 fn stored_type(source: &BuildSource, tensors: &ParamSource) -> Option<StoredType> {
-    let info = tensors.tensors().into_iter().find_map(|name| source.checkpoint.info(name))?;
+    let info = tensors.tensor_names().into_iter().find_map(|name| source.checkpoint.tensor_info(name))?;
     Some(published_type(source).unwrap_or(info.dtype))
 }

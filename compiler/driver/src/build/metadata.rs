@@ -8,20 +8,20 @@ use mlcc_target::{Arch, CompileTarget, FeatureLevel};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::table::{COMPILER, caches, decoder_start};
+use super::table::{COMPILER, cache_row, decoder_start};
 use super::{BuildOptions, BuildSource, profile, report, taps};
 
 /// Version of the layout of the metadata.
 const LAYOUT: u32 = 1;
 
-pub fn json(
+pub fn metadata_json(
     source: &BuildSource,
     target: &CompileTarget,
     options: &BuildOptions,
     program: &LoweredProgram,
     memory: &MemoryPlan,
 ) -> String {
-    let traffic = report::DecodeTraffic::of(program, memory);
+    let traffic = report::DecodeTraffic::for_program(program, memory);
     let formats = report::formats(program, Some(memory));
     let config = &source.model.config;
     let mut value = json!({
@@ -31,7 +31,7 @@ pub fn json(
         "model": {
             "name": source.model.name,
             "type": config.model_type,
-            "parameters": report::parameters(program),
+            "parameters": report::parameter_count(program),
             "context_length": config.architecture.context_length(),
             "config": config.raw,
         },
@@ -77,7 +77,7 @@ pub fn json(
     if let Some(tuning) = &options.tuning {
         value["tuning"] = tuning.json();
     }
-    if let Some(head) = config.architecture.texts() {
+    if let Some(head) = config.architecture.pooling_head() {
         value["texts"] = texts(head, &source.model.prompts, config.architecture.token_types());
     }
     if options.batch_invariant {
@@ -89,15 +89,15 @@ pub fn json(
             value["target"]["ptxas"] = json!(assembler.version);
         }
     } else {
-        value["profile"] = profile::json(program);
+        value["profile"] = profile::profile_json(program);
     }
-    let taps = taps::places(program, memory);
+    let taps = taps::tap_places(program, memory);
     if !taps.is_empty() {
         value["taps"] = json!(taps);
         // What `mlcc verify --layers` needs to build the same graph again.
         value["passes_off"] = json!(options.passes_off());
         value["kv_cache"] = json!(options.cache_type().name());
-        if let Some(stream) = source.model.config.architecture.stream() {
+        if let Some(stream) = source.model.config.architecture.streaming_window() {
             value["stream"] = json!({ "window": stream.window, "sinks": stream.sinks });
         }
         value["quant_policy"] = json!(options.policy.to_toml());
@@ -110,7 +110,7 @@ fn images(target: &CompileTarget, options: &BuildOptions) -> Value {
     let of_level = |level: &FeatureLevel| {
         let text = level.gpu.as_ref().and_then(|gpu| driver_of_ptx(gpu.ptx));
         let image = |kind: &str, cuda: Option<&str>| json!({ "kind": kind, "for": level.name, "cuda": cuda });
-        let code = options.assembler.as_ref().map(|a| image("cubin", Some(&a.driver())));
+        let code = options.assembler.as_ref().map(|a| image("cubin", Some(&a.required_cuda_version())));
         [Some(image("ptx", text)), code].into_iter().flatten().collect::<Vec<_>>()
     };
     target.levels.iter().flat_map(of_level).collect()
@@ -123,7 +123,7 @@ fn memory_json(
     program: &LoweredProgram,
     memory: &MemoryPlan,
 ) -> Value {
-    let entries = memory.arenas().map(|(name, bytes)| (name.to_string(), Value::from(bytes)));
+    let entries = memory.arena_sizes().map(|(name, bytes)| (name.to_string(), Value::from(bytes)));
     let (page_bytes, sequence_bytes) = memory.on_all_ranks(program);
     json!({
         "chunk": source.chunk,
@@ -133,10 +133,10 @@ fn memory_json(
         "state_bytes": memory.state_bytes,
         "page_bytes": page_bytes,
         "sequence_bytes": sequence_bytes,
-        "cache": caches(program, memory),
-        "vocab": source.model.config.architecture.token_ids(),
-        "text_width": source.model.config.architecture.text_width().unwrap_or(0),
-        "ranks": program.module.ranks(),
+        "cache": cache_row(program, memory),
+        "vocab": source.model.config.architecture.token_id_count(),
+        "text_width": source.model.config.architecture.embedding_size().unwrap_or(0),
+        "ranks": program.module.rank_count(),
         "adapter_slots": options.adapters.map_or(0, |slots| slots.slots),
         "adapter_rank": options.adapters.map_or(0, |slots| slots.rank),
         "adapter_bytes": memory.adapter_bytes,
@@ -153,7 +153,7 @@ fn memory_json(
 fn texts(head: &PoolingHead, prompts: &PromptPrefixes, token_types: usize) -> Value {
     let named = prompts.named.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str())));
     json!({
-        "purpose": match head.purpose {
+        "purpose": match head.output {
             PoolingOutput::Embedding => "embedding",
             PoolingOutput::Scores => "scores",
         },

@@ -150,7 +150,7 @@ pub struct BuildHooks<'a> {
 }
 
 impl BuildHooks<'_> {
-    fn check(&self) -> Result<(), BuildError> {
+    fn check_cancelled(&self) -> Result<(), BuildError> {
         if self.cancel.load(Ordering::Relaxed) { Err(BuildError::Interrupted) } else { Ok(()) }
     }
 }
@@ -160,32 +160,32 @@ pub fn build(options: &BuildOptions, hooks: &mut BuildHooks<'_>) -> Result<Build
     let mut report = BuildReport::default();
     let target = options.resolve_target()?;
 
-    let clock = report.begin("read", hooks);
+    let clock = report.start_phase("read", hooks);
     let source = BuildSource::open(options)?;
     texts_fit(&source, &target, options)?;
     encoder_fits(&source, options)?;
     ranks_fit(&source, options)?;
     slots_fit(&source, &target, options)?;
     let options = &options.for_source(&source);
-    let agreed = source.text.as_ref().map(|text| text.agree(options, &target)).transpose()?;
+    let agreed = source.text.as_ref().map(|text| text.merge_options(options, &target)).transpose()?;
     let options = agreed.as_ref().unwrap_or(options);
     report.warnings = source.warnings.clone();
     let output = options.output_path(&source.model.name);
     keeps_inputs(&source, options, &output)?;
-    report.end(clock);
-    hooks.check()?;
+    report.end_phase(clock);
+    hooks.check_cancelled()?;
 
-    let clock = report.begin("passes", hooks);
+    let clock = report.start_phase("passes", hooks);
     let (program, context) = compile(&source, &target, options, &mut report, hooks)?;
-    report.end(clock);
+    report.end_phase(clock);
     report.notes = context.notes.iter().map(|(pass, line)| (pass.to_string(), line.clone())).collect();
-    report.describe(&source, &target, options, &program);
+    report.record_model(&source, &target, options, &program);
     let Some(memory) = &program.memory else { return Ok(report) };
     check_budget(options, memory, &program)?;
     if options.stop_after.is_some() {
         return Ok(report);
     }
-    hooks.check()?;
+    hooks.check_cancelled()?;
 
     write_program(&source, &target, options, &program, &output, &mut report, hooks)?;
     Ok(report)
@@ -194,7 +194,7 @@ pub fn build(options: &BuildOptions, hooks: &mut BuildHooks<'_>) -> Result<Build
 /// Refuses what models of texts are not built with.
 fn texts_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
-        () if source.model.config.architecture.texts().is_none() => return Ok(()),
+        () if source.model.config.architecture.pooling_head().is_none() => return Ok(()),
         () if target.arch == Arch::Nvptx => {
             "--target cuda: models of texts (embeddings, rerankers) are built for CPUs only"
         }
@@ -209,7 +209,7 @@ fn texts_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOption
 /// Refuses what encoder-decoder models are not built with.
 fn encoder_fits(source: &BuildSource, options: &BuildOptions) -> Result<(), BuildError> {
     let what = match () {
-        () if source.model.config.architecture.decoder_start().is_none() => return Ok(()),
+        () if source.model.config.architecture.decoder_start_token_id().is_none() => return Ok(()),
         () if options.debug_taps => {
             "--debug-taps: layers of encoder-decoder models are not compared yet; leave it out"
         }
@@ -255,7 +255,7 @@ fn slots_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOption
         () if source.text.is_some() => {
             "--model FILE.mlc: slots are made when a model is built from its weights"
         }
-        () if source.model.config.architecture.texts().is_some() => {
+        () if source.model.config.architecture.pooling_head().is_some() => {
             "models of texts (embeddings, rerankers), which have no slots yet; merge adapters with --lora"
         }
         () if options.debug_taps => {
@@ -330,13 +330,13 @@ pub fn write_program(
     let memory = program.memory.as_ref().ok_or_else(|| {
         PassError::internal("plan_memory", "a program without a memory plan is to be written")
     })?;
-    let clock = report.begin("code", hooks);
+    let clock = report.start_phase("code", hooks);
     // Not the name of the output: equal input gives equal bytes, whatever the file is called.
     let soname = format!("{}.so", source.model.name);
-    let input = input(source, target, options, program, memory);
+    let input = codegen_input(source, target, options, program, memory);
     if let Some(emit) = options.emit {
         report.emitted = backend::emit(options.backend, &input, emit, output)?;
-        report.end(clock);
+        report.end_phase(clock);
         return Ok(());
     }
     let jobs = CompileJobs {
@@ -345,28 +345,28 @@ pub fn write_program(
         ..CompileJobs::default()
     };
     let library = backend::compile(options.backend, &input, &soname, &jobs)?;
-    report.objects = Some(library.objects());
-    report.end(clock);
-    hooks.check()?;
+    report.objects = Some(library.object_counts());
+    report.end_phase(clock);
+    hooks.check_cancelled()?;
 
-    let clock = report.begin("weights", hooks);
+    let clock = report.start_phase("weights", hooks);
     let metadata = &input.table.metadata;
     let (mut writer, stored) =
         payload::write(output, &library, source, options, program, memory, metadata, hooks)?;
     report.conversions = keep::conversions(&source.checkpoint, &stored);
-    report.end(clock);
+    report.end_phase(clock);
 
-    match quality::plan(source, target, options, memory)? {
+    match quality::plan_quality(source, target, options, memory)? {
         quality::QualityPlan::No => {}
         quality::QualityPlan::Skip(why) => report.quality_skipped = Some(why),
         quality::QualityPlan::Measure(plan) => {
-            let clock = report.begin("report", hooks);
+            let clock = report.start_phase("report", hooks);
             let quality = plan.run(&mut writer, output, source, options, hooks)?;
-            report.end(clock);
+            report.end_phase(clock);
             report.quality = Some(quality);
         }
     }
-    report.written(output, options, writer.finish()?);
+    report.record_artifact(output, options, writer.finish()?);
     Ok(())
 }
 
@@ -405,12 +405,12 @@ pub fn compile(
         )?),
     };
     if target.arch == Arch::Nvptx && source.text.is_none() {
-        crate::model::add_likeliest(&mut program.module)?;
+        crate::model::add_top_k(&mut program.module)?;
     }
     let mut pass_options = pass_options(source, target, options);
     if options.keep_quant {
-        sorted_columns::sort(&mut program.module, source, options)?;
-        pass_options.policy = keep::policy(&program.module, source, options);
+        sorted_columns::sort_columns(&mut program.module, source, options)?;
+        pass_options.policy = keep::keep_policy(&program.module, source, options);
     }
     let mut context = PassContext::new(pass_options);
     let mut begin = Instant::now();
@@ -450,13 +450,13 @@ pub fn pass_options(source: &BuildSource, target: &CompileTarget, options: &Buil
     (pass_options.ranks, pass_options.tp_mode) = (options.ranks, tp_mode);
     // The specs were read before, for the target.
     if let Ok(Some(cost)) = mlcc_target::exchange_cost(target.arch) {
-        pass_options.exchange = cost;
+        pass_options.all_gather_cost = cost;
     }
     pass_options
 }
 
 /// What code generation gets.
-fn input<'a>(
+fn codegen_input<'a>(
     source: &BuildSource,
     target: &'a CompileTarget,
     options: &'a BuildOptions,
@@ -466,8 +466,8 @@ fn input<'a>(
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
-    let metadata = metadata::json(source, target, options, program, memory);
-    let table = table::describe(source, target, options, program, memory, metadata);
+    let metadata = metadata::metadata_json(source, target, options, program, memory);
+    let table = table::describe_model(source, target, options, program, memory, metadata);
     CodegenInput { target, levels: levels.collect(), table, assembler: options.assembler.as_ref() }
 }
 
@@ -476,7 +476,7 @@ fn check_budget(
     memory: &mlcc_passes::plan_memory::MemoryPlan,
     program: &LoweredProgram,
 ) -> Result<(), BuildError> {
-    let ranks = program.module.ranks() as u64;
+    let ranks = program.module.rank_count() as u64;
     // With the slots for adapters, once they are filled.
     let weights = ranks * memory.weights_bytes + memory.adapter_bytes;
     let arena = ranks * memory.arena_bytes();

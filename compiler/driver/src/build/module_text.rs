@@ -38,7 +38,7 @@ impl ModuleText {
     }
 
     /// The request for everything that is not in the text.
-    pub fn request(&self, asked: &ModelRequest) -> Result<ModelRequest, BuildError> {
+    pub fn merge_request(&self, asked: &ModelRequest) -> Result<ModelRequest, BuildError> {
         let name = &self.program.module.name;
         let model = match (&asked.weights, asked.random_weights) {
             (Some(path), _) => path.display().to_string(),
@@ -46,13 +46,13 @@ impl ModuleText {
             (None, None) => {
                 let message = "a module in text form has no weights: give --weights with the folder or file of its \
                     checkpoint, or --random-weights";
-                return Err(self.wrong(message));
+                return Err(self.mismatch_error(message));
             }
         };
         Ok(ModelRequest { model, weights: None, ..asked.clone() })
     }
 
-    fn wrong(&self, message: impl std::fmt::Display) -> BuildError {
+    fn mismatch_error(&self, message: impl std::fmt::Display) -> BuildError {
         BuildError::Unsupported(format!("{}: {message}", self.path.display()))
     }
 
@@ -63,28 +63,32 @@ impl ModuleText {
     }
 
     /// The options with what the text has decided; a flag that says something else is an error.
-    pub fn agree(&self, options: &BuildOptions, target: &CompileTarget) -> Result<BuildOptions, BuildError> {
+    pub fn merge_options(
+        &self,
+        options: &BuildOptions,
+        target: &CompileTarget,
+    ) -> Result<BuildOptions, BuildError> {
         let mut options = options.clone();
         let levels = self.program.levels.iter().map(|l| &l.name);
         if !self.program.levels.is_empty() && !levels.eq(target.levels.iter().map(|l| &l.name)) {
             let lowered = self.target().unwrap_or_default();
-            return Err(
-                self.wrong(format_args!("was lowered for {lowered}: build it with --target {lowered}"))
-            );
+            return Err(self.mismatch_error(format_args!(
+                "was lowered for {lowered}: build it with --target {lowered}"
+            )));
         }
         if let Some(tuning) = options.tuning.as_ref().filter(|_| !self.program.levels.is_empty()) {
             let tuning = tuning.path.display();
-            return Err(self.wrong(format_args!(
+            return Err(self.mismatch_error(format_args!(
                 "its kernels are there already, so --tuning {tuning} would change nothing: leave the flag out"
             )));
         }
         if let Some(plan) = &self.program.memory {
-            let flag =
-                |name: &str, asked: Option<u32>, planned: i64| match u32::try_from(planned) {
-                    Ok(planned) if asked.is_none_or(|asked| asked == planned) => Ok(Some(planned)),
-                    _ => Err(self
-                        .wrong(format_args!("memory is planned for {name} {planned}: leave the flag out"))),
-                };
+            let flag = |name: &str, asked: Option<u32>, planned: i64| match u32::try_from(planned) {
+                Ok(planned) if asked.is_none_or(|asked| asked == planned) => Ok(Some(planned)),
+                _ => Err(self.mismatch_error(format_args!(
+                    "memory is planned for {name} {planned}: leave the flag out"
+                ))),
+            };
             options.chunk = flag("--chunk", options.chunk, plan.chunk)?;
             options.batch = flag("--max-batch", options.batch, plan.batch)?;
         }
@@ -92,12 +96,12 @@ impl ModuleText {
     }
 
     /// The rows of the caches, in place of what was asked for.
-    pub fn context(&self, options: &BuildOptions, context: usize) -> Result<usize, BuildError> {
-        let Some(rows) = self.program.module.context().and_then(|c| usize::try_from(c).ok()) else {
+    pub fn cache_context(&self, options: &BuildOptions, context: usize) -> Result<usize, BuildError> {
+        let Some(rows) = self.program.module.context_length().and_then(|c| usize::try_from(c).ok()) else {
             return Ok(context);
         };
         match options.context {
-            Some(asked) if asked != rows as u64 => Err(self.wrong(format_args!(
+            Some(asked) if asked != rows as u64 => Err(self.mismatch_error(format_args!(
                 "its caches have {rows} rows, so -c/--ctx-size {asked} is not possible"
             ))),
             _ => Ok(rows),
@@ -105,14 +109,14 @@ impl ModuleText {
     }
 
     /// Whether the entry functions are what callers of a model with this configuration expect.
-    pub fn check(&self, architecture: &Architecture) -> Result<(), BuildError> {
+    pub fn check_entries(&self, architecture: &Architecture) -> Result<(), BuildError> {
         let vocab = architecture.vocab() as i64;
         for name in ["prefill", "decode", "prefill_logits", "decode_batch", "step"] {
             let Some((_, f)) = self.program.module.function(name) else {
                 if matches!(name, "decode_batch" | "step") {
                     continue;
                 }
-                return Err(self.wrong(format_args!("the module has no entry function @{name}")));
+                return Err(self.mismatch_error(format_args!("the module has no entry function @{name}")));
             };
             let logits = f.outputs.first().map(|&v| f.ty(v));
             let found = logits.and_then(|ty| ty.dims.last()?.as_const());
@@ -120,7 +124,7 @@ impl ModuleText {
                 let message = format!(
                     "@{name} must return f32 logits of the {vocab} tokens that the configuration has"
                 );
-                return Err(self.wrong(message));
+                return Err(self.mismatch_error(message));
             }
         }
         Ok(())

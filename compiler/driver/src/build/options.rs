@@ -37,7 +37,7 @@ pub struct BuildOptions {
     pub tokenizer: Option<PathBuf>,
     /// In place of the model's own chat template.
     pub template: Option<ChatSource>,
-    /// A name that [`mlcc_target::resolve`] takes.
+    /// A name that [`mlcc_target::resolve_target`] takes.
     pub target: String,
     /// Changes one level of it.
     pub tuning: Option<TuningFile>,
@@ -61,7 +61,7 @@ pub struct BuildOptions {
     pub ranks: usize,
     /// How it is split.
     pub tp_mode: TpMode,
-    /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
+    /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::param_descs::KernelTarget)).
     pub batch_invariant: bool,
     /// Room for adapters that are chosen when the artifact runs.
     pub adapters: Option<AdapterSlots>,

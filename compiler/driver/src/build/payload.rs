@@ -41,12 +41,12 @@ pub(super) fn write(
         },
     };
     let mut writer = ArtifactWriter::create(output, library.path(), weights)?;
-    writer.section(section::METADATA, metadata.as_bytes())?;
+    writer.write_section(section::METADATA, metadata.as_bytes())?;
     if let Some(tokenizer) = &source.tokenizer {
-        writer.section(section::TOKENIZER, &tokenizer.file.to_section())?;
+        writer.write_section(section::TOKENIZER, &tokenizer.file.to_section())?;
     }
     if let Some(chat) = &source.chat {
-        writer.section(section::CHAT, &chat.to_section())?;
+        writer.write_section(section::CHAT, &chat.to_section())?;
     }
     if options.weights_on_load {
         let Origin::Random { seed } = source.model.weights else {
@@ -54,16 +54,16 @@ pub(super) fn write(
                 "--weights-on-load needs --random-weights: weights of a checkpoint cannot be made again";
             return Err(BuildError::Unsupported(what.into()));
         };
-        let recipe = super::recipe::of(source, seed, program, memory, hooks)?;
-        writer.section(section::RECIPE, recipe.to_string().as_bytes())?;
-        writer.made(section::WEIGHTS, recipe.bytes, recipe.hash());
+        let recipe = super::recipe::build_recipe(source, seed, program, memory, hooks)?;
+        writer.write_section(section::RECIPE, recipe.to_string().as_bytes())?;
+        writer.add_generated_section(section::WEIGHTS, recipe.bytes, recipe.hash());
         return Ok((writer, Vec::new()));
     }
     if let Some(bytes) = graph::to_section(&program.module) {
-        writer.section(section::GRAPH, &bytes)?;
+        writer.write_section(section::GRAPH, &bytes)?;
     }
     let mut stored = Vec::new();
-    for rank in 0..program.module.ranks() {
+    for rank in 0..program.module.rank_count() {
         writer.begin_section(&mlcc_runtime::weights_section(rank))?;
         let of_rank = write_weights(&mut writer, source, program, memory, rank, hooks)?;
         writer.end_section()?;
@@ -96,17 +96,17 @@ fn write_weights(
 ) -> Result<Vec<StoredTensor>, BuildError> {
     let mut stored = Vec::new();
     let bytes_of_rank = memory.weights_bytes;
-    let total = bytes_of_rank * program.module.ranks() as u64;
+    let total = bytes_of_rank * program.module.rank_count() as u64;
     let before = bytes_of_rank * rank as u64;
     let mut done = 0;
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let (offset, bytes) = memory.params[id.index()];
-        pad(writer, &mut done, offset)?;
+        pad_to(writer, &mut done, offset)?;
         (hooks.event)(BuildEvent::Weights { done: before + done, total, name: &param.name });
         let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
         let tensors =
             pack_param::<BuildError>(&source.checkpoint, &param_of_rank(param, rank)?, options, |piece| {
-                hooks.check()?;
+                hooks.check_cancelled()?;
                 writer.write(piece)?;
                 done += piece.len() as u64;
                 (hooks.event)(BuildEvent::Weights { done: before + done, total, name: &param.name });
@@ -120,11 +120,11 @@ fn write_weights(
             return Err(mlcc_passes::PassError::internal("plan_memory", what).into());
         }
     }
-    pad(writer, &mut done, bytes_of_rank)?;
+    pad_to(writer, &mut done, bytes_of_rank)?;
     Ok(stored)
 }
 
-fn pad(writer: &mut ArtifactWriter, done: &mut u64, to: u64) -> Result<(), BuildError> {
+fn pad_to(writer: &mut ArtifactWriter, done: &mut u64, to: u64) -> Result<(), BuildError> {
     const ZEROS: [u8; 4096] = [0; 4096];
     while *done < to {
         let piece = (to - *done).min(ZEROS.len() as u64);

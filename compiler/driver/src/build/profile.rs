@@ -21,7 +21,7 @@ pub struct KernelInfo {
 }
 
 /// By level: its kernels, and per step the kernel of each item, or -1 for a barrier.
-pub fn json(program: &LoweredProgram) -> Value {
+pub fn profile_json(program: &LoweredProgram) -> Value {
     let levels = program.levels.iter().map(|level| (level.name.clone(), of_level(level)));
     Value::Object(levels.collect())
 }
@@ -32,10 +32,10 @@ fn of_level(level: &LevelCode) -> Value {
         .kernels
         .iter()
         .zip(&level.lowered.costs)
-        .map(|(kernel, cost)| info(&kernel.name, cost, launch_of(&level.steps, &kernel.name)))
+        .map(|(kernel, cost)| kernel_info(&kernel.name, cost, launch_of(&level.steps, &kernel.name)))
         .collect();
     let number = |item: &StepItem| match item {
-        StepItem::Barrier | StepItem::Exchange(_) => -1,
+        StepItem::Barrier | StepItem::AllGather(_) => -1,
         StepItem::Launch(l) => kernels.iter().position(|k| k.name == l.kernel).map_or(-1, |i| i as i64),
     };
     let steps = level.steps.iter().map(|step| {
@@ -47,7 +47,7 @@ fn of_level(level: &LevelCode) -> Value {
     // items for the rows whose logits are wanted.
     let each = items_where(&level.steps, |repeat| repeat.is_for_sequences());
     let of = |kind| items_where(&level.steps, move |repeat| repeat.sequences() == Some(kind));
-    let wanted = items_where(&level.steps, |repeat| *repeat == RepeatMode::Wanted);
+    let wanted = items_where(&level.steps, |repeat| *repeat == RepeatMode::Outputs);
     json!({
         "kernels": kernels, "steps": steps, "each": each, "one_row": of(SequenceFilter::OneRow),
         "several_rows": of(SequenceFilter::SeveralRows), "wanted": wanted,
@@ -70,7 +70,7 @@ fn launch_of<'a>(steps: &'a [StepProgram], kernel: &str) -> Option<&'a LaunchIte
 }
 
 /// Launches of one kernel have equal types, so one of them tells where the arguments of all lie.
-fn info(name: &str, cost: &LaunchCost, launch: Option<&LaunchItem>) -> KernelInfo {
+fn kernel_info(name: &str, cost: &LaunchCost, launch: Option<&LaunchItem>) -> KernelInfo {
     let (mut memory, mut values) = (Dim::from(0), Dim::from(0));
     for (i, bytes) in cost.bytes.iter().enumerate() {
         let base = launch.and_then(|l| l.buffers.get(i)).map(|b| b.base);

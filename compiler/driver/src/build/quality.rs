@@ -85,7 +85,7 @@ pub(super) struct QualityMeasurement {
 }
 
 /// Looks at what is at hand.
-pub(super) fn plan(
+pub(super) fn plan_quality(
     source: &BuildSource,
     target: &CompileTarget,
     options: &BuildOptions,
@@ -98,15 +98,15 @@ pub(super) fn plan(
     }
     let Some(text) = text.as_ref().or(source.model.files.eval_text.as_ref()) else {
         let what = "there is no text: name one with --eval-text, or put it beside the model as eval.txt";
-        return if asked { Err(refused(options, what.into())) } else { Ok(QualityPlan::No) };
+        return if asked { Err(refuse_measurement(options, what.into())) } else { Ok(QualityPlan::No) };
     };
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
     let missing = match () {
-        () if source.model.config.architecture.texts().is_some() => {
+        () if source.model.config.architecture.pooling_head().is_some() => {
             "perplexity is of models that generate text, this one makes vectors of texts".into()
         }
-        () if source.model.config.architecture.decoder_start().is_some() => {
+        () if source.model.config.architecture.decoder_start_token_id().is_some() => {
             "perplexity is of models that go on with a text, an encoder-decoder model writes another".into()
         }
         () if options.weights_on_load => "its weights are random and made on load".into(),
@@ -145,11 +145,11 @@ pub(super) fn plan(
             }));
         }
     };
-    if asked { Err(refused(options, missing)) } else { Ok(QualityPlan::Skip(missing)) }
+    if asked { Err(refuse_measurement(options, missing)) } else { Ok(QualityPlan::Skip(missing)) }
 }
 
 /// Names the flags that asked for a measurement.
-fn refused(options: &BuildOptions, why: String) -> BuildError {
+fn refuse_measurement(options: &BuildOptions, why: String) -> BuildError {
     let ReportOptions { text, max_kl, .. } = &options.report;
     let given = [(text.is_some(), "--eval-text"), (max_kl.is_some(), "--max-kl")];
     let given: Vec<&str> = given.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag).collect();
@@ -165,11 +165,11 @@ fn exact_scheme(source: &BuildSource) -> QuantScheme {
         () if types.iter().all(|&t| t == StoredType::BF16) => "bf16",
         () => "f32",
     };
-    QuantScheme::find(name).map(|(scheme, _)| scheme).unwrap_or_default()
+    QuantScheme::from_name(name).map(|(scheme, _)| scheme).unwrap_or_default()
 }
 
 fn reference_bytes(source: &BuildSource, scheme: QuantScheme) -> u64 {
-    let tensors = source.model.config.architecture.tensors();
+    let tensors = source.model.config.architecture.tensor_shapes();
     let elements: u64 =
         tensors.iter().map(|(_, shape)| shape.iter().map(|&d| d as u64).product::<u64>()).sum();
     elements * scheme.linear.bytes().unwrap_or(4) as u64
@@ -196,7 +196,7 @@ impl QualityMeasurement {
     ) -> Result<QualityReport, BuildError> {
         let text = mlcc_files::read(&self.text, mlcc_files::FileKind::EvalText)
             .map_err(|e| BuildError::Io { action: "read", path: self.text.clone(), source: e })?;
-        let tokens = tokens(source, &text, options.report.tokens)?;
+        let tokens = eval_tokens(source, &text, options.report.tokens)?;
         if tokens.len() < 2 {
             let (path, count) = (self.text.display(), tokens.len());
             return Err(BuildError::Report(format!("{path} has {count} tokens, at least 2 are needed")));
@@ -205,7 +205,7 @@ impl QualityMeasurement {
             true => None,
             false => Some(self.build_reference(output, options, hooks)?),
         };
-        let path = writer.preview()?;
+        let path = writer.write_preview()?;
         let mut quality = self.measure(&path, reference.as_ref().map(|r| r.0.as_path()), &tokens, hooks)?;
         quality.text_xxh3_128 = format!("{:032x}", xxh3_128(&text));
         if let Some(permitted) = options.report.max_kl
@@ -214,7 +214,7 @@ impl QualityMeasurement {
             return Err(BuildError::Quality { found: quality.kl_mean, permitted });
         }
         let json = serde_json::to_vec(&quality).map_err(|e| BuildError::Report(e.to_string()))?;
-        writer.section(section::REPORT, &json)?;
+        writer.write_section(section::REPORT, &json)?;
         Ok(quality)
     }
 
@@ -304,7 +304,7 @@ impl QualityMeasurement {
 }
 
 /// The first tokens of the text.
-fn tokens(source: &BuildSource, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
+fn eval_tokens(source: &BuildSource, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
     // No token of any vocabulary stands for more text than this on average; whole texts may be large.
     const BYTES_PER_TOKEN: usize = 32;
     let tokenizer = source.tokenizer.as_ref().map(|t| &t.tokenizer);

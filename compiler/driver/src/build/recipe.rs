@@ -12,7 +12,7 @@ use mlcc_models::checkpoint::{Distribution, random};
 use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_quant::plain::PlainType;
-use mlcc_quant::runs::{ByteKind, ByteRun, runs};
+use mlcc_quant::runs::{ByteKind, ByteRun, byte_runs};
 use mlcc_runtime::recipe::{
     DrawPiece, FloatType, GeneratorEntry, PieceContent, RandomDraw, ValueDistribution, WeightGenerator,
 };
@@ -20,7 +20,7 @@ use mlcc_runtime::recipe::{
 use super::{BuildError, BuildHooks, BuildSource};
 use crate::weights::{WeightWriteError, matrix_shape, pack_param};
 
-pub(super) fn of(
+pub(super) fn build_recipe(
     source: &BuildSource,
     seed: u64,
     program: &LoweredProgram,
@@ -29,9 +29,9 @@ pub(super) fn of(
 ) -> Result<WeightGenerator, BuildError> {
     let mut entries = Vec::new();
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
-        hooks.check()?;
+        hooks.check_cancelled()?;
         let (offset, _) = memory.params[id.index()];
-        match drawn(source, seed, param, offset)? {
+        match param_draws(source, seed, param, offset)? {
             Some(draws) => entries.extend(draws.into_iter().map(GeneratorEntry::Draw)),
             None => {
                 let options = program.pack_options.get(&param.name).copied().unwrap_or_default();
@@ -48,30 +48,30 @@ pub(super) fn of(
 }
 
 /// The draws of a parameter; `None` if its values are to be stored.
-fn drawn(
+fn param_draws(
     source: &BuildSource,
     seed: u64,
     param: &ModelParam,
     offset: u64,
 ) -> Result<Option<Vec<RandomDraw>>, BuildError> {
     let (n, k) = matrix_shape(param).ok_or_else(|| WeightWriteError::Shape(param.name.clone()))?;
-    let Some(spread) = spread(source, &param.source, k) else { return Ok(None) };
+    let Some(spread) = source_spread(source, &param.source, k) else { return Ok(None) };
     let dtype = param.ty.dtype;
     let packing = param.packing.unwrap_or(Packing::RowMajor);
     let named = |source| WeightWriteError::Pack { tensor: param.name.clone(), source };
-    let Some(runs) = runs(dtype, packing, n, k).map_err(named)? else { return Ok(None) };
+    let Some(runs) = byte_runs(dtype, packing, n, k).map_err(named)? else { return Ok(None) };
     let Some(numbers) = numbers(dtype, spread) else { return Ok(None) };
     let draw = |(number, run): (usize, ByteRun)| RandomDraw {
         offset: offset + run.offset as u64,
         count: run.count as u64,
         // Runs of one parameter are drawn independently.
         key: random::key(seed, &format!("{}/{number}", param.name)),
-        pieces: run.pieces.iter().map(|&(bytes, kind)| piece(bytes, kind, numbers, spread)).collect(),
+        pieces: run.pieces.iter().map(|&(bytes, kind)| weight_piece(bytes, kind, numbers, spread)).collect(),
     };
     Ok(Some(runs.into_iter().enumerate().map(draw).collect()))
 }
 
-fn piece(
+fn weight_piece(
     bytes: usize,
     kind: ByteKind,
     [scale, zero]: [PieceContent; 2],
@@ -108,7 +108,7 @@ fn numbers(dtype: DType, spread: ValueDistribution) -> Option<[PieceContent; 2]>
         ZeroPoint::PerGroup => f64::from(last / 2),
         ZeroPoint::Minimum => f64::from(last) / 2.0,
     };
-    let number_of = |code: i32| f64::from(format.number(code as u8));
+    let number_of = |code: i32| f64::from(format.decode(code as u8));
     let squares: f64 = (0..=last).map(|code| (number_of(code) - zero).powi(2)).sum();
     let scale = deviation / (squares / f64::from(last + 1)).sqrt();
     if format.zero == ZeroPoint::Minimum {
@@ -136,9 +136,9 @@ fn float_type(plain: PlainType) -> FloatType {
 }
 
 /// How the values of a source are spread in rows of `k`; `None` if they are not drawn, or not as something that can be drawn.
-fn spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistribution> {
+fn source_spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistribution> {
     let map = |inner: &ParamSource, f: &dyn Fn(f32) -> f32, g: &dyn Fn(f32) -> f32| {
-        Some(match spread(source, inner, k)? {
+        Some(match source_spread(source, inner, k)? {
             ValueDistribution::Normal { mean, deviation } => {
                 ValueDistribution::Normal { mean: f(mean), deviation: g(deviation) }
             }
@@ -149,7 +149,7 @@ fn spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistr
     };
     match of {
         ParamSource::Tensor(name) => {
-            let shape = &source.checkpoint.info(name)?.shape;
+            let shape = &source.checkpoint.tensor_info(name)?.shape;
             Some(match source.model.config.architecture.distribution(name, shape) {
                 Distribution::Constant(value) => ValueDistribution::Uniform { low: value, high: value },
                 Distribution::Uniform { low, high } => ValueDistribution::Uniform { low, high },
@@ -164,13 +164,13 @@ fn spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistr
         ParamSource::Rows(_, inner)
         | ParamSource::Columns(_, inner)
         | ParamSource::ColumnRange(_, inner)
-        | ParamSource::Transpose(inner) => spread(source, inner, k),
+        | ParamSource::Transpose(inner) => source_spread(source, inner, k),
         ParamSource::UnitRows(_) => {
             Some(ValueDistribution::Normal { mean: 0.0, deviation: 1.0 / (k.max(1) as f32).sqrt() })
         }
         ParamSource::Concat(parts) => {
             let spreads: Option<Vec<ValueDistribution>> =
-                parts.iter().map(|part| spread(source, part, k)).collect();
+                parts.iter().map(|part| source_spread(source, part, k)).collect();
             let spreads = spreads?;
             let first = *spreads.first()?;
             spreads.iter().all(|&other| other == first).then_some(first)

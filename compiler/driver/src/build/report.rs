@@ -16,7 +16,7 @@ use mlcc_target::CompileTarget;
 use serde::Serialize;
 
 use super::keep::{self, KeptWeights};
-use super::table::{CacheRow, caches, dims};
+use super::table::{CacheRow, cache_row, constant_dims};
 use super::{BuildEvent, BuildHooks, BuildOptions, BuildSource, QualityReport, payload};
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -125,21 +125,21 @@ impl PassRow {
 /// A phase that runs.
 pub(super) struct PhaseClock {
     name: &'static str,
-    begin: Instant,
+    start: Instant,
 }
 
 impl BuildReport {
-    pub(super) fn begin(&mut self, name: &'static str, hooks: &mut BuildHooks<'_>) -> PhaseClock {
+    pub(super) fn start_phase(&mut self, name: &'static str, hooks: &mut BuildHooks<'_>) -> PhaseClock {
         (hooks.event)(BuildEvent::Phase(name));
-        PhaseClock { name, begin: Instant::now() }
+        PhaseClock { name, start: Instant::now() }
     }
 
-    pub(super) fn end(&mut self, clock: PhaseClock) {
-        let seconds = clock.begin.elapsed().as_secs_f64();
+    pub(super) fn end_phase(&mut self, clock: PhaseClock) {
+        let seconds = clock.start.elapsed().as_secs_f64();
         self.phases.push(PhaseRow { name: clock.name, seconds });
     }
 
-    pub(super) fn describe(
+    pub(super) fn record_model(
         &mut self,
         source: &BuildSource,
         target: &CompileTarget,
@@ -147,16 +147,16 @@ impl BuildReport {
         program: &LoweredProgram,
     ) {
         self.model = source.model.name.clone();
-        self.quant = keep::chosen(options.keep_quant, options.quant.name);
+        self.quant = keep::format_label(options.keep_quant, options.quant.name);
         self.target = target.name.clone();
         self.tuning = options.tuning.as_ref().map(|file| format!("{}: {}", file.path.display(), file.tuning));
         self.whole_prompts = source.model.config.architecture.needs_whole_prompts().then_some(source.chunk);
         let level =
             |l: &mlcc_passes::LevelCode| LevelRow { name: l.name.clone(), kernels: l.lowered.kernels.len() };
         self.levels = program.levels.iter().map(level).collect();
-        self.parameters = parameters(program);
+        self.parameters = parameter_count(program);
         self.formats = formats(program, program.memory.as_ref());
-        self.kept = if options.keep_quant { keep::kept(source, program) } else { None };
+        self.kept = if options.keep_quant { keep::kept_weights(source, program) } else { None };
         self.memory = program.memory.as_ref().map(|m| memory_row(program, m));
         self.tokenizer = source
             .tokenizer
@@ -164,7 +164,12 @@ impl BuildReport {
             .map(|t| format!("{}, {} tokens", t.file.kind.tag(), t.tokenizer.vocab_size()));
     }
 
-    pub(super) fn written(&mut self, output: &Path, options: &BuildOptions, summary: ArtifactSummary) {
+    pub(super) fn record_artifact(
+        &mut self,
+        output: &Path,
+        options: &BuildOptions,
+        summary: ArtifactSummary,
+    ) {
         self.artifact = Some(output.to_path_buf());
         self.weights_file = options.split_weights.then(|| payload::split_path(output));
         self.weights_on_load = options.request.random_weights.filter(|_| options.weights_on_load);
@@ -176,7 +181,7 @@ impl BuildReport {
 fn memory_row(program: &LoweredProgram, memory: &MemoryPlan) -> MemoryRow {
     use mlcc_ir::step::StepItem;
     let steps = program.levels.first().map_or(&[][..], |l| &l.steps);
-    let entries = memory.arenas().map(|(name, arena_bytes)| {
+    let entries = memory.arena_sizes().map(|(name, arena_bytes)| {
         let items = steps.iter().find(|s| s.name == name).map_or(&[][..], |s| &s.items);
         let count = |is: fn(&StepItem) -> bool| items.iter().filter(|item| is(item)).count();
         EntryRow {
@@ -184,32 +189,32 @@ fn memory_row(program: &LoweredProgram, memory: &MemoryPlan) -> MemoryRow {
             arena_bytes,
             launches: count(|item| matches!(item, StepItem::Launch(_))),
             barriers: count(|item| matches!(item, StepItem::Barrier)),
-            exchanges: count(|item| matches!(item, StepItem::Exchange(_))),
+            exchanges: count(|item| matches!(item, StepItem::AllGather(_))),
         }
     });
-    let ranks = program.module.ranks() as u64;
+    let ranks = program.module.rank_count() as u64;
     MemoryRow {
         ranks,
         weights_bytes: ranks * memory.weights_bytes,
         state_bytes: memory.on_all_ranks(program).1,
-        cache: caches(program, memory),
+        cache: cache_row(program, memory),
         arena_bytes: ranks * memory.arena_bytes(),
         entries: entries.collect(),
     }
 }
 
-pub(super) fn elements(param: &ModelParam) -> u64 {
-    dims(&param.ty).iter().product()
+pub(super) fn element_count(param: &ModelParam) -> u64 {
+    constant_dims(&param.ty).iter().product()
 }
 
 /// Number of weights. What several ranks have counts once.
-pub fn parameters(program: &LoweredProgram) -> u64 {
+pub fn parameter_count(program: &LoweredProgram) -> u64 {
     let weights = program.module.params.values().filter(|param| !param.is_adapter());
-    weights.map(|param| parts(param) * elements(param)).sum()
+    weights.map(|param| distinct_parts(param) * element_count(param)).sum()
 }
 
 /// How many different parts of a parameter there are on the ranks.
-fn parts(param: &ModelParam) -> u64 {
+fn distinct_parts(param: &ModelParam) -> u64 {
     let ParamSource::Ranks(sources) = &param.source else { return 1 };
     sources.iter().enumerate().filter(|(i, source)| !sources[..*i].contains(source)).count() as u64
 }
@@ -219,7 +224,7 @@ pub fn formats(program: &LoweredProgram, memory: Option<&MemoryPlan>) -> Vec<For
     let mut rows: Vec<FormatRow> = Vec::new();
     for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
         let format = param.ty.dtype.name();
-        let bytes = memory.map_or(0, |m| parts(param) * m.params[id.index()].1);
+        let bytes = memory.map_or(0, |m| distinct_parts(param) * m.params[id.index()].1);
         let at = match rows.iter().position(|r| r.format == format) {
             Some(at) => at,
             None => {
@@ -228,7 +233,7 @@ pub fn formats(program: &LoweredProgram, memory: Option<&MemoryPlan>) -> Vec<For
             }
         };
         rows[at].tensors += 1;
-        rows[at].parameters += parts(param) * elements(param);
+        rows[at].parameters += distinct_parts(param) * element_count(param);
         rows[at].bytes += bytes;
     }
     rows
@@ -273,14 +278,14 @@ impl OperationCounts {
 }
 
 impl DecodeTraffic {
-    pub fn of(program: &LoweredProgram, memory: &MemoryPlan) -> DecodeTraffic {
-        let (cache, ranks) = (caches(program, memory), program.module.ranks() as u64);
+    pub fn for_program(program: &LoweredProgram, memory: &MemoryPlan) -> DecodeTraffic {
+        let (cache, ranks) = (cache_row(program, memory), program.module.rank_count() as u64);
         let states = program.module.states.iter().zip(&memory.states);
         let recurrent =
             states.filter(|((id, _), _)| !program.module.is_cache(*id)).map(|(_, (_, bytes))| bytes);
         let state = 2 * ranks * recurrent.sum::<u64>() + cache.map_or(0, |c| c.bytes_per_token);
         let mut traffic = DecodeTraffic { bytes: state, state_bytes: state, ..DecodeTraffic::default() };
-        let (tied, products) = (tied_head(program), products(program));
+        let (tied, products) = (tied_head(program), matrix_products(program));
         for (id, param) in program.module.params.iter().filter(|(_, param)| !param.is_adapter()) {
             let bytes = ranks * memory.params[id.index()].1;
             let role = match param.role {
@@ -289,7 +294,7 @@ impl DecodeTraffic {
             };
             match role {
                 ParamRole::Embedding => {
-                    let rows = dims(&param.ty).first().copied().unwrap_or(1).max(1);
+                    let rows = constant_dims(&param.ty).first().copied().unwrap_or(1).max(1);
                     traffic.bytes += bytes / rows;
                 }
                 ParamRole::Head | ParamRole::Linear | ParamRole::LowRank => {
@@ -297,7 +302,7 @@ impl DecodeTraffic {
                     let read = bytes / product.experts * product.chosen;
                     traffic.bytes += read;
                     traffic.other_experts += bytes - read;
-                    let used = ranks * elements(param) / product.experts * product.chosen;
+                    let used = ranks * element_count(param) / product.experts * product.chosen;
                     traffic.ops.add(product, used);
                     if role == ParamRole::Head {
                         traffic.head_ops.add(product, used);
@@ -327,17 +332,17 @@ impl Default for MatrixProduct {
 }
 
 /// Parameters that products read as their matrix.
-fn products(program: &LoweredProgram) -> BTreeMap<ParamId, MatrixProduct> {
+fn matrix_products(program: &LoweredProgram) -> BTreeMap<ParamId, MatrixProduct> {
     let module = &program.module;
     let mut products = BTreeMap::new();
     for f in module.functions.values() {
-        for (_, call) in f.live() {
+        for (_, call) in f.live_nodes() {
             let Op::Call(callee) = call.op else { continue };
             let group = &module.functions[callee];
-            for (_, node) in group.live() {
-                let Some(product) = cost::product(group, node) else { continue };
+            for (_, node) in group.live_nodes() {
+                let Some(product) = cost::weight_matmul(group, node) else { continue };
                 let at = group.inputs.iter().position(|&i| i == product.weight);
-                let param = at.and_then(|i| f.def(call.inputs[i])).map(|def| &def.op);
+                let param = at.and_then(|i| f.defining_node(call.inputs[i])).map(|def| &def.op);
                 let (experts, chosen) = match node.op {
                     Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. } => {
                         (experts, group.ty(node.outputs[0]).dims[1].as_const().unwrap_or(1))
@@ -363,5 +368,5 @@ fn tied_head(program: &LoweredProgram) -> Option<ParamId> {
         return None;
     }
     let embeddings = params.iter().filter(|(_, p)| p.role == ParamRole::Embedding);
-    embeddings.max_by_key(|(_, p)| dims(&p.ty).first().copied()).map(|(id, _)| id)
+    embeddings.max_by_key(|(_, p)| constant_dims(&p.ty).first().copied()).map(|(id, _)| id)
 }

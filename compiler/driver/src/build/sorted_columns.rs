@@ -12,7 +12,7 @@ use mlcc_passes::PassError;
 use super::{BuildError, BuildOptions, BuildSource, keep};
 
 /// Sorts what `--quant keep` keeps and the user's policy does not decide about.
-pub(super) fn sort(
+pub(super) fn sort_columns(
     module: &mut Module,
     source: &BuildSource,
     options: &BuildOptions,
@@ -22,7 +22,7 @@ pub(super) fn sort(
     for (id, param) in module.params.iter() {
         let ParamSource::Tensor(name) = &param.source else { continue };
         if param.ty.rank() != 2
-            || options.policy.rule(&param.name).is_some()
+            || options.policy.rule_for(&param.name).is_some()
             || !is_only_multiplied(module, id)
         {
             continue;
@@ -58,24 +58,29 @@ pub(super) fn sort(
         let mut made: BTreeMap<(ValueId, usize), ValueId> = BTreeMap::new();
         let rebuilt = module.functions[id].rebuild(|out, _, op, inputs| {
             let (Op::MatMul { .. }, &[x, w]) = (op, inputs) else { return Ok(None) };
-            let Some(&number) = weight(out, w).and_then(|id| sorted.get(&id)) else { return Ok(None) };
+            let Some(&number) = weight_param(out, w).and_then(|id| sorted.get(&id)) else { return Ok(None) };
             let x = match made.get(&(x, number)) {
                 Some(&made) => made,
                 None => {
-                    let value = columns(module, out, x, tables[number])?;
+                    let value = permute_columns(module, out, x, tables[number])?;
                     made.insert((x, number), value);
                     value
                 }
             };
             out.append(module, op.clone(), &[x, w]).map(Some)
         });
-        module.functions[id] = rebuilt.map_err(PassError::op("sort"))?;
+        module.functions[id] = rebuilt.map_err(PassError::op_error("sort"))?;
     }
     Ok(())
 }
 
 /// `x: [n, k]` with its columns in the order of a table.
-fn columns(module: &Module, f: &mut Function, x: ValueId, table: ParamId) -> Result<ValueId, OpError> {
+fn permute_columns(
+    module: &Module,
+    f: &mut Function,
+    x: ValueId,
+    table: ParamId,
+) -> Result<ValueId, OpError> {
     let mut op = |op, inputs: &[ValueId]| f.append(module, op, inputs).map(|outputs| outputs[0]);
     let order = op(Op::Param(table), &[])?;
     let order = op(Op::Cast(DType::I32), &[order])?;
@@ -85,11 +90,11 @@ fn columns(module: &Module, f: &mut Function, x: ValueId, table: ParamId) -> Res
 }
 
 /// The parameter that a product reads, as it is or transposed.
-fn weight(f: &Function, w: ValueId) -> Option<ParamId> {
-    let node = f.def(w)?;
+fn weight_param(f: &Function, w: ValueId) -> Option<ParamId> {
+    let node = f.defining_node(w)?;
     match &node.op {
         Op::Param(id) => Some(*id),
-        Op::Permute { perm } if perm == &[1, 0] => weight(f, node.inputs[0]),
+        Op::Permute { perm } if perm == &[1, 0] => weight_param(f, node.inputs[0]),
         _ => None,
     }
 }
@@ -97,8 +102,8 @@ fn weight(f: &Function, w: ValueId) -> Option<ParamId> {
 /// Whether all that is done with a parameter is products of matrices with it.
 fn is_only_multiplied(module: &Module, id: ParamId) -> bool {
     let fits = |f: &Function| {
-        let is = |v: ValueId| weight(f, v) == Some(id);
-        f.live().all(|(_, node)| match &node.op {
+        let is = |v: ValueId| weight_param(f, v) == Some(id);
+        f.live_nodes().all(|(_, node)| match &node.op {
             Op::Permute { perm } => perm == &[1, 0] || !node.inputs.iter().any(|&v| is(v)),
             Op::MatMul { .. } => {
                 !is(node.inputs[0]) && (!is(node.inputs[1]) || f.ty(node.inputs[0]).rank() == 2)

@@ -39,7 +39,7 @@ pub struct BuildSource {
 
 /// Whether the build is for GPUs; a target that is none is told elsewhere.
 fn on_gpu(options: &BuildOptions) -> bool {
-    mlcc_target::resolve(&options.target).is_ok_and(|target| target.arch == Arch::Nvptx)
+    mlcc_target::resolve_target(&options.target).is_ok_and(|target| target.arch == Arch::Nvptx)
 }
 
 impl BuildSource {
@@ -48,33 +48,40 @@ impl BuildSource {
     pub fn open(options: &BuildOptions) -> Result<BuildSource, BuildError> {
         let text = ModuleText::open(&options.request)?;
         let mut model = match &text {
-            Some(text) => resolve(&text.request(&options.request)?)?,
+            Some(text) => resolve(&text.merge_request(&options.request)?)?,
             None => resolve(&options.request)?,
         };
         let checkpoint = model.open_weights()?;
         let generation_config = text_files::read(model.files.generation_config.as_deref())?;
-        let tokenizer = text_files::tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
+        let tokenizer =
+            text_files::resolve_tokenizer(&model, &checkpoint, options, generation_config.as_deref())?;
         text_files::answer_with_tokens(&mut model, options, tokenizer.as_ref())?;
-        stream(&mut model, options)?;
-        let mut context = context(&model, options)?;
+        apply_streaming(&mut model, options)?;
+        let mut context = context_length(&model, options)?;
         if let Some(text) = &text {
             model.name = text.program.module.name.clone();
-            context = text.context(options, context)?;
-            text.check(&model.config.architecture)?;
+            context = text.cache_context(options, context)?;
+            text.check_entries(&model.config.architecture)?;
         }
         let architecture = &model.config.architecture;
         let at_most = |chunk: u32| u32::try_from(context).map_or(chunk, |context| context.min(chunk));
         let planned = text.as_ref().and_then(|t| u32::try_from(t.program.memory.as_ref()?.chunk).ok());
         let longest = u32::try_from(context).unwrap_or(u32::MAX);
         let chunk = options.chunk.or(planned).unwrap_or(match architecture.needs_whole_prompts() {
-            _ if architecture.texts().is_some() => longest.max(TEXTS),
+            _ if architecture.pooling_head().is_some() => longest.max(TEXTS),
             true => at_most(WHOLE_PROMPT),
             false if on_gpu(options) => at_most(GPU_CHUNK),
             false if architecture.has_experts() => at_most(LONG_CHUNK),
             false => CHUNK,
         });
         let mut warnings = model.config.warnings.clone();
-        let chat = text_files::chat(&model, &checkpoint, options, tokenizer.as_ref(), &mut warnings)?;
+        let chat = text_files::resolve_chat_template(
+            &model,
+            &checkpoint,
+            options,
+            tokenizer.as_ref(),
+            &mut warnings,
+        )?;
         Ok(BuildSource {
             text,
             model,
@@ -98,14 +105,14 @@ impl BuildSource {
 }
 
 /// The window and the sinks that were asked for, in place of those of the configuration.
-fn stream(model: &mut ResolvedModel, options: &BuildOptions) -> Result<(), BuildError> {
+fn apply_streaming(model: &mut ResolvedModel, options: &BuildOptions) -> Result<(), BuildError> {
     let architecture = model.config.architecture.clone();
-    let known = architecture.stream();
+    let known = architecture.streaming_window();
     let window = options.sliding_window.or(known.map(|s| s.window));
     let sinks = options.attention_sinks.unwrap_or(known.map_or(0, |s| s.sinks));
-    model.config.architecture = architecture.with_stream(window, sinks)?;
+    model.config.architecture = architecture.with_streaming_window(window, sinks)?;
     let asked_for = options.sliding_window.is_some() || sinks > 0;
-    match (model.config.architecture.stream(), options.context) {
+    match (model.config.architecture.streaming_window(), options.context) {
         (Some(stream), Some(asked)) if asked_for && asked <= stream.window as u64 => {
             Err(BuildError::NoRoom { asked, window: stream.window })
         }
@@ -115,9 +122,9 @@ fn stream(model: &mut ResolvedModel, options: &BuildOptions) -> Result<(), Build
 
 /// What was asked for, within what the model was trained with; beyond that only with a window that it was given, because
 /// distances are shorter then.
-fn context(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
+fn context_length(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
     let architecture = &model.config.architecture;
-    let trained = match architecture.stream() {
+    let trained = match architecture.streaming_window() {
         // Positions are `i32` in kernels.
         Some(_) => i32::MAX as usize,
         None => architecture.context_length(),

@@ -15,7 +15,7 @@ use super::{BuildOptions, BuildSource};
 pub const COMPILER: &str = concat!("mlcc ", env!("CARGO_PKG_VERSION"));
 
 /// Name of a target family in the table.
-pub fn family(arch: Arch) -> &'static str {
+pub fn target_family(arch: Arch) -> &'static str {
     match arch {
         Arch::X86_64 => "x86-64",
         Arch::Aarch64 => "aarch64",
@@ -23,7 +23,7 @@ pub fn family(arch: Arch) -> &'static str {
     }
 }
 
-pub fn describe(
+pub fn describe_model(
     source: &BuildSource,
     target: &CompileTarget,
     options: &BuildOptions,
@@ -32,11 +32,11 @@ pub fn describe(
     metadata: String,
 ) -> TableDesc {
     TableDesc {
-        target: family(target.arch).into(),
+        target: target_family(target.arch).into(),
         compiler: COMPILER.into(),
         metadata,
-        params: params(program, memory),
-        states: states(source, program, memory),
+        params: param_descs(program, memory),
+        states: state_descs(source, program, memory),
         plan: PlanDesc {
             weights_bytes: memory.weights_bytes,
             arena_bytes: memory.arena_bytes(),
@@ -45,11 +45,11 @@ pub fn describe(
             chunk: u64::from(source.chunk),
             context: memory.context.or_else(|| source.context_limit(options)).unwrap_or(0),
             batch: u64::from(options.max_batch(target)),
-            vocab: source.model.config.architecture.token_ids() as u64,
+            vocab: source.model.config.architecture.token_id_count() as u64,
             max_workers: memory.max_workers().unwrap_or(0),
             page_bytes: memory.on_all_ranks(program).0,
-            text_width: source.model.config.architecture.text_width().unwrap_or(0) as u64,
-            ranks: program.module.ranks() as u64,
+            text_width: source.model.config.architecture.embedding_size().unwrap_or(0) as u64,
+            ranks: program.module.rank_count() as u64,
             adapter_slots: options.adapters.map_or(0, |slots| slots.slots as u64),
             adapter_rank: options.adapters.map_or(0, |slots| slots.rank as u64),
             adapter_bytes: memory.adapter_bytes,
@@ -60,7 +60,7 @@ pub fn describe(
     }
 }
 
-fn params(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<ParamDesc> {
+fn param_descs(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<ParamDesc> {
     let params = program.module.params.values().zip(&memory.params);
     params
         .map(|(param, &(offset, bytes))| ParamDesc {
@@ -70,7 +70,7 @@ fn params(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<ParamDesc> {
                 None | Some(Packing::RowMajor) => String::new(),
                 Some(packing) => packing.name().into(),
             },
-            dims: dims(&param.ty),
+            dims: constant_dims(&param.ty),
             of_slots: param.is_adapter(),
             offset,
             bytes,
@@ -78,7 +78,7 @@ fn params(program: &LoweredProgram, memory: &MemoryPlan) -> Vec<ParamDesc> {
         .collect()
 }
 
-fn states(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPlan) -> Vec<StateDesc> {
+fn state_descs(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPlan) -> Vec<StateDesc> {
     let architecture = &source.model.config.architecture;
     let sinks = architecture.sinks() as u32;
     let window = architecture.window().map(|newest| WindowDesc { newest: newest as u64, sinks });
@@ -86,7 +86,7 @@ fn states(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPlan) -
     states
         .map(|((id, state), &(offset, bytes))| {
             let cache = program.module.is_cache(id).then(|| {
-                let rows = dims(&state.ty).first().copied().unwrap_or(0);
+                let rows = constant_dims(&state.ty).first().copied().unwrap_or(0);
                 CacheDesc { rows, row_bytes: memory.row_bytes[id.index()] }
             });
             StateDesc {
@@ -107,7 +107,7 @@ fn states(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPlan) -
 
 /// As the table says it.
 pub fn decoder_start(source: &BuildSource) -> u64 {
-    source.model.config.architecture.decoder_start().map_or(0, |token| u64::from(token) + 1)
+    source.model.config.architecture.decoder_start_token_id().map_or(0, |token| u64::from(token) + 1)
 }
 
 /// What the caches are and cost.
@@ -121,15 +121,15 @@ pub struct CacheRow {
 }
 
 /// Of all ranks; `None` for recurrent models.
-pub fn caches(program: &LoweredProgram, memory: &MemoryPlan) -> Option<CacheRow> {
+pub fn cache_row(program: &LoweredProgram, memory: &MemoryPlan) -> Option<CacheRow> {
     let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
     for (id, state) in program.module.states.iter() {
         if !program.module.is_cache(id) {
             continue;
         }
-        let rows = dims(&state.ty).first().copied().unwrap_or(0);
+        let rows = constant_dims(&state.ty).first().copied().unwrap_or(0);
         row.rows = row.rows.min(rows);
-        row.bytes_per_token += program.module.ranks() as u64 * memory.row_bytes[id.index()];
+        row.bytes_per_token += program.module.rank_count() as u64 * memory.row_bytes[id.index()];
         let format = state.ty.dtype.name().to_string();
         if !row.formats.contains(&format) {
             row.formats.push(format);
@@ -139,6 +139,6 @@ pub fn caches(program: &LoweredProgram, memory: &MemoryPlan) -> Option<CacheRow>
 }
 
 /// Sizes of a parameter, which are constant.
-pub fn dims(ty: &TensorType) -> Vec<u64> {
+pub fn constant_dims(ty: &TensorType) -> Vec<u64> {
     ty.dims.iter().map(|d| d.as_const().and_then(|d| u64::try_from(d).ok()).unwrap_or(0)).collect()
 }

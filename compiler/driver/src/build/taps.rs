@@ -28,7 +28,7 @@ pub struct TapPlace {
 pub type TapPlaces = BTreeMap<String, Vec<TapPlace>>;
 
 /// The taps of a planned program, which lie at the same places on all levels; empty where it was built without.
-pub fn places(program: &LoweredProgram, memory: &MemoryPlan) -> TapPlaces {
+pub fn tap_places(program: &LoweredProgram, memory: &MemoryPlan) -> TapPlaces {
     let entries = program.levels.first().map_or(&[][..], |l| &l.lowered.entries);
     let plans = memory.levels.first().map_or(&[][..], |l| &l.entries);
     let mut all = TapPlaces::new();

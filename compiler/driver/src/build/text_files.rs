@@ -21,7 +21,7 @@ pub struct SourceTokenizer {
 }
 
 /// The tokenizer that the user named, or the one beside the model.
-pub(super) fn tokenizer(
+pub(super) fn resolve_tokenizer(
     model: &ResolvedModel,
     checkpoint: &Checkpoint,
     options: &BuildOptions,
@@ -145,7 +145,7 @@ fn gguf_tokens(metadata: &GgufMetadata) -> Result<BTreeMap<String, String>, Chec
 
 /// The chat template that the user named, that of the model's files, or the format that belongs to its kind. One of the
 /// files that is no valid template is left out with a warning: the model can be used without it.
-pub(super) fn chat(
+pub(super) fn resolve_chat_template(
     model: &ResolvedModel,
     checkpoint: &Checkpoint,
     options: &BuildOptions,
@@ -168,15 +168,16 @@ pub(super) fn chat(
     };
     let tokens = || tokenizer.map(|tokenizer| tokenizer.names.clone()).unwrap_or_default();
     let named = options.template.as_ref().map(|template| template.clone().with_tokens(tokens()));
-    if let Some(head) = model.config.architecture.texts().filter(|head| head.purpose == PoolingOutput::Scores)
+    if let Some(head) =
+        model.config.architecture.pooling_head().filter(|head| head.output == PoolingOutput::Scores)
     {
-        return pairs(model, head, named, found);
+        return resolve_pair_template(model, head, named, found);
     }
     if let Some(source) = named {
         source.compile()?;
         return Ok(Some(source));
     }
-    let Some(source) = found.or_else(|| builtin(model, tokenizer).map(ChatSource::builtin)) else {
+    let Some(source) = found.or_else(|| builtin_format(model, tokenizer).map(ChatSource::builtin)) else {
         return Ok(None);
     };
     match source.compile() {
@@ -190,7 +191,7 @@ pub(super) fn chat(
 
 /// How a reranker gets a query and a document: by a template that takes them, else by the tokenizer alone (`None`). One that answers
 /// with a token needs a template.
-fn pairs(
+fn resolve_pair_template(
     model: &ResolvedModel,
     head: &PoolingHead,
     named: Option<ChatSource>,
@@ -211,7 +212,7 @@ fn pairs(
     {
         return Ok(Some(source));
     }
-    let answers = head.answers().next().is_some();
+    let answers = head.answer_tokens().next().is_some();
     match model.config.model_type.as_str() {
         _ if !answers => Ok(None),
         QWEN3 => Ok(Some(ChatSource::qwen3_reranker())),
@@ -232,7 +233,7 @@ pub(super) fn answer_with_tokens(
     let named = model.config.model_type == QWEN3 && model.name.to_lowercase().contains("reranker");
     let usual = ["yes".to_string(), "no".to_string()];
     let answers = match &options.answers {
-        None if !named || architecture.texts().is_some() => return Ok(()),
+        None if !named || architecture.pooling_head().is_some() => return Ok(()),
         // Nothing else could be done with the name alone.
         None if tokenizer.is_none() => return Ok(()),
         None => &usual,
@@ -240,7 +241,7 @@ pub(super) fn answer_with_tokens(
     };
     let refused =
         |what: String| Err(BuildError::Unsupported(format!("--rerank-by {}: {what}", answers.join(","))));
-    if architecture.texts().is_some() || !architecture.reads_texts() {
+    if architecture.pooling_head().is_some() || !architecture.supports_pooling() {
         return refused(format!(
             "the model_type `{}` does not answer with tokens, or is a reranker already",
             model.config.model_type
@@ -256,13 +257,13 @@ pub(super) fn answer_with_tokens(
             ref tokens => return refused(format!("`{answer}` is {} tokens, it has to be one", tokens.len())),
         }
     }
-    let head = PoolingHead::answer(ids[0], Some(ids[1]));
-    model.config.architecture = architecture.clone().with_texts(Some(head));
+    let head = PoolingHead::token_score(ids[0], Some(ids[1]));
+    model.config.architecture = architecture.clone().with_pooling_head(Some(head));
     Ok(())
 }
 
 /// The format of models whose code has one.
-fn builtin(model: &ResolvedModel, tokenizer: Option<&SourceTokenizer>) -> Option<BuiltinFormat> {
+fn builtin_format(model: &ResolvedModel, tokenizer: Option<&SourceTokenizer>) -> Option<BuiltinFormat> {
     let raw = &model.config.raw;
     let name = raw.get("_name_or_path").and_then(|name| name.as_str()).unwrap_or("");
     match model.config.model_type.as_str() {

@@ -42,7 +42,7 @@ impl TuningFile {
 impl BuildOptions {
     /// The machine to compile for, tuned as `tuning` says.
     pub fn resolve_target(&self) -> Result<CompileTarget, BuildError> {
-        let mut target = mlcc_target::resolve(&self.target)?;
+        let mut target = mlcc_target::resolve_target(&self.target)?;
         if let Some(TuningFile { path, tuning, .. }) = &self.tuning {
             let file = path.display().to_string();
             tuning.apply(&file, &self.target, detected_model().as_ref(), &mut target)?;
@@ -57,7 +57,7 @@ pub(super) fn kernels_fit(target: &CompileTarget, program: &LoweredProgram) -> R
         |level: &FeatureLevel| mlcc_target::level(&level.name).ok().flatten().as_ref() != Some(level);
     for (level, code) in target.levels.iter().zip(&program.levels) {
         let Some(gpu) = level.gpu.as_ref().filter(|_| is_tuned(level)) else { continue };
-        let most = gpu.most_shared_bytes();
+        let most = gpu.max_shared_bytes();
         for kernel in &code.lowered.kernels {
             let bytes = SharedMemory::bytes_of(kernel);
             if bytes > u64::from(most) {

@@ -61,7 +61,7 @@ pub fn runs_here(target: &CompileTarget) -> bool {
 
 /// Builds with taps, runs the calls and compares: the graph after every pass, then compiled code with the graph. Code that
 /// this machine cannot run is interpreted.
-pub fn check(
+pub fn check_build(
     source: &BuildSource,
     target: &CompileTarget,
     options: &BuildOptions,
@@ -112,12 +112,12 @@ fn against_reference(
         true => diagnose::run_machine(setup, program, calls, &folder.join("whole.so"))?,
         false => diagnose::run_interpreter(setup, program, calls)?,
     };
-    let expected = setup.reference(stages, calls, &found)?;
+    let expected = setup.reference_taps(stages, calls, &found)?;
     compare(calls, &found, &expected, setup.tolerance())
 }
 
 /// Checks the build, and if it is wrong, the build without each optional pass. `progress` gets every trial.
-pub fn search(
+pub fn bisect_passes(
     source: &BuildSource,
     target: &CompileTarget,
     options: &BuildOptions,
@@ -127,7 +127,7 @@ pub fn search(
     mut progress: impl FnMut(&PassTrial),
 ) -> Result<BisectVerdict, BoxedError> {
     let options = BuildOptions { debug_taps: true, ..options.clone() };
-    let whole = check(source, target, &options, calls, folder, true, cancel)?;
+    let whole = check_build(source, target, &options, calls, folder, true, cancel)?;
     let mut verdict = BisectVerdict { whole, trials: Vec::new(), guilty: Vec::new() };
     if verdict.whole.ok() {
         return Ok(verdict);
@@ -140,7 +140,7 @@ pub fn search(
         }
         let mut options = options.clone();
         options.disabled_passes.push(pass.name.into());
-        let check = check(source, target, &options, calls, folder, false, cancel)?;
+        let check = check_build(source, target, &options, calls, folder, false, cancel)?;
         let trial = PassTrial { without: pass.name.into(), ok: check.ok(), error: check.error() };
         progress(&trial);
         if trial.ok {

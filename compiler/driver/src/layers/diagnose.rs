@@ -129,7 +129,7 @@ fn every_value(
     let mut all = module.clone();
     let (id, _) = module.function(entry).ok_or("the entry function is gone")?;
     let f = &mut all.functions[id];
-    let outputs: Vec<ValueId> = f.live().flat_map(|(_, n)| n.outputs.clone()).collect();
+    let outputs: Vec<ValueId> = f.live_nodes().flat_map(|(_, n)| n.outputs.clone()).collect();
     f.outputs.clone_from(&outputs);
     let mut graph = GraphLayers::new(&all, &setup.source.checkpoint, packs)?;
     let mut values = Vec::new();
@@ -150,7 +150,7 @@ fn slice(f: &Function, to: ValueId, stop: &dyn Fn(ValueId) -> bool) -> Vec<NodeI
     let mut wanted = vec![false; f.values.len()];
     wanted[to.index()] = true;
     let mut nodes: Vec<NodeId> = Vec::new();
-    for (id, node) in f.live().rev() {
+    for (id, node) in f.live_nodes().rev() {
         if node.outputs.iter().any(|v| wanted[v.index()]) {
             nodes.push(id);
             for &v in node.inputs.iter().filter(|&&v| !stop(v)) {
@@ -180,7 +180,7 @@ pub fn of_kernels(
         keep_results(&mut module, id, &layer.name)?;
     }
     let calls = &calls[..=layer.call];
-    let program = lower(setup, module.clone(), &stages.packs)?;
+    let program = lower_module(setup, module.clone(), &stages.packs)?;
     let found = run_machine(setup, &program, calls, &folder.join("kept.so"))?;
     let (checkpoint, layers) = (&setup.source.checkpoint, without_kernels(&found));
     let expected = run_given(&module, checkpoint, &stages.packs, calls, &layers)?;
@@ -205,14 +205,14 @@ pub fn of_kernels(
 const KERNEL: &str = "kernel ";
 
 fn only_kernels(taps: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
-    those(taps, |tap| tap.name.starts_with(KERNEL))
+    filter_taps(taps, |tap| tap.name.starts_with(KERNEL))
 }
 
 fn without_kernels(taps: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
-    those(taps, |tap| !tap.name.starts_with(KERNEL))
+    filter_taps(taps, |tap| !tap.name.starts_with(KERNEL))
 }
 
-fn those(taps: &[Vec<TapOutput>], wanted: impl Fn(&TapOutput) -> bool) -> Vec<Vec<TapOutput>> {
+fn filter_taps(taps: &[Vec<TapOutput>], wanted: impl Fn(&TapOutput) -> bool) -> Vec<Vec<TapOutput>> {
     taps.iter().map(|call| call.iter().filter(|tap| wanted(tap)).cloned().collect()).collect()
 }
 
@@ -258,7 +258,11 @@ fn as_matrix(module: &Module, f: &mut Function, v: ValueId) -> Result<Option<Val
 }
 
 /// The passes after the graph, for a module that they have not seen.
-fn lower(setup: &TapSetup<'_>, module: Module, packs: &ParamPacking) -> Result<LoweredProgram, BoxedError> {
+fn lower_module(
+    setup: &TapSetup<'_>,
+    module: Module,
+    packs: &ParamPacking,
+) -> Result<LoweredProgram, BoxedError> {
     let mut program = LoweredProgram::new(module);
     program.pack_options.clone_from(packs);
     let mut context = PassContext::new(build::pass_options(setup.source, setup.target, setup.options));
@@ -277,7 +281,7 @@ pub fn run_machine(
     path: &Path,
 ) -> Result<Vec<Vec<TapOutput>>, BoxedError> {
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
-    let places = taps::places(program, memory);
+    let places = taps::tap_places(program, memory);
     setup.cancellable(|hooks| {
         let mut report = BuildReport::default();
         build::write_program(setup.source, setup.target, setup.options, program, path, &mut report, hooks)
@@ -321,5 +325,5 @@ pub fn run_interpreter(
     let memory = program.memory.as_ref().ok_or("memory is not planned")?;
     let (architecture, chunk) = (&setup.source.model.config.architecture, setup.source.chunk as usize);
     let model = StepModel::new(program, 0, &setup.source.checkpoint, architecture, chunk, 2)?;
-    run_all(&mut KernelLayers { model, places: taps::places(program, memory) }, calls)
+    run_all(&mut KernelLayers { model, places: taps::tap_places(program, memory) }, calls)
 }

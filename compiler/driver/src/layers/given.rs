@@ -34,7 +34,7 @@ pub fn run_given(
     for entry in ENTRIES {
         let Some((id, _)) = module.function(entry) else { continue };
         let names: Vec<String> = module.taps_of(entry).to_vec();
-        let names = give(&mut module.functions[id], &names, |name| in_all(entry, name));
+        let names = replace_taps(&mut module.functions[id], &names, |name| in_all(entry, name));
         given.push((entry, names));
     }
     let mut graph = GraphLayers::new(&module, checkpoint, packs)?;
@@ -55,7 +55,7 @@ fn tensor(tap: &TapOutput) -> Tensor {
 
 /// Makes inputs of the taps that are wanted: whatever reads such a value reads the input. The outputs stay. Gives the taps of the new
 /// inputs, in their order.
-fn give(f: &mut Function, names: &[String], wanted: impl Fn(&String) -> bool) -> Vec<String> {
+fn replace_taps(f: &mut Function, names: &[String], wanted: impl Fn(&String) -> bool) -> Vec<String> {
     let taps: Vec<(String, ValueId)> =
         names.iter().cloned().zip(f.outputs.iter().skip(1).copied()).filter(|(n, _)| wanted(n)).collect();
     let (mut given, mut seen) = (Vec::new(), BTreeSet::new());

@@ -71,7 +71,7 @@ impl GraphLayers<'_> {
 }
 
 impl LayerModel for GraphLayers<'_> {
-    fn call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
+    fn run_call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
         self.taps(call, Vec::new())
     }
 }
@@ -104,8 +104,8 @@ pub struct KernelLayers<'p> {
 }
 
 impl LayerModel for KernelLayers<'_> {
-    fn call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
-        let logits = self.model.call(call.entry(), &call.tokens)?.to_vec();
+    fn run_call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
+        let logits = self.model.run_entry(call.entry(), &call.tokens)?.to_vec();
         read(of_entry(&self.places, call), self.model.scratch(), call, &logits)
     }
 }
@@ -117,7 +117,7 @@ pub struct ArtifactLayers {
 }
 
 impl LayerModel for ArtifactLayers {
-    fn call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
+    fn run_call(&mut self, call: &TapCall) -> Result<Vec<TapOutput>, BoxedError> {
         let logits = match call.tokens.as_slice() {
             [token] => self.session.decode(*token)?,
             tokens => self.session.prefill(tokens)?,

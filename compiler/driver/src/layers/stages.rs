@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::given::run_given;
 use super::run::{GraphLayers, ParamPacking};
 use super::{
-    BoxedError, LOGITS, LayerComparison, TapCall, TapOutput, cache_tolerance, compare, run_all, tolerance,
+    BoxedError, LOGITS, LayerComparison, TapCall, TapOutput, cache_tolerance, compare, run_all,
+    scheme_tolerance,
 };
 use crate::build::{self, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource};
 
@@ -52,7 +53,7 @@ impl TapSetup<'_> {
             true => cache_tolerance(self.options.cache_type()),
             false => 0.0,
         };
-        tolerance(&self.options.quant).max(cache)
+        scheme_tolerance(&self.options.quant).max(cache)
     }
 
     pub fn cancellable<T>(&self, run: impl FnOnce(&mut BuildHooks<'_>) -> T) -> T {
@@ -90,7 +91,7 @@ impl TapSetup<'_> {
     }
 
     /// Taps of the graph at a stage.
-    pub fn graph(
+    pub fn graph_taps(
         &self,
         stages: &PassStages,
         stage: usize,
@@ -101,7 +102,7 @@ impl TapSetup<'_> {
     }
 
     /// Taps of the graph that says what the artifact computes, each from what `found` has before it.
-    pub fn reference(
+    pub fn reference_taps(
         &self,
         stages: &PassStages,
         calls: &[TapCall],
@@ -136,10 +137,10 @@ pub fn first_wrong_pass(
     calls: &[TapCall],
 ) -> Result<(Option<WrongPass>, Vec<PassCost>), BoxedError> {
     let mut costs = Vec::new();
-    let mut before = setup.graph(stages, 0, calls)?;
+    let mut before = setup.graph_taps(stages, 0, calls)?;
     for stage in 1..stages.list.len() {
         let pass = stages.list[stage].pass.unwrap_or_default();
-        let after = setup.graph(stages, stage, calls)?;
+        let after = setup.graph_taps(stages, stage, calls)?;
         let permitted = match changes_numbers(pass) {
             true => f64::MAX,
             // After quantized activations a code may fall on the other side of its rounding edge.

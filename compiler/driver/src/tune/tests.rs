@@ -17,7 +17,7 @@ struct SpeedFormula {
 impl CandidateEvaluator for SpeedFormula {
     type Artifact = TuneTables;
     type Error = Infallible;
-    fn code(&mut self, level: &FeatureLevel) -> Result<u128, Infallible> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, Infallible> {
         self.last = level.tune.clone();
         Ok(level.tune.as_ref().map_or(0, self.code))
     }
@@ -31,25 +31,25 @@ impl CandidateEvaluator for SpeedFormula {
         kind: WorkloadKind,
         effort: ComparisonEffort,
     ) -> Result<Option<SpeedComparison>, Infallible> {
-        in_turns(self, old, new, kind, effort)
+        compare_interleaved(self, old, new, kind, effort)
     }
     fn is_over(&self) -> bool {
-        self.ends()
+        self.is_out_of_time()
     }
-    fn tried(&mut self, _: &TuneTrial) {}
+    fn report_trial(&mut self, _: &TuneTrial) {}
 }
 
 impl SpeedTimer for SpeedFormula {
     type Artifact = TuneTables;
     type Error = Infallible;
-    fn speed(&mut self, artifact: &mut TuneTables, kind: WorkloadKind) -> Result<f64, Infallible> {
+    fn measure_speed(&mut self, artifact: &mut TuneTables, kind: WorkloadKind) -> Result<f64, Infallible> {
         self.runs += 1;
         // The machine gets slower, by more than what is to be found, and every third run by a tenth.
         let drift = 1.0 - 0.0002 * self.runs as f64;
         let noise = if self.runs % 7 == 3 { 0.9 } else { 1.0 };
         Ok((self.speed)(artifact, kind) * drift * noise)
     }
-    fn ends(&self) -> bool {
+    fn is_out_of_time(&self) -> bool {
         self.runs >= self.most_runs
     }
 }
@@ -96,26 +96,26 @@ fn hill(tune: &TuneTables, kind: WorkloadKind) -> f64 {
 fn the_search_climbs_key_by_key() {
     let base = base();
     let mut machine = formula(hill);
-    let found = search(&mut machine, &base).unwrap();
+    let found = search_tuning(&mut machine, &base).unwrap();
     assert!(found.complete);
     assert_eq!(tune(&found.level).stream.q8, StreamPrefetch::Every { distance: 4096 });
     assert_eq!(tune(&found.level).product.few_rows, 8);
     // Better in sum, but worse at something.
     assert_eq!(tune(&found.level).division, tune(&base).division);
-    let changes = tune(&base).changes(tune(&found.level));
+    let changes = tune(&base).changed_keys(tune(&found.level));
     assert_eq!(changes.keys().collect::<Vec<_>>(), ["product", "stream"]);
     assert!(found.equal > 50, "keys that change no code are not timed: {}", found.equal);
     let trials: BTreeSet<&str> = found.trials.iter().map(|trial| trial.key).collect();
     assert_eq!(trials, BTreeSet::from(["division", "product.few_rows", "stream.q8"]));
     let mut artifact = found.artifact;
-    let last = confirm(&mut machine, &base, &mut artifact).unwrap();
+    let last = confirm_tuning(&mut machine, &base, &mut artifact).unwrap();
     assert_eq!(last.iter().map(|c| c.kind).collect::<Vec<_>>(), WorkloadKind::OF_CPUS);
     assert!(is_better(&last) && last[0].gain > 1.05 && (last[1].gain - 1.0).abs() < 0.02, "{last:?}");
 }
 
 #[test]
 fn noise_and_drift_change_nothing() {
-    let found = search(&mut formula(|_, _| 100.0), &base()).unwrap();
+    let found = search_tuning(&mut formula(|_, _| 100.0), &base()).unwrap();
     assert_eq!(found.level, base());
     assert!(found.trials.len() > 10 && found.trials.iter().all(|trial| !trial.taken));
 }
@@ -124,7 +124,7 @@ fn noise_and_drift_change_nothing() {
 fn what_was_found_so_far_stays_when_the_time_is_over() {
     for most_runs in [0, 5, 60, 120] {
         let mut machine = SpeedFormula { most_runs, ..formula(hill) };
-        let found = search(&mut machine, &base()).unwrap();
+        let found = search_tuning(&mut machine, &base()).unwrap();
         assert!(!found.complete);
         assert!(machine.runs <= most_runs + 1, "{} runs", machine.runs);
         let best = found.trials.iter().rfind(|trial| trial.taken);
@@ -148,7 +148,7 @@ fn tile(level: &FeatureLevel) -> MatrixTile {
 impl CandidateEvaluator for PredictedSpeed {
     type Artifact = MatrixTile;
     type Error = String;
-    fn code(&mut self, level: &FeatureLevel) -> Result<u128, String> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, String> {
         let MatrixTile { rows, columns, warps: [down, across], stages } = tile(level);
         self.last = Some(tile(level));
         let numbers = [rows, columns, down, across, stages];
@@ -174,12 +174,12 @@ impl CandidateEvaluator for PredictedSpeed {
     fn is_over(&self) -> bool {
         self.judged >= self.most
     }
-    fn tried(&mut self, _: &TuneTrial) {}
+    fn report_trial(&mut self, _: &TuneTrial) {}
 }
 
 fn predicted(speed: fn(MatrixTile, WorkloadKind) -> f64) -> TuneResult<MatrixTile> {
     let base = level("sm_90").unwrap().unwrap();
-    search(&mut PredictedSpeed { speed, last: None, judged: 0, most: usize::MAX }, &base).unwrap()
+    search_tuning(&mut PredictedSpeed { speed, last: None, judged: 0, most: usize::MAX }, &base).unwrap()
 }
 
 /// Large tiles are faster in prompts by more than a hundredth, in steps by less.
@@ -195,7 +195,7 @@ fn predictions_choose_a_tile_of_a_gpu() {
     let MatrixTile { rows, columns, .. } = tile(&found.level);
     assert_eq!((rows, columns), (64, 256), "larger ones have no shared memory for four stages");
     assert!(found.complete && found.artifact == tile(&found.level));
-    let changes = base.changes(&found.level);
+    let changes = base.changed_keys(&found.level);
     assert_eq!(changes.keys().collect::<Vec<_>>(), ["code_product"]);
     assert!(found.equal > 10, "no code depends on other keys: {}", found.equal);
     assert!(found.trials.iter().all(|trial| trial.comparisons.iter().all(|c| c.turns == 1)));
@@ -206,10 +206,11 @@ fn predictions_choose_a_tile_of_a_gpu() {
     // Without noise the same is found again.
     let again = predicted(large);
     assert_eq!((again.level, again.trials, again.refused), (found.level, found.trials, found.refused));
-    let last =
-        confirm(&mut PredictedSpeed { speed: large, last: None, judged: 0, most: usize::MAX }, &base, &mut {
-            found.artifact
-        });
+    let last = confirm_tuning(
+        &mut PredictedSpeed { speed: large, last: None, judged: 0, most: usize::MAX },
+        &base,
+        &mut { found.artifact },
+    );
     assert_eq!(last.unwrap().iter().map(|c| c.kind).collect::<Vec<_>>(), WorkloadKind::OF_GPUS);
 }
 
@@ -233,8 +234,8 @@ fn predicted_gains_below_a_hundredth_are_not_taken() {
 fn errors_of_the_first_build_end_the_search_and_its_end_is_no_error() {
     let mut base = level("sm_90").unwrap().unwrap();
     let mut machine = PredictedSpeed { speed: large, last: None, judged: 0, most: 4 };
-    let found = search(&mut machine, &base).unwrap();
+    let found = search_tuning(&mut machine, &base).unwrap();
     assert!(!found.complete && found.trials.len() == 2);
     base.gpu.as_mut().unwrap().code_product.as_mut().unwrap().stages = 5;
-    assert_eq!(search(&mut machine, &base).err(), Some("ptxas refuses it".into()));
+    assert_eq!(search_tuning(&mut machine, &base).err(), Some("ptxas refuses it".into()));
 }

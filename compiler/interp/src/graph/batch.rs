@@ -10,7 +10,7 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::FuncId;
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{RowBatching, RowScope, batching, scope_of, scopes};
+use mlcc_ir::sequences::{RowBatching, RowScope, row_batching, row_scopes, scope_of};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ enum BatchValue {
 }
 
 impl BatchValue {
-    fn of(&self, sequence: usize) -> Arc<Tensor> {
+    fn of_sequence(&self, sequence: usize) -> Arc<Tensor> {
         match self {
             BatchValue::All(tensor) => tensor.clone(),
             BatchValue::Each(tensors) => tensors[sequence].clone(),
@@ -60,12 +60,12 @@ impl<'i, 'm> ScopedEvaluator<'i, 'm> {
 
 struct BatchEvaluator<'i, 'm> {
     f: &'m Function,
-    pieces: &'i [SequenceRows],
+    sequences: &'i [SequenceRows],
     /// Sizes of the call, and how many rows are wanted.
     sizes: SymValues,
-    wanted: usize,
+    outputs: usize,
     all: ScopedEvaluator<'i, 'm>,
-    behind: ScopedEvaluator<'i, 'm>,
+    output_rows: ScopedEvaluator<'i, 'm>,
     each: Vec<ScopedEvaluator<'i, 'm>>,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn run(
         expected: expected.into(),
         found,
     };
-    let Some(scopes) = scopes(module, f) else {
+    let Some(scopes) = row_scopes(module, f) else {
         return Err(wrong("a batched function", "another".into()));
     };
     if states.is_empty() || states.len() != pieces.len() || pieces.iter().any(|p| p.rows < 1) {
@@ -98,7 +98,7 @@ pub(super) fn run(
         return Err(GraphError::Arity { function: f.name.clone(), expected, found });
     }
     let rows: i64 = pieces.iter().map(|p| p.rows).sum();
-    let ragged = batching(f) == RowBatching::Ragged;
+    let ragged = row_batching(f) == RowBatching::Ragged;
     if (ragged && !(1..=rows as usize).contains(&wanted)) || (!ragged && rows != pieces.len() as i64) {
         return Err(wrong("as many rows as the function takes", format!("{rows}, {wanted} of them wanted")));
     }
@@ -108,11 +108,16 @@ pub(super) fn run(
     let each = states.iter().zip(pieces).map(|(s, p)| ScopedEvaluator::new(interpreter, id, s, of_piece(p)));
     let mut batch = BatchEvaluator {
         f,
-        pieces,
+        sequences: pieces,
         sizes,
-        wanted,
+        outputs: wanted,
         all: ScopedEvaluator::new(interpreter, id, &states[0], sizes)?,
-        behind: ScopedEvaluator::new(interpreter, id, &states[0], SymValues { n: wanted as i64, ..sizes })?,
+        output_rows: ScopedEvaluator::new(
+            interpreter,
+            id,
+            &states[0],
+            SymValues { n: wanted as i64, ..sizes },
+        )?,
         each: each.collect::<Result<_, _>>()?,
     };
     let mut values: Vec<Option<BatchValue>> = vec![None; f.values.len()];
@@ -124,14 +129,14 @@ pub(super) fn run(
         let value = values[v.index()].clone();
         value.ok_or_else(|| wrong("a value defined before its use", "none".into()))
     };
-    for (at, (id, node)) in f.live().enumerate() {
+    for (at, (id, node)) in f.live_nodes().enumerate() {
         let args = node.inputs.iter().map(|&v| get(&values, v)).collect::<Result<Vec<_>, _>>()?;
         let outputs = batch.node(at, id, node, scope_of(module, node, &scopes), &args)?;
         for (&v, value) in node.outputs.iter().zip(outputs) {
             values[v.index()] = Some(value);
         }
     }
-    let outputs = f.outputs.iter().map(|&v| Ok(get(&values, v)?.of(0)));
+    let outputs = f.outputs.iter().map(|&v| Ok(get(&values, v)?.of_sequence(0)));
     let outputs = outputs.collect::<Result<TensorList, GraphError>>()?;
     for (state, run) in states.iter_mut().zip(batch.each) {
         *state = run.step.finish();
@@ -149,25 +154,26 @@ impl BatchEvaluator<'_, '_> {
         args: &[BatchValue],
     ) -> Result<Vec<BatchValue>, GraphError> {
         match (&node.op, scope) {
-            (Op::SequenceSplit { .. }, _) => Ok(vec![BatchValue::Each(self.split(&args[0].of(0)))]),
+            (Op::SequenceSplit { .. }, _) => Ok(vec![BatchValue::Each(self.split(&args[0].of_sequence(0)))]),
             (Op::SequenceJoin, _) => {
-                let rows: TensorList = (0..self.each.len()).map(|i| args[0].of(i)).collect();
+                let rows: TensorList = (0..self.each.len()).map(|i| args[0].of_sequence(i)).collect();
                 let dims = concrete_dims(self.f.ty(node.outputs[0]), &self.sizes);
                 let dims = dims.ok_or_else(|| malformed(self.f, id, "joins rows without a size".into()))?;
                 let data = rows.iter().flat_map(|row| row.data.iter().copied()).collect();
                 Ok(vec![BatchValue::All(Arc::new(Tensor { dtype: rows[0].dtype, dims, data }))])
             }
-            (Op::WantedRows, _) => {
-                Ok(vec![BatchValue::All(Arc::new(rows_of(&args[0].of(0), 0, self.wanted)))])
+            (Op::OutputRows, _) => {
+                Ok(vec![BatchValue::All(Arc::new(rows_of(&args[0].of_sequence(0), 0, self.outputs)))])
             }
             (_, RowScope::All) => self.all.node(self.f, at, (id, node), args),
-            (_, RowScope::Wanted) => self.behind.node(self.f, at, (id, node), args),
+            (_, RowScope::Outputs) => self.output_rows.node(self.f, at, (id, node), args),
             (_, RowScope::Sequence) => {
                 let mut each: Vec<TensorList> = vec![Vec::new(); node.outputs.len()];
                 for (i, run) in self.each.iter_mut().enumerate() {
-                    let args: Vec<BatchValue> = args.iter().map(|a| BatchValue::All(a.of(i))).collect();
+                    let args: Vec<BatchValue> =
+                        args.iter().map(|a| BatchValue::All(a.of_sequence(i))).collect();
                     let outputs = run.node(self.f, at, (id, node), &args)?;
-                    each.iter_mut().zip(outputs).for_each(|(all, one)| all.push(one.of(0)));
+                    each.iter_mut().zip(outputs).for_each(|(all, one)| all.push(one.of_sequence(0)));
                 }
                 Ok(each.into_iter().map(BatchValue::Each).collect())
             }
@@ -181,7 +187,7 @@ impl BatchEvaluator<'_, '_> {
             first += piece.rows as usize;
             Arc::new(rows)
         };
-        self.pieces.iter().map(&mut next).collect()
+        self.sequences.iter().map(&mut next).collect()
     }
 }
 
@@ -193,7 +199,7 @@ impl ScopedEvaluator<'_, '_> {
         (id, node): (NodeId, &GraphNode),
         args: &[BatchValue],
     ) -> Result<Vec<BatchValue>, GraphError> {
-        let args = args.iter().map(|a| a.of(0)).collect();
+        let args = args.iter().map(|a| a.of_sequence(0)).collect();
         let outputs = self.step.node(f, id, node, &self.plan.nodes[at], args)?;
         Ok(outputs.into_iter().map(BatchValue::All).collect())
     }

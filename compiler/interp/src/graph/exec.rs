@@ -20,7 +20,7 @@ impl ScalarProgram {
         let (mut ints, mut floats) = (self.ints.clone(), self.floats.clone());
         let mut out = Vec::with_capacity(total);
         for _ in 0..total {
-            self.element(&mut ints, &mut floats, args)?;
+            self.eval_element(&mut ints, &mut floats, args)?;
             let at = self.result.at as usize;
             out.push(match self.result.kind {
                 RegisterKind::Float => from_float(dtype, floats[at]),
@@ -37,7 +37,12 @@ impl ScalarProgram {
         Ok(out)
     }
 
-    fn element(&self, ints: &mut [i64], floats: &mut [f64], args: &[&[f64]]) -> Result<(), EvaluationFault> {
+    fn eval_element(
+        &self,
+        ints: &mut [i64],
+        floats: &mut [f64],
+        args: &[&[f64]],
+    ) -> Result<(), EvaluationFault> {
         let mut at = 0;
         while let Some(code) = self.code.get(at) {
             at += 1;
@@ -66,11 +71,11 @@ impl ScalarProgram {
                 ScalarInstr::MoveFloat { dst, a } => floats[dst as usize] = floats[a as usize],
                 ScalarInstr::LoadInt { dst, site } => {
                     let site = &self.sites[site as usize];
-                    ints[dst as usize] = args[site.arg][site.offset(ints)?] as i64;
+                    ints[dst as usize] = args[site.arg][site.element_offset(ints)?] as i64;
                 }
                 ScalarInstr::LoadFloat { dst, site } => {
                     let site = &self.sites[site as usize];
-                    floats[dst as usize] = args[site.arg][site.offset(ints)?];
+                    floats[dst as usize] = args[site.arg][site.element_offset(ints)?];
                 }
                 ScalarInstr::Jump { to } => at = to as usize,
                 ScalarInstr::JumpIfZero { a, to } => {
@@ -90,7 +95,7 @@ impl ScalarProgram {
 }
 
 impl LoadSite {
-    fn offset(&self, ints: &[i64]) -> Result<usize, EvaluationFault> {
+    fn element_offset(&self, ints: &[i64]) -> Result<usize, EvaluationFault> {
         let mut offset = 0;
         for (axis, (&reg, &size)) in self.index.iter().zip(&self.dims).enumerate() {
             let index = ints[reg as usize];

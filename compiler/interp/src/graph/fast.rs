@@ -1,10 +1,10 @@
 //! Compute definitions of common form evaluated by plain loops: copies, elementwise arithmetic, reductions and dot
 //! products over elements whose indices are linear in the loop variables.
 //!
-//! Every form adds and multiplies in the order of the definition, so that its result equals [`Program`]'s bit by bit.
+//! Every form adds and multiplies in the order of the definition, so that its result equals [`ScalarProgram`]'s bit by bit.
 //! What is not recognised, or would leave an input's bounds, is left to the program, which reports it.
 //!
-//! [`Program`]: super::program::Program
+//! [`ScalarProgram`]: super::program::ScalarProgram
 
 use super::place::row_major_strides;
 use super::program::{InputShape, RegisterKind};
@@ -304,7 +304,7 @@ impl EvaluationDomain<'_> {
         let ScalarExpr::Load { arg, index } = scalar else { return None };
         let operand = self.args.get(*arg)?;
         if index.len() != operand.dims.len()
-            || float && RegisterKind::of(operand.dtype) != RegisterKind::Float
+            || float && RegisterKind::of_dtype(operand.dtype) != RegisterKind::Float
         {
             return None;
         }

@@ -102,7 +102,7 @@ impl<'m> Interpreter<'m> {
 
     /// Runs a function that takes rows of several sequences, `pieces` of them, with logits of `wanted` rows; `states` change only if
     /// it succeeds.
-    pub fn run_pieces(
+    pub fn run_sequences(
         &self,
         function: FuncId,
         inputs: &[Tensor],
@@ -134,7 +134,7 @@ impl<'m> Interpreter<'m> {
             return Err(GraphError::Shape { place, expected, found });
         };
         let tensor = slot.get_or_init(|| Arc::new((self.source)(id)));
-        step::check(|| format!("parameter @{}", param.name), &param.ty, tensor, &SymValues::tokens(1))?;
+        step::check(|| format!("parameter @{}", param.name), &param.ty, tensor, &SymValues::for_tokens(1))?;
         Ok(tensor.clone())
     }
 }

@@ -67,7 +67,7 @@ pub(super) struct FunctionPlanner<'m> {
 impl<'m> FunctionPlanner<'m> {
     pub fn function<'f>(&self, function: Cow<'f, Function>) -> Result<FunctionPlan<'f>, GraphError> {
         let nodes = function
-            .live()
+            .live_nodes()
             .map(|(id, node)| self.node(&function, id, node))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(FunctionPlan { function, nodes })
@@ -86,7 +86,7 @@ impl<'m> FunctionPlanner<'m> {
             }
             Err(error) => return Err(malformed(function, id, error.message)),
         }
-        match node.op.meaning(&types) {
+        match node.op.semantics(&types) {
             OpSemantics::Structural => Ok(NodePlan::Structural),
             OpSemantics::Decompose => self.decomposed(node, &types).map(NodePlan::Decomposed),
             OpSemantics::Compute(definitions) => {

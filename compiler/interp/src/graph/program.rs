@@ -18,7 +18,7 @@ pub(super) enum RegisterKind {
 }
 
 impl RegisterKind {
-    pub fn of(dtype: DType) -> RegisterKind {
+    pub fn of_dtype(dtype: DType) -> RegisterKind {
         match dtype {
             DType::Bool => RegisterKind::Bool,
             _ if dtype.is_int() => RegisterKind::Int,
@@ -26,7 +26,7 @@ impl RegisterKind {
         }
     }
     /// Operands of two kinds meet in the wider one; arithmetic on bools is integer arithmetic.
-    fn join(a: RegisterKind, b: RegisterKind) -> RegisterKind {
+    fn widest(a: RegisterKind, b: RegisterKind) -> RegisterKind {
         if a == RegisterKind::Float || b == RegisterKind::Float {
             RegisterKind::Float
         } else {
@@ -36,7 +36,7 @@ impl RegisterKind {
     fn unary(op: UnOp, a: RegisterKind) -> RegisterKind {
         match op {
             UnOp::Not => a,
-            UnOp::Neg | UnOp::Abs => RegisterKind::join(a, a),
+            UnOp::Neg | UnOp::Abs => RegisterKind::widest(a, a),
             _ => RegisterKind::Float,
         }
     }
@@ -44,7 +44,7 @@ impl RegisterKind {
         match op {
             _ if op.is_comparison() => RegisterKind::Bool,
             BinOp::And | BinOp::Or | BinOp::Xor if a == b => a,
-            _ => RegisterKind::join(a, b),
+            _ => RegisterKind::widest(a, b),
         }
     }
 }
@@ -149,7 +149,7 @@ impl ScalarCompiler<'_> {
         let at = if kind == RegisterKind::Float { self.float(0.0) } else { self.int(0) };
         TypedRegister { kind, at }
     }
-    fn here(&self) -> u32 {
+    fn code_position(&self) -> u32 {
         self.code.len() as u32
     }
 
@@ -160,13 +160,13 @@ impl ScalarCompiler<'_> {
                 RegisterKind::Int
             }
             ScalarExpr::Float(_) => RegisterKind::Float,
-            ScalarExpr::Load { arg, .. } => RegisterKind::of(self.operand(*arg)?.dtype),
+            ScalarExpr::Load { arg, .. } => RegisterKind::of_dtype(self.operand(*arg)?.dtype),
             ScalarExpr::Unary(op, a) => RegisterKind::unary(*op, self.kind(a)?),
             ScalarExpr::Binary(op, a, b) => RegisterKind::binary(*op, self.kind(a)?, self.kind(b)?),
             ScalarExpr::Select(_, a, b) if self.kind(a)? == self.kind(b)? => self.kind(a)?,
-            ScalarExpr::Select(_, a, b) => RegisterKind::join(self.kind(a)?, self.kind(b)?),
-            ScalarExpr::Cast(dtype, _) => RegisterKind::of(*dtype),
-            ScalarExpr::Reduce { body, .. } => RegisterKind::join(self.kind(body)?, RegisterKind::Int),
+            ScalarExpr::Select(_, a, b) => RegisterKind::widest(self.kind(a)?, self.kind(b)?),
+            ScalarExpr::Cast(dtype, _) => RegisterKind::of_dtype(*dtype),
+            ScalarExpr::Reduce { body, .. } => RegisterKind::widest(self.kind(body)?, RegisterKind::Int),
         })
     }
     fn operand(&self, arg: usize) -> Result<&InputShape, String> {
@@ -210,7 +210,7 @@ impl ScalarCompiler<'_> {
         let dims = operand.dims.iter().map(|&d| d as i64).collect();
         let site = self.sites.len() as u32;
         self.sites.push(LoadSite { arg, index, dims });
-        let dst = self.reg(RegisterKind::of(operand.dtype));
+        let dst = self.reg(RegisterKind::of_dtype(operand.dtype));
         self.code.push(match dst.kind {
             RegisterKind::Float => ScalarInstr::LoadFloat { dst: dst.at, site },
             RegisterKind::Bool | RegisterKind::Int => ScalarInstr::LoadInt { dst: dst.at, site },
@@ -258,7 +258,7 @@ impl ScalarCompiler<'_> {
 
     fn binary(&mut self, op: BinOp, a: &ScalarExpr, b: &ScalarExpr) -> Result<TypedRegister, String> {
         let (ka, kb) = (self.kind(a)?, self.kind(b)?);
-        let (operands, result) = (RegisterKind::join(ka, kb), RegisterKind::binary(op, ka, kb));
+        let (operands, result) = (RegisterKind::widest(ka, kb), RegisterKind::binary(op, ka, kb));
         let (a, b) = (self.emit_as(operands, a)?, self.emit_as(operands, b)?);
         let dst = self.reg(result);
         let code = match operands {
@@ -284,16 +284,16 @@ impl ScalarCompiler<'_> {
         let kind = self.kind(e)?;
         let dst = self.reg(kind);
         let c = self.emit_int(c)?;
-        let to_else = self.here() as usize;
+        let to_else = self.code_position() as usize;
         self.code.push(ScalarInstr::JumpIfZero { a: c, to: 0 });
         let a = self.emit_as(dst.kind, a)?;
         self.copy(dst, a);
-        let to_end = self.here() as usize;
+        let to_end = self.code_position() as usize;
         self.code.push(ScalarInstr::Jump { to: 0 });
-        self.code[to_else] = ScalarInstr::JumpIfZero { a: c, to: self.here() };
+        self.code[to_else] = ScalarInstr::JumpIfZero { a: c, to: self.code_position() };
         let b = self.emit_as(dst.kind, b)?;
         self.copy(dst, b);
-        self.code[to_end] = ScalarInstr::Jump { to: self.here() };
+        self.code[to_end] = ScalarInstr::Jump { to: self.code_position() };
         Ok(dst)
     }
     fn copy(&mut self, dst: TypedRegister, a: u32) {
@@ -305,7 +305,7 @@ impl ScalarCompiler<'_> {
 
     fn cast(&mut self, dtype: DType, a: &ScalarExpr) -> Result<TypedRegister, String> {
         let a = self.emit(a)?;
-        let dst = self.reg(RegisterKind::of(dtype));
+        let dst = self.reg(RegisterKind::of_dtype(dtype));
         match (a.kind, dst.kind) {
             (RegisterKind::Float, RegisterKind::Float) => {
                 self.code.push(ScalarInstr::Round { dtype, dst: dst.at, a: a.at })
@@ -339,7 +339,7 @@ impl ScalarCompiler<'_> {
         let acc = TypedRegister { kind, at: acc };
         self.copy(acc, identity);
         self.code.push(ScalarInstr::MoveInt { dst: counter, a: zero });
-        let top = self.here() as usize;
+        let top = self.code_position() as usize;
         self.code.push(ScalarInstr::JumpUnlessLess { a: counter, b: extent, to: 0 });
         let value = self.emit_as(kind, body)?;
         let bin = op.bin();
@@ -351,7 +351,7 @@ impl ScalarCompiler<'_> {
         });
         self.code.push(ScalarInstr::IntBinary { op: BinOp::Add, dst: counter, a: counter, b: one });
         self.code.push(ScalarInstr::Jump { to: top as u32 });
-        self.code[top] = ScalarInstr::JumpUnlessLess { a: counter, b: extent, to: self.here() };
+        self.code[top] = ScalarInstr::JumpUnlessLess { a: counter, b: extent, to: self.code_position() };
         self.bound.pop();
         Ok(acc)
     }

@@ -62,7 +62,7 @@ struct MailboxState {
     /// By rank: the message of the running round.
     sent: Vec<Option<RankMessage>>,
     /// By rank: whether it has taken the messages of the running round.
-    taken: Vec<bool>,
+    received: Vec<bool>,
     /// By rank: how many exchanges it had when it ended.
     ended: Vec<Option<usize>>,
 }
@@ -70,7 +70,7 @@ struct MailboxState {
 impl RankMailbox<'_> {
     fn new<'a>(ranks: usize, tamper: Option<&'a FaultInjector<'a>>) -> RankMailbox<'a> {
         let table =
-            MailboxState { sent: vec![None; ranks], taken: vec![false; ranks], ended: vec![None; ranks] };
+            MailboxState { sent: vec![None; ranks], received: vec![false; ranks], ended: vec![None; ranks] };
         RankMailbox { table: Mutex::new(table), changed: Condvar::new(), tamper }
     }
 
@@ -83,13 +83,13 @@ impl RankMailbox<'_> {
         self.changed.wait(table).unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self, rank: usize, count: usize) {
+    fn mark_ended(&self, rank: usize, count: usize) {
         self.lock().ended[rank] = Some(count);
         self.changed.notify_all();
     }
 
     /// Sends a message and takes those of all, in the order of the ranks.
-    fn exchange(&self, message: RankMessage) -> Result<Vec<RankMessage>, AllGatherFault> {
+    fn all_gather(&self, message: RankMessage) -> Result<Vec<RankMessage>, AllGatherFault> {
         let (rank, number) = (message.from, message.number);
         let mut table = self.lock();
         // The round before is over when the last one has taken its messages, which clears the slots.
@@ -107,18 +107,18 @@ impl RankMailbox<'_> {
             return Err(AllGatherFault::Missed { rank, number, other, count });
         }
         let all: Vec<RankMessage> = table.sent.iter().flatten().cloned().collect();
-        table.taken[rank] = true;
-        if table.taken.iter().all(|&taken| taken) {
-            table.taken.fill(false);
+        table.received[rank] = true;
+        if table.received.iter().all(|&taken| taken) {
+            table.received.fill(false);
             table.sent.fill(None);
             self.changed.notify_all();
         }
         drop(table);
-        self.delivered(rank, number, all)
+        self.check_delivery(rank, number, all)
     }
 
     /// What arrives at a rank, checked against where it should come from.
-    fn delivered(
+    fn check_delivery(
         &self,
         rank: usize,
         number: usize,
@@ -153,14 +153,14 @@ impl SimulatedLink<'_> {
     }
 
     /// The parts of all ranks in their order, each as large as the own one.
-    pub fn exchange(&self, ranks: usize, part: &Arc<Tensor>) -> Result<Vec<Arc<Tensor>>, AllGatherFault> {
+    pub fn all_gather(&self, ranks: usize, part: &Arc<Tensor>) -> Result<Vec<Arc<Tensor>>, AllGatherFault> {
         let (rank, number) = (self.rank, self.count.get());
         let found = self.hub.lock().sent.len();
         if found != ranks {
             return Err(AllGatherFault::Ranks { expected: ranks, found });
         }
         self.count.set(number + 1);
-        let all = self.hub.exchange(RankMessage { from: rank, number, part: part.clone() })?;
+        let all = self.hub.all_gather(RankMessage { from: rank, number, part: part.clone() })?;
         let same = |message: RankMessage| {
             let other = message.from;
             let fits = message.part.dims == part.dims
@@ -181,7 +181,7 @@ impl SimulatedLink<'_> {
 impl Drop for SimulatedLink<'_> {
     /// However a rank ends, the others learn of it.
     fn drop(&mut self) {
-        self.hub.end(self.rank, self.count.get());
+        self.hub.mark_ended(self.rank, self.count.get());
     }
 }
 

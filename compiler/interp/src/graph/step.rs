@@ -96,7 +96,7 @@ impl<'i, 'm> StepEvaluator<'i, 'm> {
             check(|| format!("input {i} of @{}", f.name), f.ty(v), &tensor, &self.planner.syms)?;
             values[v.index()] = Some(tensor);
         }
-        for ((id, node), how) in f.live().zip(&plan.nodes) {
+        for ((id, node), how) in f.live_nodes().zip(&plan.nodes) {
             let undefined = || malformed(f, id, "uses a value before its definition".into());
             let args = node
                 .inputs
@@ -159,8 +159,8 @@ impl<'i, 'm> StepEvaluator<'i, 'm> {
                 Some(rows) => self.append(f, id, *state, &rows),
                 None => Err(bad("appends nothing")),
             },
-            Op::Exchange { ranks } => match args.pop() {
-                Some(part) => self.exchange(f, id, *ranks, &part),
+            Op::AllGather { ranks } => match args.pop() {
+                Some(part) => self.all_gather(f, id, *ranks, &part),
                 None => Err(bad("exchanges nothing")),
             },
             Op::Call(callee) => self.call(*callee, args),
@@ -170,7 +170,7 @@ impl<'i, 'm> StepEvaluator<'i, 'm> {
     }
 
     /// The parts of all ranks, joined along the last axis.
-    fn exchange(
+    fn all_gather(
         &mut self,
         f: &Function,
         id: NodeId,
@@ -183,7 +183,7 @@ impl<'i, 'm> StepEvaluator<'i, 'm> {
             fault: Box::new(fault),
         };
         let parts = match &self.interpreter.link {
-            Some(link) => link.exchange(ranks, part).map_err(fault)?,
+            Some(link) => link.all_gather(ranks, part).map_err(fault)?,
             None => return Err(fault(AllGatherFault::Alone { ranks })),
         };
         let Some((&width, leading)) = part.dims.split_last() else {

@@ -98,7 +98,7 @@ fn evaluate(
             if param.ty.rank() == 1 {
                 t.dims = vec![t.data.len()];
             }
-            let (Some(rows), Some(&of)) = (blocks.rows().filter(|_| !t.dims.is_empty()), t.dims.first())
+            let (Some(rows), Some(&of)) = (blocks.row_count().filter(|_| !t.dims.is_empty()), t.dims.first())
             else {
                 return Err(shape(format!("takes rows of {}", t.describe())));
             };

@@ -18,7 +18,7 @@ impl KernelBuffer {
         KernelBuffer { dtype, bytes, address: 0 }
     }
     /// The same at another place.
-    pub fn at(self, address: u64) -> KernelBuffer {
+    pub fn at_address(self, address: u64) -> KernelBuffer {
         KernelBuffer { address, ..self }
     }
     /// `len` elements of value zero; a packed type has no elements and gives an empty buffer.
@@ -44,7 +44,7 @@ impl KernelBuffer {
     pub fn from_floats(dtype: DType, values: &[f32]) -> KernelBuffer {
         let mut buffer = KernelBuffer::zeros(dtype, values.len());
         for (i, &v) in values.iter().enumerate() {
-            buffer.put(i, cell::cast(DType::F32, dtype, cell::of_f32(v)));
+            buffer.store_cell(i, cell::cast(DType::F32, dtype, cell::of_f32(v)));
         }
         buffer
     }
@@ -52,7 +52,7 @@ impl KernelBuffer {
     pub fn from_ints(dtype: DType, values: &[i64]) -> KernelBuffer {
         let mut buffer = KernelBuffer::zeros(dtype, values.len());
         for (i, &v) in values.iter().enumerate() {
-            buffer.put(i, cell::cast(DType::I64, dtype, v as RegisterCell));
+            buffer.store_cell(i, cell::cast(DType::I64, dtype, v as RegisterCell));
         }
         buffer
     }
@@ -74,7 +74,7 @@ impl KernelBuffer {
     pub(crate) fn get(&self, index: usize) -> RegisterCell {
         cell::read(self.dtype, &self.bytes, index)
     }
-    pub(crate) fn put(&mut self, index: usize, value: RegisterCell) {
+    pub(crate) fn store_cell(&mut self, index: usize, value: RegisterCell) {
         cell::write(self.dtype, &mut self.bytes, index, value);
     }
 }

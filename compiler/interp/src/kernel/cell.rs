@@ -1,7 +1,7 @@
 //! One lane of a value: 64 bits whose meaning is given by the element type beside it, and scalar arithmetic on it.
 //!
 //! Integers are held as the i64 of the same value (all types of the IR fit), floats as their own bits, bool as 0 or 1.
-//! Integer arithmetic is therefore i64 arithmetic followed by [`wrap`].
+//! Integer arithmetic is therefore i64 arithmetic followed by [`wrap_integer`].
 
 use half::{bf16, f16};
 use mlcc_ir::kernel::{BinOp, UnOp};
@@ -36,7 +36,7 @@ pub fn of_float(dtype: DType, v: f32) -> RegisterCell {
 }
 
 /// Reduces an integer to the range of its type.
-pub fn wrap(dtype: DType, v: i64) -> RegisterCell {
+pub fn wrap_integer(dtype: DType, v: i64) -> RegisterCell {
     (match dtype {
         DType::Bool => v & 1,
         DType::I8 => i64::from(v as i8),
@@ -70,7 +70,7 @@ pub fn cast(from: DType, to: DType, c: RegisterCell) -> RegisterCell {
         (true, to) if to.is_float() => of_float(to, float(from, c)),
         (true, to) => saturate(to, float(from, c)),
         (false, to) if to.is_float() => of_float(to, c as i64 as f32),
-        (false, to) => wrap(to, c as i64),
+        (false, to) => wrap_integer(to, c as i64),
     }
 }
 
@@ -97,7 +97,7 @@ pub fn write(dtype: DType, bytes: &mut [u8], index: usize, value: RegisterCell) 
 }
 
 /// Integer operation of two operands that cannot fail; the result is to be wrapped. `None` for the ones that can.
-pub fn int2(op: BinOp) -> Option<fn(i64, i64) -> i64> {
+pub fn int_binary_op(op: BinOp) -> Option<fn(i64, i64) -> i64> {
     Some(match op {
         BinOp::Add => i64::wrapping_add,
         BinOp::Sub => i64::wrapping_sub,
@@ -136,12 +136,12 @@ pub fn int2_checked(op: BinOp, dtype: DType, a: i64, b: i64) -> Result<i64, Unde
         BinOp::Shl | BinOp::Shr if !(0..bits).contains(&b) => Err(UndefinedResult::Shift),
         BinOp::Shl => Ok(a << b),
         BinOp::Shr => Ok(a >> b),
-        other => Ok(int2(other).map_or(0, |f| f(a, b))),
+        other => Ok(int_binary_op(other).map_or(0, |f| f(a, b))),
     }
 }
 
 /// Float arithmetic, in f32. `None` for operations that floats do not have, and for comparisons.
-pub fn float2(op: BinOp) -> Option<fn(f32, f32) -> f32> {
+pub fn float_binary_op(op: BinOp) -> Option<fn(f32, f32) -> f32> {
     Some(match op {
         BinOp::Add => |a, b| a + b,
         BinOp::Sub => |a, b| a - b,
@@ -164,7 +164,7 @@ pub fn float_compare(op: BinOp) -> Option<fn(f32, f32) -> bool> {
     })
 }
 
-pub fn int1(op: UnOp) -> Option<fn(i64) -> i64> {
+pub fn int_unary_op(op: UnOp) -> Option<fn(i64) -> i64> {
     Some(match op {
         UnOp::Neg => i64::wrapping_neg,
         UnOp::Abs => i64::wrapping_abs,
@@ -174,7 +174,7 @@ pub fn int1(op: UnOp) -> Option<fn(i64) -> i64> {
 }
 
 /// Float functions; transcendental ones are computed in f64 by portable code and rounded once more to f32.
-pub fn float1(op: UnOp) -> Option<fn(f32) -> f32> {
+pub fn float_unary_op(op: UnOp) -> Option<fn(f32) -> f32> {
     Some(match op {
         UnOp::Neg => |a| -a,
         UnOp::Abs => f32::abs,

@@ -25,7 +25,7 @@ pub(crate) struct CopyGroups {
 
 impl CopyGroups {
     /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not committed, too.
-    fn over(&mut self, pending: usize) -> Vec<AsyncCopy> {
+    fn take_landed(&mut self, pending: usize) -> Vec<AsyncCopy> {
         let over = self.groups.len().saturating_sub(pending);
         let mut all: Vec<AsyncCopy> = self.groups.drain(..over).flatten().collect();
         if pending == 0 {
@@ -39,7 +39,7 @@ impl CopyGroups {
 pub(crate) type CopyOperand = (usize, RegisterRange);
 
 impl KernelMachine<'_> {
-    fn active(&self) -> Vec<usize> {
+    fn active_threads(&self) -> Vec<usize> {
         (0..self.threads()).filter(|t| self.mask[*t]).collect()
     }
 
@@ -50,16 +50,16 @@ impl KernelMachine<'_> {
         from: CopyOperand,
         bytes: u32,
     ) -> RunResult {
-        for thread in self.active() {
-            let who = self.who(thread);
+        for thread in self.active_threads() {
+            let who = self.access_origin(thread);
             let at = |(buf, index): CopyOperand| (buf, self.cells(index)[thread] as i64);
             let (to, from) = (at(to), at(from));
-            let len = self.memory[to.0].aligned(instr, to.1, bytes)?;
-            self.memory[from.0].aligned(instr, from.1, bytes)?;
+            let len = self.memory[to.0].check_alignment(instr, to.1, bytes)?;
+            self.memory[from.0].check_alignment(instr, from.1, bytes)?;
             for i in 0..len {
                 self.memory[from.0].load(from.1 + i, who)?;
                 self.memory[to.0].begin_copy(to.1 + i, who)?;
-                self.memory[from.0].lock(from.1 + i);
+                self.memory[from.0].lock_source(from.1 + i);
             }
             self.copies[thread].open.push(AsyncCopy { to, from, len });
         }
@@ -67,7 +67,7 @@ impl KernelMachine<'_> {
     }
 
     pub(crate) fn commit_copies(&mut self) {
-        for thread in self.active() {
+        for thread in self.active_threads() {
             let copies = &mut self.copies[thread];
             let group = std::mem::take(&mut copies.open);
             copies.groups.push_back(group);
@@ -75,11 +75,11 @@ impl KernelMachine<'_> {
     }
 
     pub(crate) fn wait_for_copies(&mut self, pending: u32) -> RunResult {
-        for thread in self.active() {
-            let who = self.who(thread);
-            for AsyncCopy { to, from, len } in self.copies[thread].over(pending as usize) {
+        for thread in self.active_threads() {
+            let who = self.access_origin(thread);
+            for AsyncCopy { to, from, len } in self.copies[thread].take_landed(pending as usize) {
                 for i in 0..len {
-                    self.memory[from.0].unlock(from.1 + i);
+                    self.memory[from.0].unlock_source(from.1 + i);
                     let value: RegisterCell = self.memory[from.0].load(from.1 + i, who)?;
                     self.memory[to.0].end_copy(to.1 + i, value, who)?;
                 }

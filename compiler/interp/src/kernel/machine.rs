@@ -55,7 +55,7 @@ impl<'p> KernelMachine<'p> {
         for (reg, &value) in program.dims.iter().zip(dims) {
             machine.broadcast(*reg, value as RegisterCell);
         }
-        machine.compute(&program.preamble)?;
+        machine.compute_all(&program.preamble)?;
         Ok(machine)
     }
 
@@ -66,7 +66,7 @@ impl<'p> KernelMachine<'p> {
         self.mask.fill(true);
         self.memory.iter_mut().for_each(BufferStorage::begin_block);
         let program = self.program;
-        self.stages(&program.body)?;
+        self.run_stmts(&program.body)?;
         self.no_copies_left()
     }
 
@@ -74,7 +74,7 @@ impl<'p> KernelMachine<'p> {
         self.mask.len()
     }
 
-    pub fn who(&self, thread: usize) -> AccessOrigin {
+    pub fn access_origin(&self, thread: usize) -> AccessOrigin {
         let (ExecutionTask::Worker { number: block, .. } | ExecutionTask::Block { number: block, .. }) =
             self.task;
         AccessOrigin { block: block as u32, thread: thread as u32, epoch: self.epoch }
@@ -93,20 +93,20 @@ impl<'p> KernelMachine<'p> {
         }
     }
 
-    pub fn stages(&mut self, stages: &'p [CompiledStmt]) -> RunResult {
-        stages.iter().try_for_each(|stage| self.stage(stage))
+    pub fn run_stmts(&mut self, stages: &'p [CompiledStmt]) -> RunResult {
+        stages.iter().try_for_each(|stage| self.run_stmt(stage))
     }
 
-    fn stage(&mut self, stage: &'p CompiledStmt) -> RunResult {
-        self.compute(&stage.before)?;
+    fn run_stmt(&mut self, stage: &'p CompiledStmt) -> RunResult {
+        self.compute_all(&stage.before)?;
         match &stage.node {
             CompiledNode::For { extent, var, name, kind, body } => match kind {
-                ForKind::Serial | ForKind::Unroll => self.serial(*extent, *var, name, body),
-                ForKind::Par => self.par(*extent, *var, name, body),
+                ForKind::Serial | ForKind::Unroll => self.run_serial(*extent, *var, name, body),
+                ForKind::Par => self.run_parallel(*extent, *var, name, body),
                 ForKind::Block(axis) => self.block_axis(*axis, *extent, *var, body),
                 ForKind::Thread(axis) => self.thread_axis(*axis, *extent, *var, body),
             },
-            CompiledNode::If { cond, then, otherwise } => self.branch(*cond, then, otherwise),
+            CompiledNode::If { cond, then, otherwise } => self.run_branch(*cond, then, otherwise),
             CompiledNode::Let { var, value } => {
                 if let Some(var) = var {
                     let threads = self.threads();
@@ -121,7 +121,7 @@ impl<'p> KernelMachine<'p> {
                 Ok(())
             }
             CompiledNode::Barrier => self.barrier(),
-            CompiledNode::Hint { buf, index } => self.hint(*buf, *index),
+            CompiledNode::Hint { buf, index } => self.check_hint(*buf, *index),
             CompiledNode::Copy { instr, to, from, bytes } => self.begin_copies(instr, *to, *from, *bytes),
             CompiledNode::Commit => {
                 self.commit_copies();
@@ -132,7 +132,7 @@ impl<'p> KernelMachine<'p> {
         }
     }
 
-    fn par(
+    fn run_parallel(
         &mut self,
         extent: RegisterRange,
         var: Option<RegisterRange>,
@@ -144,9 +144,9 @@ impl<'p> KernelMachine<'p> {
             ExecutionTask::Worker { share, .. } => share,
             ExecutionTask::Block { .. } => WorkShare::WHOLE,
         };
-        for i in share.range(extent) {
+        for i in share.iterations(extent) {
             self.broadcast(var, i as RegisterCell);
-            self.stages(body).map_err(|e| e.inside(name, i))?;
+            self.run_stmts(body).map_err(|e| e.inside(name, i))?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl<'p> KernelMachine<'p> {
         value: RegisterRange,
         mask: Option<RegisterRange>,
     ) -> RunResult {
-        let (mut who, threads) = (self.who(0), self.threads());
+        let (mut who, threads) = (self.access_origin(0), self.threads());
         let KernelMachine { registers, memory, mask: active, .. } = self;
         let of = |reg: RegisterRange| &registers[reg.at * threads..(reg.at + reg.lanes) * threads];
         let (indices, values, lane_mask) = (of(index), of(value), mask.map(of));
@@ -174,13 +174,13 @@ impl<'p> KernelMachine<'p> {
         Ok(())
     }
 
-    fn hint(&mut self, buf: usize, index: RegisterRange) -> RunResult {
+    fn check_hint(&mut self, buf: usize, index: RegisterRange) -> RunResult {
         let threads = self.threads();
         let indices = &self.registers[index.at * threads..(index.at + index.lanes) * threads];
         let storage = &self.memory[buf];
         for (thread, _) in self.mask.iter().enumerate().filter(|(_, on)| **on) {
             for &at in &indices[thread * index.lanes..(thread + 1) * index.lanes] {
-                storage.within(at as i64, thread as u32)?;
+                storage.check_bounds(at as i64, thread as u32)?;
             }
         }
         Ok(())
@@ -193,7 +193,7 @@ impl<'p> KernelMachine<'p> {
         mask: Option<RegisterRange>,
         out: RegisterRange,
     ) -> RunResult {
-        let (mut who, threads) = (self.who(0), self.threads());
+        let (mut who, threads) = (self.access_origin(0), self.threads());
         let KernelMachine { registers, memory, mask: active, .. } = self;
         let (below, rest) = registers.split_at_mut(out.at * threads);
         let of = |reg: RegisterRange| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
@@ -209,19 +209,21 @@ impl<'p> KernelMachine<'p> {
         Ok(())
     }
 
-    fn compute(&mut self, list: &[RegisterInstr]) -> RunResult {
+    fn compute_all(&mut self, list: &[RegisterInstr]) -> RunResult {
         for inst in list {
             match &inst.op {
                 RegisterOp::Load { buf, index, mask } => self.load(*buf, *index, *mask, inst.out)?,
                 RegisterOp::ShuffleXor { instr, value, lane_mask } => {
                     self.shuffle_xor(instr, *value, *lane_mask, inst.out)?;
                 }
-                RegisterOp::Mma { instr, mma, operands } => self.multiply(instr, mma, *operands, inst.out)?,
+                RegisterOp::Mma { instr, mma, operands } => {
+                    self.multiply_accumulate(instr, mma, *operands, inst.out)?
+                }
                 RegisterOp::LoadMatrix { instr, at, matrices, transposed } => {
                     self.load_matrices(instr, *at, (*matrices as usize, *transposed), inst.out)?;
                 }
                 RegisterOp::IntChecked { op, a, b } => self.int_checked(*op, *a, *b, inst)?,
-                pure => self.pure(pure, inst),
+                pure => self.compute_pure(pure, inst),
             }
         }
         Ok(())
@@ -238,7 +240,7 @@ impl<'p> KernelMachine<'p> {
         for i in 0..inst.out.lanes * self.threads() {
             let (x, y) = (self.cells(a)[i] as i64, self.cells(b)[i] as i64);
             self.registers[first + i] = match cell::int2_checked(op, inst.dtype, x, y) {
-                Ok(v) => cell::wrap(inst.dtype, v),
+                Ok(v) => cell::wrap_integer(inst.dtype, v),
                 Err(why) if self.mask[i / inst.out.lanes] => {
                     return Err(KernelFault::Undefined { op: op.name(), a: x, b: y, why }.into());
                 }
@@ -249,7 +251,7 @@ impl<'p> KernelMachine<'p> {
     }
 
     /// Operations that cannot fail are computed for all threads, active or not.
-    fn pure(&mut self, op: &RegisterOp, inst: &RegisterInstr) {
+    fn compute_pure(&mut self, op: &RegisterOp, inst: &RegisterInstr) {
         let threads = self.mask.len();
         let (below, rest) = self.registers.split_at_mut(inst.out.at * threads);
         let out = &mut rest[..inst.out.lanes * threads];
@@ -257,9 +259,9 @@ impl<'p> KernelMachine<'p> {
         let of = |reg: &RegisterRange| &below[reg.at * threads..(reg.at + reg.lanes) * threads];
         match op {
             RegisterOp::Const(value) => out.fill(*value),
-            RegisterOp::Int1 { f, a } => map(out, of(a), |x| cell::wrap(dtype, f(x as i64))),
+            RegisterOp::Int1 { f, a } => map(out, of(a), |x| cell::wrap_integer(dtype, f(x as i64))),
             RegisterOp::Int2 { f, a, b } => {
-                zip(out, of(a), of(b), |x, y| cell::wrap(dtype, f(x as i64, y as i64)))
+                zip(out, of(a), of(b), |x, y| cell::wrap_integer(dtype, f(x as i64, y as i64)))
             }
             RegisterOp::Float1 { f, a } => {
                 map(out, of(a), |x| cell::of_float(dtype, f(cell::float(dtype, x))))
@@ -294,7 +296,7 @@ impl<'p> KernelMachine<'p> {
                 for ((o, &base), &stride) in out.chunks_exact_mut(lanes).zip(of(base)).zip(of(stride)) {
                     let mut value = base as i64;
                     for o in o {
-                        *o = cell::wrap(dtype, value);
+                        *o = cell::wrap_integer(dtype, value);
                         value = value.wrapping_add(stride as i64);
                     }
                 }

@@ -100,7 +100,7 @@ impl BufferStorage {
     }
 
     /// Memory of the kernel itself.
-    pub fn allocation(
+    pub fn for_allocation(
         name: &str,
         dtype: DType,
         space: MemorySpace,
@@ -156,7 +156,7 @@ impl BufferStorage {
         }
     }
 
-    fn slot(&self, index: i64, thread: u32, action: MemoryAction) -> RunResult<usize> {
+    fn checked_slot(&self, index: i64, thread: u32, action: MemoryAction) -> RunResult<usize> {
         if index < 0 || index as u64 >= self.len as u64 {
             let (buffer, len) = (self.name.clone(), self.len);
             return Err(KernelFault::OutOfBounds { action, buffer, index, len }.into());
@@ -168,12 +168,12 @@ impl BufferStorage {
     }
 
     /// Checks that the cell exists; what it holds, and who wrote it, does not matter.
-    pub fn within(&self, index: i64, thread: u32) -> RunResult {
-        self.slot(index, thread, MemoryAction::Read).map(drop)
+    pub fn check_bounds(&self, index: i64, thread: u32) -> RunResult {
+        self.checked_slot(index, thread, MemoryAction::Read).map(drop)
     }
 
     /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has checked.
-    pub fn aligned(&self, instr: &'static str, index: i64, bytes: u32) -> RunResult<i64> {
+    pub fn check_alignment(&self, instr: &'static str, index: i64, bytes: u32) -> RunResult<i64> {
         let len = i64::from(bytes) / self.dtype.bytes().unwrap_or(1) as i64;
         if index.rem_euclid(len) != 0 {
             let buffer = self.name.clone();
@@ -194,7 +194,7 @@ impl BufferStorage {
         Err(KernelFault::UnderWay { action, buffer, index: slot, who, does }.into())
     }
 
-    fn flight(&mut self, slot: usize) -> &mut CopyState {
+    fn copy_state(&mut self, slot: usize) -> &mut CopyState {
         if self.flights.is_empty() {
             self.flights = vec![CopyState::None; self.len];
         }
@@ -204,39 +204,39 @@ impl BufferStorage {
     /// A copy to a cell of shared memory begins: as a store, whose value nobody sees before [`Self::end_copy`].
     pub fn begin_copy(&mut self, index: i64, who: AccessOrigin) -> RunResult {
         self.store(index, 0, who)?;
-        *self.flight(index as usize) = CopyState::Target;
+        *self.copy_state(index as usize) = CopyState::Target;
         Ok(())
     }
 
     pub fn end_copy(&mut self, index: i64, value: RegisterCell, who: AccessOrigin) -> RunResult {
-        *self.flight(index as usize) = CopyState::None;
+        *self.copy_state(index as usize) = CopyState::None;
         self.store(index, value, who)
     }
 
     /// A copy from a cell begins, which was read just now. What no kernel writes needs no lock.
-    pub fn lock(&mut self, index: i64) {
+    pub fn lock_source(&mut self, index: i64) {
         if self.touched.is_none() {
             return;
         }
-        let flight = self.flight(index as usize);
+        let flight = self.copy_state(index as usize);
         *flight = match *flight {
             CopyState::Source(copies) => CopyState::Source(copies + 1),
             _ => CopyState::Source(1),
         };
     }
 
-    pub fn unlock(&mut self, index: i64) {
+    pub fn unlock_source(&mut self, index: i64) {
         if self.touched.is_none() {
             return;
         }
-        let flight = self.flight(index as usize);
+        let flight = self.copy_state(index as usize);
         *flight = match *flight {
             CopyState::Source(copies) if copies > 1 => CopyState::Source(copies - 1),
             _ => CopyState::None,
         };
     }
 
-    fn race(
+    fn check_race(
         &self,
         index: usize,
         action: MemoryAction,
@@ -248,7 +248,7 @@ impl BufferStorage {
     }
 
     pub fn load(&mut self, index: i64, who: AccessOrigin) -> RunResult<RegisterCell> {
-        let slot = self.slot(index, who.thread, MemoryAction::Read)?;
+        let slot = self.checked_slot(index, who.thread, MemoryAction::Read)?;
         self.under_way(slot, MemoryAction::Read, who)?;
         if self.written.as_ref().is_some_and(|w| !w[slot]) {
             return Err(KernelFault::Poison { buffer: self.name.clone(), index: index as usize }.into());
@@ -257,7 +257,7 @@ impl BufferStorage {
             let LastAccess { write, read } = &mut touched[slot];
             if concurrent(*write, who) {
                 let first = *write;
-                self.race(slot, MemoryAction::Read, who, MemoryAction::Write, first)?;
+                self.check_race(slot, MemoryAction::Read, who, MemoryAction::Write, first)?;
             } else if *read == NOBODY || (read.block == who.block && read.epoch != who.epoch) {
                 *read = who;
             } else if read.block != who.block {
@@ -273,15 +273,15 @@ impl BufferStorage {
     }
 
     pub fn store(&mut self, index: i64, value: RegisterCell, who: AccessOrigin) -> RunResult {
-        let slot = self.slot(index, who.thread, MemoryAction::Write)?;
+        let slot = self.checked_slot(index, who.thread, MemoryAction::Write)?;
         self.under_way(slot, MemoryAction::Write, who)?;
         if let Some(touched) = &mut self.touched {
             let LastAccess { write, read } = touched[slot];
             if concurrent(write, who) {
-                return self.race(slot, MemoryAction::Write, who, MemoryAction::Write, write);
+                return self.check_race(slot, MemoryAction::Write, who, MemoryAction::Write, write);
             }
             if concurrent(read, who) {
-                return self.race(slot, MemoryAction::Write, who, MemoryAction::Read, read);
+                return self.check_race(slot, MemoryAction::Write, who, MemoryAction::Read, read);
             }
             touched[slot].write = who;
         }

@@ -246,11 +246,11 @@ impl KernelCompiler {
         let mut preamble = Vec::new();
         for (i, id) in c.kernel.exprs.ids().enumerate().filter(|(i, _)| c.early[*i]) {
             if !matches!(c.kernel.exprs.expr(id), Expr::Var(_)) {
-                preamble.push(c.inst(i)?);
+                preamble.push(c.compile_expr(i)?);
             }
         }
         let source = c.kernel.body.clone();
-        let body = c.block(None, &source)?;
+        let body = c.compile_block(None, &source)?;
         let dims = c.kernel.dims.iter().map(|(_, v)| c.var_regs[v.0 as usize]).collect();
         let gpu = c.kernel.is_gpu();
         let (threads, blocks) = (c.threads, c.blocks);
@@ -298,12 +298,12 @@ impl KernelCompiler {
         Ok(at)
     }
 
-    fn reg(&self, id: ExprId) -> RegisterRange {
+    fn register_of(&self, id: ExprId) -> RegisterRange {
         self.regs[id.0 as usize]
     }
 
     /// Compiles a block; its first variable, if it is a loop's, has its value from the start.
-    fn block(&mut self, var: Option<VarId>, body: &[Stmt]) -> CompileResult<Vec<CompiledStmt>> {
+    fn compile_block(&mut self, var: Option<VarId>, body: &[Stmt]) -> CompileResult<Vec<CompiledStmt>> {
         let depth = self.held.len();
         self.held.push(Vec::new());
         self.pending.push(Vec::new());
@@ -311,7 +311,7 @@ impl KernelCompiler {
         var.iter().for_each(|v| self.scope[v.0 as usize] = Some(depth));
         let mut stages = Vec::with_capacity(body.len());
         for stmt in body {
-            let node = self.node(stmt)?;
+            let node = self.compile_stmt(stmt)?;
             let before = std::mem::take(&mut self.pending[depth]);
             stages.push(CompiledStmt { before, node });
             if let Stmt::Let { var, .. } = stmt {
@@ -327,31 +327,33 @@ impl KernelCompiler {
         Ok(stages)
     }
 
-    fn node(&mut self, stmt: &Stmt) -> CompileResult<CompiledNode> {
+    fn compile_stmt(&mut self, stmt: &Stmt) -> CompileResult<CompiledNode> {
         self.statement += 1;
         Ok(match stmt {
             Stmt::For { var, extent, kind, body } => {
                 self.emit(*extent)?;
                 self.note_axis(*kind, *extent)?;
-                let body = self.block(Some(*var), body)?;
+                let body = self.compile_block(Some(*var), body)?;
                 let name = self.kernel.vars[*var].name.clone();
                 let var = self.var_regs[var.0 as usize];
-                CompiledNode::For { extent: self.reg(*extent), var, name, kind: *kind, body }
+                CompiledNode::For { extent: self.register_of(*extent), var, name, kind: *kind, body }
             }
             Stmt::If { cond, then, otherwise } => {
                 self.emit(*cond)?;
-                let (then, otherwise) = (self.block(None, then)?, self.block(None, otherwise)?);
-                CompiledNode::If { cond: self.reg(*cond), then, otherwise }
+                let (then, otherwise) =
+                    (self.compile_block(None, then)?, self.compile_block(None, otherwise)?);
+                CompiledNode::If { cond: self.register_of(*cond), then, otherwise }
             }
             Stmt::Let { var, value } => {
                 self.emit(*value)?;
-                CompiledNode::Let { var: self.var_regs[var.0 as usize], value: self.reg(*value) }
+                CompiledNode::Let { var: self.var_regs[var.0 as usize], value: self.register_of(*value) }
             }
             Stmt::Store { buf, index, value, mask } => {
                 self.emit(*index)?;
                 self.emit(*value)?;
                 mask.iter().try_for_each(|m| self.emit(*m).map(drop))?;
-                let (index, value, mask) = (self.reg(*index), self.reg(*value), mask.map(|m| self.reg(m)));
+                let (index, value, mask) =
+                    (self.register_of(*index), self.register_of(*value), mask.map(|m| self.register_of(m)));
                 CompiledNode::Store { buf: buf.0 as usize, index, value, mask }
             }
             Stmt::Alloc { buf } => CompiledNode::Alloc { buf: buf.0 as usize },
@@ -386,12 +388,12 @@ impl KernelCompiler {
             return malformed(format!("{} of something that is not a load", def.name));
         };
         self.emit(index)?;
-        self.side(def, load)
+        self.copy_operand(def, load)
     }
 
-    fn side(&self, def: &InstrDef, load: ExprId) -> CompileResult<CopyOperand> {
+    fn copy_operand(&self, def: &InstrDef, load: ExprId) -> CompileResult<CopyOperand> {
         match *self.kernel.exprs.expr(load) {
-            Expr::Load { buf, index, .. } => Ok((buf.0 as usize, self.reg(index))),
+            Expr::Load { buf, index, .. } => Ok((buf.0 as usize, self.register_of(index))),
             _ => malformed(format!("{} of something that is not a load", def.name)),
         }
     }
@@ -408,7 +410,7 @@ impl KernelCompiler {
             if !self.early[extent.0 as usize] {
                 return malformed("the extent of a block loop depends on more than dimensions");
             }
-            self.blocks[axis].push(self.reg(extent));
+            self.blocks[axis].push(self.register_of(extent));
             return Ok(());
         }
         match self.kernel.exprs.as_int(extent) {
@@ -455,7 +457,7 @@ impl KernelCompiler {
         for child in children {
             block = block.max(self.emit(child)?);
         }
-        let inst = self.inst(i)?;
+        let inst = self.compile_expr(i)?;
         if self.pure[i] {
             self.held_in[i] = Some(block);
             self.held[block].push(id);
@@ -467,10 +469,10 @@ impl KernelCompiler {
         Ok(block)
     }
 
-    fn inst(&self, index: usize) -> CompileResult<RegisterInstr> {
+    fn compile_expr(&self, index: usize) -> CompileResult<RegisterInstr> {
         let id = ExprId(index as u32);
         let ty = self.kernel.exprs.ty(id);
-        let r = |e: &ExprId| self.reg(*e);
+        let r = |e: &ExprId| self.register_of(*e);
         let of = |e: &ExprId| self.kernel.exprs.ty(*e).dtype;
         let op = match self.kernel.exprs.expr(id) {
             Expr::Const(literal) => RegisterOp::Const(self.literal(*literal, ty)),
@@ -496,33 +498,33 @@ impl KernelCompiler {
                     lane_mask: r(lane_mask),
                 },
                 (InstrSemantics::Mma(mma), [sums, a, b]) => {
-                    let operands = MmaRegisters { sums: r(sums), a: r(a), b: r(b), dtype: of(a) };
+                    let operands = MmaRegisters { accumulator: r(sums), a: r(a), b: r(b), dtype: of(a) };
                     RegisterOp::Mma { instr: instr.def().name, mma, operands }
                 }
                 (InstrSemantics::LoadMatrix { matrices, transposed }, [load]) => {
-                    let at = self.side(instr.def(), *load)?;
+                    let at = self.copy_operand(instr.def(), *load)?;
                     RegisterOp::LoadMatrix { instr: instr.def().name, at, matrices, transposed }
                 }
                 _ => return malformed(format!("{} used as an expression", instr.def().name)),
             },
         };
         self.check_operands(id, ty)?;
-        Ok(RegisterInstr { op, out: self.reg(id), dtype: ty.dtype })
+        Ok(RegisterInstr { op, out: self.register_of(id), dtype: ty.dtype })
     }
 
     fn literal(&self, literal: Literal, ty: ExprType) -> u64 {
         match (literal, ty.dtype.is_float()) {
             (literal, true) => cell::of_float_f64(ty.dtype, literal.as_f64()),
-            (Literal::Int(i), false) => cell::wrap(ty.dtype, i),
-            (Literal::Float(_), false) => cell::wrap(ty.dtype, literal.as_f64() as i64),
+            (Literal::Int(i), false) => cell::wrap_integer(ty.dtype, i),
+            (Literal::Float(_), false) => cell::wrap_integer(ty.dtype, literal.as_f64() as i64),
         }
     }
 
     fn unary(&self, op: UnOp, dtype: DType, a: RegisterRange) -> CompileResult<RegisterOp> {
         let found = if dtype.is_float() {
-            cell::float1(op).map(|f| RegisterOp::Float1 { f, a })
+            cell::float_unary_op(op).map(|f| RegisterOp::Float1 { f, a })
         } else {
-            cell::int1(op).map(|f| RegisterOp::Int1 { f, a })
+            cell::int_unary_op(op).map(|f| RegisterOp::Int1 { f, a })
         };
         found.ok_or_else(|| KernelFault::Malformed(format!("{} of {dtype}", op.name())))
     }
@@ -536,8 +538,8 @@ impl KernelCompiler {
     ) -> CompileResult<RegisterOp> {
         let found = match (dtype.is_float(), op.is_comparison()) {
             (true, true) => cell::float_compare(op).map(|f| RegisterOp::FloatCompare { f, of: dtype, a, b }),
-            (true, false) => cell::float2(op).map(|f| RegisterOp::Float2 { f, a, b }),
-            (false, _) => Some(match cell::int2(op) {
+            (true, false) => cell::float_binary_op(op).map(|f| RegisterOp::Float2 { f, a, b }),
+            (false, _) => Some(match cell::int_binary_op(op) {
                 Some(f) => RegisterOp::Int2 { f, a, b },
                 None => RegisterOp::IntChecked { op, a, b },
             }),

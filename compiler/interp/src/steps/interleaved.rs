@@ -2,8 +2,10 @@
 //! all its work before the next one begins. Where a barrier is missing, a worker reads what another one has not written
 //! yet, or no longer, and the results differ from those of [`super::run_step`].
 
-use super::ranks::{RankCall, RankRef, join};
-use super::{BatchSequence, LaunchRun, StepMemory, StepRunError, find, is_for_one, on_buffers, with_state};
+use super::ranks::{RankCall, RankRef, all_gather};
+use super::{
+    BatchSequence, LaunchRun, StepMemory, StepRunError, find_kernel, is_for_one, on_buffers, with_state,
+};
 use crate::kernel::{ExecutionOrder, KernelProgram};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
@@ -18,7 +20,7 @@ pub enum ChunkOwnership {
     /// This one all of them.
     One(usize),
     /// Piece `i` goes to worker `i` modulo their number.
-    InTurns,
+    RoundRobin,
 }
 
 /// Who does what, and when.
@@ -27,29 +29,29 @@ pub struct WorkerSchedule {
     pub workers: usize,
     /// Of the workers, between two barriers.
     pub order: ExecutionOrder,
-    pub takers: ChunkOwnership,
+    pub ownership: ChunkOwnership,
 }
 
 impl WorkerSchedule {
     /// Schedules that differ as much as they can, for so many workers.
-    pub fn all(workers: usize) -> Vec<WorkerSchedule> {
+    pub fn all_variants(workers: usize) -> Vec<WorkerSchedule> {
         let takers = [
             ChunkOwnership::Owners,
             ChunkOwnership::One(0),
             ChunkOwnership::One(workers.saturating_sub(1)),
-            ChunkOwnership::InTurns,
+            ChunkOwnership::RoundRobin,
         ];
-        let with = |order| takers.map(|takers| WorkerSchedule { workers, order, takers });
+        let with = |order| takers.map(|takers| WorkerSchedule { workers, order, ownership: takers });
         [ExecutionOrder::Forward, ExecutionOrder::Reverse].into_iter().flat_map(with).collect()
     }
 
     /// What `worker` computes of a launch, or of one for each sequence, in a turn of it.
-    fn shares(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
+    fn worker_shares(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
         let shares = self.shares_of_all(launch, turn, worker);
         let [at, work, total] = turn.line;
         match launch.repeat {
             RepeatMode::EachWorker => vec![WorkShare::WHOLE],
-            RepeatMode::Once | RepeatMode::Wanted => shares,
+            RepeatMode::Once | RepeatMode::Outputs => shares,
             RepeatMode::EachSequence { .. } => {
                 shares.into_iter().filter_map(|share| share.of_sequence(at, work, total)).collect()
             }
@@ -58,17 +60,17 @@ impl WorkerSchedule {
 
     /// The same of a launch as a whole.
     fn shares_of_all(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
-        let Some(pieces) = launch.shares.pieces(self.workers, &turn.sizes) else {
-            return vec![WorkShare::part(worker, self.workers)];
+        let Some(pieces) = launch.schedule.chunks(self.workers, &turn.sizes) else {
+            return vec![WorkShare::equal_part(worker, self.workers)];
         };
-        let mine = |piece: &usize| match self.takers {
-            ChunkOwnership::Owners => piece / pieces.count() == worker,
+        let mine = |piece: &usize| match self.ownership {
+            ChunkOwnership::Owners => piece / pieces.chunk_count() == worker,
             ChunkOwnership::One(taker) => taker == worker,
-            ChunkOwnership::InTurns => piece % self.workers == worker,
+            ChunkOwnership::RoundRobin => piece % self.workers == worker,
         };
-        let all = 0..self.workers * pieces.count();
-        let part = |piece| pieces.part(piece, self.workers);
-        all.filter(mine).map(part).map(|(part, of)| WorkShare::part(part, of)).collect()
+        let all = 0..self.workers * pieces.chunk_count();
+        let part = |piece| pieces.chunk_part(piece, self.workers);
+        all.filter(mine).map(part).map(|(part, of)| WorkShare::equal_part(part, of)).collect()
     }
 }
 
@@ -82,7 +84,7 @@ pub fn run_interleaved(
     schedule: &WorkerSchedule,
 ) -> Result<(), StepRunError> {
     let rank = &mut [RankRef { memory, sequences: &mut [] }];
-    phases(step, kernels, rank, RankCall::One(*sizes), schedule)
+    run_phases(step, kernels, rank, RankCall::One(*sizes), schedule)
 }
 
 /// As [`super::run_batch`], with the workers one after the other between barriers.
@@ -94,11 +96,11 @@ pub fn run_batch_interleaved(
     wanted: usize,
     schedule: &WorkerSchedule,
 ) -> Result<(), StepRunError> {
-    phases(step, kernels, &mut [RankRef { memory, sequences }], RankCall::Batch { wanted }, schedule)
+    run_phases(step, kernels, &mut [RankRef { memory, sequences }], RankCall::Batch { wanted }, schedule)
 }
 
 /// The ranks are in lockstep from item to item: between two exchanges none sees what another one does.
-pub(super) fn phases(
+pub(super) fn run_phases(
     step: &StepProgram,
     kernels: &[Kernel],
     ranks: &mut [RankRef<'_>],
@@ -112,7 +114,7 @@ pub(super) fn phases(
         if matches!(call, RankCall::One(_)) && !is_for_one(launch) {
             return Err(StepRunError::NoBatch(launch.kernel.clone()));
         }
-        let kernel = find(kernels, launch)?;
+        let kernel = find_kernel(kernels, launch)?;
         if !programs.contains_key(launch.kernel.as_str()) {
             programs.insert(&launch.kernel, KernelProgram::new(kernel)?);
         }
@@ -121,10 +123,10 @@ pub(super) fn phases(
         for (&worker, item) in workers.iter().flat_map(|w| phase.iter().map(move |item| (w, item))) {
             match item {
                 StepItem::Barrier => {}
-                StepItem::Exchange(exchange) if worker == 0 => join(exchange, ranks, call)?,
-                StepItem::Exchange(_) => {}
+                StepItem::AllGather(exchange) if worker == 0 => all_gather(exchange, ranks, call)?,
+                StepItem::AllGather(_) => {}
                 StepItem::Launch(launch) => {
-                    let kernel = find(kernels, launch)?;
+                    let kernel = find_kernel(kernels, launch)?;
                     let Some(program) = programs.get(launch.kernel.as_str()) else { continue };
                     for rank in ranks.iter_mut() {
                         run_shares(launch, (kernel, program), rank, call, schedule, worker)?;
@@ -146,9 +148,9 @@ fn run_shares(
     schedule: &WorkerSchedule,
     worker: usize,
 ) -> Result<(), StepRunError> {
-    for turn in call.turns(launch, rank.sequences) {
-        let (sizes, at) = (&turn.sizes, turn.at(worker));
-        for share in schedule.shares(launch, &turn, worker) {
+    for turn in call.launch_runs(launch, rank.sequences) {
+        let (sizes, at) = (&turn.sizes, turn.position(worker));
+        for share in schedule.worker_shares(launch, &turn, worker) {
             with_state(rank.memory, rank.sequences, &turn, |memory| {
                 on_buffers(launch, kernel, memory, sizes, at, |buffers, sizes| {
                     program.run_share(buffers, sizes, share)

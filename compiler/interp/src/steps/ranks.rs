@@ -1,10 +1,10 @@
 //! Steps of several ranks in lockstep: each runs until its next exchange, and when all have come to it, every one gets the rows of
 //! all. Ranks have memory of their own and see nothing of each other but what they exchange.
 
-use super::interleaved::phases;
+use super::interleaved::run_phases;
 use super::{
-    BatchSequence, LaunchRun, StepMemory, StepRunError, WorkerSchedule, is_for_one, run_launch, sizes_of_all,
-    turns, with_state,
+    BatchSequence, LaunchRun, StepMemory, StepRunError, WorkerSchedule, is_for_one, launch_runs, run_launch,
+    sizes_of_all, with_state,
 };
 use crate::kernel::ExecutionOptions;
 use mlcc_ir::dim::SymValues;
@@ -26,23 +26,23 @@ pub enum RankCall {
 }
 
 impl RankCall {
-    pub(super) fn turns(self, launch: &LaunchItem, sequences: &[BatchSequence]) -> Vec<LaunchRun> {
+    pub(super) fn launch_runs(self, launch: &LaunchItem, sequences: &[BatchSequence]) -> Vec<LaunchRun> {
         match self {
-            RankCall::One(sizes) => vec![LaunchRun::once(sizes)],
-            RankCall::Batch { wanted } => turns(launch, sequences, wanted),
+            RankCall::One(sizes) => vec![LaunchRun::for_all(sizes)],
+            RankCall::Batch { wanted } => launch_runs(launch, sequences, wanted),
         }
     }
 
     /// Rows that are exchanged.
-    fn rows(self, exchange: &AllGather, sequences: &[BatchSequence]) -> usize {
+    fn gathered_rows(self, exchange: &AllGather, sequences: &[BatchSequence]) -> usize {
         let sizes = match self {
             RankCall::One(sizes) => sizes,
-            RankCall::Batch { wanted } if exchange.wanted => {
+            RankCall::Batch { wanted } if exchange.output_rows => {
                 SymValues { n: wanted as i64, ..sizes_of_all(sequences) }
             }
             RankCall::Batch { .. } => sizes_of_all(sequences),
         };
-        exchange.parts.rows.eval(&sizes).max(0) as usize
+        exchange.shape.rows.eval(&sizes).max(0) as usize
     }
 }
 
@@ -67,7 +67,7 @@ impl RankRef<'_> {
         if matches!(call, RankCall::One(_)) && !is_for_one(launch) {
             return Err(StepRunError::NoBatch(launch.kernel.clone()));
         }
-        for turn in call.turns(launch, self.sequences) {
+        for turn in call.launch_runs(launch, self.sequences) {
             with_state(self.memory, self.sequences, &turn, |memory| {
                 run_launch(launch, kernels, memory, &turn, options)
             })?;
@@ -96,11 +96,11 @@ pub fn run_ranks(
     for number in 0.. {
         let mut reached = Vec::with_capacity(ranks.len());
         for (number, (rank, items)) in ranks.iter_mut().zip(&mut items).enumerate() {
-            let next = until_exchange(items, rank, kernels, call, options);
+            let next = run_until_gather(items, rank, kernels, call, options);
             reached.push(next.map_err(|error| StepRunError::Rank { rank: number, error: Box::new(error) })?);
         }
-        match agreed(&reached, number)? {
-            Some(exchange) => join(exchange, &mut ranks, call)?,
+        match agreed_gather(&reached, number)? {
+            Some(exchange) => all_gather(exchange, &mut ranks, call)?,
             None => break,
         }
     }
@@ -116,11 +116,11 @@ pub fn run_ranks_interleaved(
     call: RankCall,
     schedule: &WorkerSchedule,
 ) -> Result<(), StepRunError> {
-    phases(step, kernels, &mut refs(ranks), call, schedule)
+    run_phases(step, kernels, &mut refs(ranks), call, schedule)
 }
 
 /// Runs a rank until its next exchange; `None`: it has ended.
-fn until_exchange<'s>(
+fn run_until_gather<'s>(
     items: &mut impl Iterator<Item = &'s StepItem>,
     rank: &mut RankRef<'_>,
     kernels: &[Kernel],
@@ -130,7 +130,7 @@ fn until_exchange<'s>(
     for item in items {
         match item {
             StepItem::Barrier => {}
-            StepItem::Exchange(exchange) => return Ok(Some(exchange)),
+            StepItem::AllGather(exchange) => return Ok(Some(exchange)),
             StepItem::Launch(launch) => rank.launch(launch, kernels, call, options)?,
         }
     }
@@ -138,7 +138,7 @@ fn until_exchange<'s>(
 }
 
 /// The exchange that all ranks have come to, if none has ended.
-fn agreed<'s>(
+fn agreed_gather<'s>(
     reached: &[Option<&'s AllGather>],
     number: usize,
 ) -> Result<Option<&'s AllGather>, StepRunError> {
@@ -148,9 +148,9 @@ fn agreed<'s>(
     for (other, exchange) in reached.iter().enumerate() {
         match exchange {
             None => return Err(StepRunError::Missed { rank, number, other, count: number }),
-            Some(exchange) if exchange.parts == first.parts => {}
+            Some(exchange) if exchange.shape == first.shape => {}
             Some(exchange) => {
-                let (expected, found) = (describe(&first.parts), describe(&exchange.parts));
+                let (expected, found) = (describe(&first.shape), describe(&exchange.shape));
                 return Err(StepRunError::Parts { rank, number, other, expected, found });
             }
         }
@@ -164,12 +164,12 @@ fn describe(parts: &GatherShape) -> String {
 }
 
 /// Every rank gets the rows of all.
-pub(super) fn join(
+pub(super) fn all_gather(
     exchange: &AllGather,
     ranks: &mut [RankRef<'_>],
     call: RankCall,
 ) -> Result<(), StepRunError> {
-    let AllGather { part, all, parts, .. } = exchange;
+    let AllGather { part, all, shape: parts, .. } = exchange;
     if parts.ranks != ranks.len() {
         let found = ranks.len();
         return match found {
@@ -177,25 +177,25 @@ pub(super) fn join(
             _ => Err(StepRunError::Ranks { expected: parts.ranks, found }),
         };
     }
-    let rows = ranks.first().map_or(0, |rank| call.rows(exchange, rank.sequences));
+    let rows = ranks.first().map_or(0, |rank| call.gathered_rows(exchange, rank.sequences));
     let row = parts.row_bytes as usize;
-    let of_rank = |rank: &mut RankRef<'_>| Ok(block(rank.memory, part, rows * row)?.to_vec());
+    let of_rank = |rank: &mut RankRef<'_>| Ok(buffer_bytes(rank.memory, part, rows * row)?.to_vec());
     let sent: Vec<Vec<u8>> = ranks.iter_mut().map(of_rank).collect::<Result<_, StepRunError>>()?;
     let of_all = |i: usize| sent.iter().flat_map(move |part| &part[i * row..(i + 1) * row]);
     let joined: Vec<u8> = (0..rows).flat_map(of_all).copied().collect();
     ranks.iter_mut().try_for_each(|rank| {
-        block(rank.memory, all, joined.len())?.copy_from_slice(&joined);
+        buffer_bytes(rank.memory, all, joined.len())?.copy_from_slice(&joined);
         Ok(())
     })
 }
 
 /// The first bytes of a buffer; of one with a copy for each worker those of the first.
-fn block<'m>(
+fn buffer_bytes<'m>(
     memory: &'m mut StepMemory,
     place: &BufferRef,
     bytes: usize,
 ) -> Result<&'m mut [u8], StepRunError> {
-    let block = memory.block(place.base);
+    let block = memory.base_memory(place.base);
     let (start, size) = (place.offset as usize, block.len());
     let end = start.saturating_add(bytes);
     block.get_mut(start..end).ok_or(StepRunError::Range { base: place.base.name(), start, end, size })

@@ -16,7 +16,7 @@ fn fast_and_plain_evaluation_agree() {
     for seed in 0..150 {
         let module = random_module(seed, &GraphOptions { sources: false, ..GraphOptions::ALL });
         let weights = RandomWeights::new(&module, seed).values(&module).unwrap();
-        let syms = SymValues::tokens(1 + seed as i64 % 3);
+        let syms = SymValues::for_tokens(1 + seed as i64 % 3);
         let (main, f) = module.function("main").unwrap();
         let inputs = random_inputs(f, &syms, seed);
         let run = |mode| {

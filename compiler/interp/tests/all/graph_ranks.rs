@@ -77,7 +77,7 @@ fn values(module: &Module, rank: usize) -> Vec<Tensor> {
 
 fn call(interpreter: &Interpreter<'_>, states: &mut StateValues) -> Result<Vec<f32>, GraphError> {
     let x = [Tensor::f32(&[1, 2], &[1.0, 2.0])];
-    Ok(interpreter.run_named("f", &x, states, SymValues::tokens(1))?[0].to_f32())
+    Ok(interpreter.run_named("f", &x, states, SymValues::for_tokens(1))?[0].to_f32())
 }
 
 fn ranks<'m>(modules: [&'m Module; 2]) -> (RankedModel<'m>, Vec<StateValues>) {

@@ -43,9 +43,9 @@ fn states_are_read_before_and_written_after_the_step() {
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[2], &[1.0, -1.0]));
     let mut states = StateValues::new(&module).unwrap();
     let x = [Tensor::f32(&[2], &[3.0, 4.0])];
-    let first = interpreter.run(id, &x, &mut states, SymValues::tokens(1)).unwrap();
+    let first = interpreter.run(id, &x, &mut states, SymValues::for_tokens(1)).unwrap();
     assert_eq!(first[0].data, [10.0, 10.0]);
-    let second = interpreter.run(id, &x, &mut states, SymValues::tokens(1)).unwrap();
+    let second = interpreter.run(id, &x, &mut states, SymValues::for_tokens(1)).unwrap();
     assert_eq!(second[0].data, [13.0, 6.0]);
     assert_eq!(states.get(mlcc_ir::module::StateId(0)).unwrap().data, [16.0, 2.0]);
 }
@@ -65,7 +65,7 @@ fn a_call_runs_the_function_of_the_module() {
     let interpreter = Interpreter::new(&module, |_| unreachable!());
     let mut states = StateValues::new(&module).unwrap();
     let x = [Tensor::f32(&[2], &[1.0, 2.0])];
-    let out = interpreter.run_named("f", &x, &mut states, SymValues::tokens(1)).unwrap();
+    let out = interpreter.run_named("f", &x, &mut states, SymValues::for_tokens(1)).unwrap();
     assert_eq!(out[0].data, [4.0, 8.0]);
 }
 
@@ -96,13 +96,13 @@ fn a_scan_carries_along_axis_0() {
     let k = Tensor::f32(&[2], &[1.0, 10.0]);
     let x = Tensor::f32(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let inputs = [c.clone(), x, k.clone()];
-    let out = interpreter.run_named("f", &inputs, &mut states, SymValues::tokens(3)).unwrap();
+    let out = interpreter.run_named("f", &inputs, &mut states, SymValues::for_tokens(3)).unwrap();
     assert_eq!(out[0].data, [109.0, 320.0]);
     assert_eq!(out[1].dims, [3, 2]);
     assert_eq!(out[1].data, [100.0, 200.0, 101.0, 220.0, 104.0, 260.0]);
 
     let empty = [c.clone(), Tensor::f32(&[0, 2], &[]), k];
-    let out = interpreter.run_named("f", &empty, &mut states, SymValues::tokens(0)).unwrap();
+    let out = interpreter.run_named("f", &empty, &mut states, SymValues::for_tokens(0)).unwrap();
     assert_eq!((out[0].data.as_slice(), out[1].dims.as_slice()), (c.data.as_slice(), [0, 2].as_slice()));
 }
 
@@ -117,7 +117,7 @@ fn an_index_out_of_range_names_the_op_and_the_axis() {
     let interpreter = Interpreter::new(&module, |_| unreachable!());
     let mut states = StateValues::new(&module).unwrap();
     let inputs = [Tensor::full(DType::F32, &[4, 2], 0.0), Tensor::ids(&[4])];
-    let error = interpreter.run_named("f", &inputs, &mut states, SymValues::tokens(1)).unwrap_err();
+    let error = interpreter.run_named("f", &inputs, &mut states, SymValues::for_tokens(1)).unwrap_err();
     let expected = EvaluationFault::Index { arg: 0, axis: 0, index: 4, size: 4 };
     assert!(matches!(&error, GraphError::Fault { fault, .. } if *fault == expected), "{error}");
     assert_eq!(
@@ -132,16 +132,16 @@ fn wrong_inputs_are_refused() {
     let interpreter = Interpreter::new(&module, |_| Tensor::f32(&[3], &[1.0; 3]));
     let mut states = StateValues::new(&module).unwrap();
     let before = states.clone();
-    let none = interpreter.run(id, &[], &mut states, SymValues::tokens(1)).unwrap_err();
+    let none = interpreter.run(id, &[], &mut states, SymValues::for_tokens(1)).unwrap_err();
     assert_eq!(none.to_string(), "function @f takes 1 inputs, not 0");
     let x = [Tensor::f32(&[3], &[0.0; 3])];
-    let shape = interpreter.run(id, &x, &mut states, SymValues::tokens(1)).unwrap_err();
+    let shape = interpreter.run(id, &x, &mut states, SymValues::for_tokens(1)).unwrap_err();
     assert_eq!(shape.to_string(), "input 0 of @f: expected f32[2], found f32[3]");
     let x = [Tensor::f32(&[2], &[0.0; 2])];
-    let param = interpreter.run(id, &x, &mut states, SymValues::tokens(1)).unwrap_err();
+    let param = interpreter.run(id, &x, &mut states, SymValues::for_tokens(1)).unwrap_err();
     assert_eq!(param.to_string(), "parameter @w: expected f32[2], found f32[3]");
     assert_eq!(states, before);
-    let missing = interpreter.run_named("g", &x, &mut states, SymValues::tokens(1)).unwrap_err();
+    let missing = interpreter.run_named("g", &x, &mut states, SymValues::for_tokens(1)).unwrap_err();
     assert_eq!(missing.to_string(), "the module has no function @g");
 }
 
@@ -155,6 +155,6 @@ fn an_ill_typed_node_is_refused_before_it_runs() {
     let interpreter = Interpreter::new(&module, |_| unreachable!());
     let mut states = StateValues::new(&module).unwrap();
     let inputs = [Tensor::f32(&[2], &[1.0, 2.0])];
-    let error = interpreter.run_named("f", &inputs, &mut states, SymValues::tokens(1)).unwrap_err();
+    let error = interpreter.run_named("f", &inputs, &mut states, SymValues::for_tokens(1)).unwrap_err();
     assert_eq!(error.to_string(), "function @f, %1 = add: gives f32[2]");
 }

@@ -214,7 +214,7 @@ fn attention_over_a_cache_equals_its_formula() {
 
 fn run(m: &Module, id: FuncId, inputs: &[Tensor]) -> Vec<Tensor> {
     let interpreter = Interpreter::new(m, |_| unreachable!());
-    interpreter.run(id, inputs, &mut StateValues::new(m).unwrap(), SymValues::tokens(3)).unwrap()
+    interpreter.run(id, inputs, &mut StateValues::new(m).unwrap(), SymValues::for_tokens(3)).unwrap()
 }
 
 #[test]

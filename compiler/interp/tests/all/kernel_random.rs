@@ -9,7 +9,7 @@ use mlcc_ir::text::{Lexer, parse_kernel, print_kernel};
 use mlcc_ir::verify::verify_kernel;
 
 fn results(kernel: &Kernel, seed: u64, n: i64, options: &ExecutionOptions) -> Vec<KernelBuffer> {
-    let dims = SymValues::tokens(n);
+    let dims = SymValues::for_tokens(n);
     let bytes = random_arguments(kernel, &dims, seed);
     let mut buffers: Vec<KernelBuffer> = kernel
         .params
@@ -74,14 +74,15 @@ fn changed_kernels_fail_without_panic() {
             if verify_kernel(&kernel).is_err() {
                 continue;
             }
-            let dims = SymValues::tokens(2);
+            let dims = SymValues::for_tokens(2);
             let bytes = random_arguments(&kernel, &dims, seed);
             let dtypes = kernel.params.iter().map(|id| kernel.bufs[*id].dtype);
             let mut buffers: Vec<KernelBuffer> =
                 dtypes.zip(bytes).map(|(d, b)| KernelBuffer::new(d, b)).collect();
             ran += 1;
-            failed +=
-                u32::from(run_with(&kernel, &mut buffers, &dims, &ExecutionOptions::workers(2)).is_err());
+            failed += u32::from(
+                run_with(&kernel, &mut buffers, &dims, &ExecutionOptions::with_workers(2)).is_err(),
+            );
         }
     }
     assert!(ran > 100 && failed > 10 && failed < ran, "{failed} of {ran} failed");

@@ -27,7 +27,7 @@ fn threads(kb: &mut KernelBuilder, count: i64, body: impl FnOnce(&mut KernelBuil
 fn result(kernel: &Kernel, order: ExecutionOrder) -> Result<Vec<i64>, KernelFault> {
     let mut buffers = [KernelBuffer::from_i32(&(0..64).collect::<Vec<i32>>())];
     let options = ExecutionOptions { workers: 1, order };
-    run_with(kernel, &mut buffers, &SymValues::tokens(1), &options).map_err(|e| e.fault)?;
+    run_with(kernel, &mut buffers, &SymValues::for_tokens(1), &options).map_err(|e| e.fault)?;
     Ok(buffers[0].to_i64())
 }
 

@@ -174,7 +174,7 @@ fn masked_lanes_neither_read_nor_write() {
     kb.store_masked(y, index, twice, Some(mask));
     let kernel = kb.finish();
     let mut buffers = [KernelBuffer::from_f32(&[1.0, 2.0, 3.0]), KernelBuffer::from_f32(&[0.0; 3])];
-    run(&kernel, &mut buffers, &SymValues::tokens(3)).unwrap();
+    run(&kernel, &mut buffers, &SymValues::for_tokens(3)).unwrap();
     assert_eq!(buffers[1].to_f32(), [2.0, 4.0, 6.0]);
 }
 
@@ -234,7 +234,7 @@ fn buffers_lie_where_their_kernel_relies_on_them_to_lie() {
     };
     for gpu in [false, true] {
         let from = |align, address| {
-            let input = KernelBuffer::from_i32(&[1, 2, 3, 4, 5, 6, 7, 8]).at(address);
+            let input = KernelBuffer::from_i32(&[1, 2, 3, 4, 5, 6, 7, 8]).at_address(address);
             let mut buffers = [input, KernelBuffer::zeros(DType::I32, 8)];
             run(&copy(align, gpu), &mut buffers, &ONE).map_err(|e| e.to_string())
         };
@@ -338,7 +338,7 @@ fn arguments_are_checked() {
     kb.param("x", DType::F32, SizeSymbol::N, ParamAccess::In, 64);
     let kernel = kb.finish();
     let message = |buffers: &mut [KernelBuffer]| {
-        run(&kernel, buffers, &SymValues::tokens(4)).expect_err("must fail").to_string()
+        run(&kernel, buffers, &SymValues::for_tokens(4)).expect_err("must fail").to_string()
     };
     assert_eq!(
         message(&mut [KernelBuffer::from_f32(&[0.0; 3])]),

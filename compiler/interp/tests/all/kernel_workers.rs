@@ -50,7 +50,7 @@ fn every_number_of_workers_in_every_order_gives_the_same() {
                 KernelBuffer::from_f32(&w),
                 KernelBuffer::from_f32(&vec![f32::NAN; rows]),
             ];
-            run_with(&kernel, &mut buffers, &SymValues::tokens(1), &options).unwrap();
+            run_with(&kernel, &mut buffers, &SymValues::for_tokens(1), &options).unwrap();
             assert_eq!(buffers[2].to_f32(), want, "{options:?}");
         }
     }
@@ -65,7 +65,7 @@ fn race(build: impl FnOnce(&mut KernelBuilder, BufId)) -> Kernel {
 
 fn outcome(kernel: &Kernel, options: &ExecutionOptions) -> Result<(), KernelFault> {
     let mut buffers = [KernelBuffer::from_i32(&[0; 8])];
-    run_with(kernel, &mut buffers, &SymValues::tokens(1), options).map_err(|e| e.fault)
+    run_with(kernel, &mut buffers, &SymValues::for_tokens(1), options).map_err(|e| e.fault)
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn touching_what_another_worker_writes_is_a_race_in_every_order() {
         kb.store(x, zero, one);
     });
     for kernel in [neighbour, two_loops, outside] {
-        assert_eq!(outcome(&kernel, &ExecutionOptions::workers(1)), Ok(()), "one worker cannot race");
+        assert_eq!(outcome(&kernel, &ExecutionOptions::with_workers(1)), Ok(()), "one worker cannot race");
         for options in all_orders(2) {
             let fault = outcome(&kernel, &options).expect_err("race");
             assert!(matches!(fault, KernelFault::Race { .. }), "{fault}");
@@ -131,7 +131,7 @@ fn prints_the_time_of_a_small_matvec() {
     let mut best = std::time::Duration::MAX;
     for _ in 0..10 {
         let start = std::time::Instant::now();
-        run_with(&kernel, &mut buffers, &SymValues::tokens(1), &ExecutionOptions::default()).unwrap();
+        run_with(&kernel, &mut buffers, &SymValues::for_tokens(1), &ExecutionOptions::default()).unwrap();
         best = best.min(start.elapsed());
     }
     println!("64x64 matvec: {best:?}");

@@ -1,7 +1,7 @@
 //! Kernels side by side in one grid compute what they compute alone.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
-use mlcc_ir::beside::{FusedGrid, GridMember, beside};
+use mlcc_ir::beside::{FusedGrid, GridMember, fuse_kernels};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::kernel::*;
@@ -82,13 +82,13 @@ fn run(kernel: &Kernel, buffers: &mut [KernelBuffer], sizes: &SymValues, order: 
 
 fn same_together(parts: &[(Kernel, [Dim; 3])], blocks: [Dim; 3]) -> Kernel {
     let grids: Vec<&[Dim; 3]> = parts.iter().map(|(_, grid)| grid).collect();
-    let layout = FusedGrid::of(&grids).expect("they fit");
+    let layout = FusedGrid::for_members(&grids).expect("they fit");
     assert_eq!(layout.blocks, blocks);
     let all: Vec<GridMember> = parts.iter().map(|(kernel, blocks)| GridMember { kernel, blocks }).collect();
-    let kernel = beside("both", &all, &layout).expect("they are nests of blocks");
+    let kernel = fuse_kernels("both", &all, &layout).expect("they are nests of blocks");
     verify_kernel(&kernel).unwrap();
     for rows in [1, 3] {
-        let sizes = SymValues::tokens(rows);
+        let sizes = SymValues::for_tokens(rows);
         let mut want = Vec::new();
         for (kernel, _) in parts {
             let mut alone = memory(kernel, &sizes);
@@ -132,7 +132,7 @@ fn different_numbers_of_rows_do_not_fit() {
     let n = Dim::sym(SizeSymbol::N);
     let (of_rows, of_halves) =
         ([n.clone(), Dim::from(2), Dim::from(1)], [n.floor_div(2), Dim::from(2), Dim::from(1)]);
-    assert_eq!(FusedGrid::of(&[&of_rows, &of_halves]), None);
+    assert_eq!(FusedGrid::for_members(&[&of_rows, &of_halves]), None);
     let across = [Dim::from(2), n, Dim::from(1)];
-    assert_eq!(FusedGrid::of(&[&of_rows, &across]), None);
+    assert_eq!(FusedGrid::for_members(&[&of_rows, &across]), None);
 }

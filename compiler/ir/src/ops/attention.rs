@@ -1,6 +1,6 @@
 //! Attention over a cache, by decomposition.
 
-use super::{AttrValue, Op, OpError, bad};
+use super::{AttrValue, Op, OpError, invalid_input};
 use crate::compute::RedOp;
 use crate::dim::Dim;
 use crate::graph::{Function, ValueId};
@@ -141,61 +141,61 @@ const HIDDEN: f64 = -1e30;
 
 pub(super) fn infer(op: &Op, a: &AttentionOp, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     if a.sinks > 0 && (a.window == 0 || a.prefix) {
-        return bad(op, "sinks stand in front of a window, and not together with a prefix");
+        return invalid_input(op, "sinks stand in front of a window, and not together with a prefix");
     }
     if a.ahead > 0 && (a.sinks > 0 || a.prefix) {
-        return bad(op, "queries that see later keys have neither sinks nor a prefix");
+        return invalid_input(op, "queries that see later keys have neither sinks nor a prefix");
     }
     if a.ahead > AttentionOp::ALL {
-        return bad(op, format!("queries see at most {} keys ahead", AttentionOp::ALL));
+        return invalid_input(op, format!("queries see at most {} keys ahead", AttentionOp::ALL));
     }
     if a.span != KeySpan::All && (a.sinks > 0 || a.prefix) {
-        return bad(op, "a span of keys has neither sinks nor a prefix");
+        return invalid_input(op, "a span of keys has neither sinks nor a prefix");
     }
     if a.terms.is_some() && a.sinks > 0 {
-        return bad(op, "terms by distance do not stand beside sinks");
+        return invalid_input(op, "terms by distance do not stand beside sinks");
     }
     let wanted = a.inputs(5);
     if inputs.len() != wanted {
-        return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
+        return invalid_input(op, format!("takes {wanted} inputs, not {}", inputs.len()));
     }
     let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
     if [q, k, v].iter().any(|t| t.rank() != 3) || q.dtype != DType::F32 {
-        return bad(
+        return invalid_input(
             op,
             format!("takes f32[n, heads, size], keys and values of three axes, not {q}, {k} and {v}"),
         );
     }
     let sizes = [&q.dims[1], &q.dims[2], &k.dims[1], &v.dims[2]].map(Dim::as_const);
     let [Some(heads), Some(size), Some(kv_heads), Some(_)] = sizes else {
-        return bad(op, format!("{q}, {k} and {v} need constant heads and sizes"));
+        return invalid_input(op, format!("{q}, {k} and {v} need constant heads and sizes"));
     };
     let fits = k.dims[..2] == v.dims[..2] && k.dims[2].as_const() == Some(size) && k.dtype == v.dtype;
     if !fits || !k.dtype.is_float() || kv_heads < 1 || heads % kv_heads != 0 {
-        return bad(op, format!("queries {q} do not fit keys {k} and values {v}"));
+        return invalid_input(op, format!("queries {q} do not fit keys {k} and values {v}"));
     }
     if a.alibi && *inputs[3] != TensorType::new(DType::F32, [heads]) {
-        return bad(op, format!("slopes are {}, there are {heads} heads", inputs[3]));
+        return invalid_input(op, format!("slopes are {}, there are {heads} heads", inputs[3]));
     }
     if let Some(count) = a.prefix_input().map(|i| inputs[i])
         && *count != TensorType::new(DType::I32, [1])
     {
-        return bad(op, format!("the prefix count is {count}, not i32[1]"));
+        return invalid_input(op, format!("the prefix count is {count}, not i32[1]"));
     }
     if let Some(count) = a.span_input().map(|i| inputs[i])
         && *count != TensorType::new(DType::I32, [1])
     {
-        return bad(op, format!("the count of the first keys is {count}, not i32[1]"));
+        return invalid_input(op, format!("the count of the first keys is {count}, not i32[1]"));
     }
     if let Some(again) = a.sink_input().map(|i| inputs[i])
         && again != q
     {
-        return bad(op, format!("the queries for sinks are {again}, not {q}"));
+        return invalid_input(op, format!("the queries for sinks are {again}, not {q}"));
     }
     if let Some(logits) = a.null_input().map(|i| inputs[i])
         && *logits != TensorType::new(DType::F32, [heads])
     {
-        return bad(
+        return invalid_input(
             op,
             format!("the logits of the key without a value are {logits}, there are {heads} heads"),
         );
@@ -203,7 +203,7 @@ pub(super) fn infer(op: &Op, a: &AttentionOp, inputs: &[&TensorType]) -> Result<
     if let Some((table, behind)) = a.terms_input().map(|i| inputs[i]).zip(a.terms) {
         let distances = table.dims.last().and_then(Dim::as_const).unwrap_or(0);
         if *table != TensorType::new(DType::F32, [heads, distances]) || behind as i64 >= distances {
-            return bad(
+            return invalid_input(
                 op,
                 format!("terms {table} by distances from {behind} behind on, there are {heads} heads"),
             );

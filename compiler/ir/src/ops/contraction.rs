@@ -1,7 +1,7 @@
 //! Matrix products and reductions.
 
 use super::elementwise::broadcast;
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::types::{DType, TensorType};
@@ -10,16 +10,16 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
     match (op, inputs) {
         (Op::MatMul { transpose_b }, [a, b]) => {
             if a.rank() < 2 || b.rank() < 2 || !a.dtype.is_float() {
-                return bad(op, format!("takes matrices, not {a} and {b}"));
+                return invalid_input(op, format!("takes matrices, not {a} and {b}"));
             }
             let (la, ma) = a.dims.split_at(a.rank() - 2);
             let (lb, mb) = b.dims.split_at(b.rank() - 2);
             let (k, n) = if *transpose_b { (&mb[1], &mb[0]) } else { (&mb[0], &mb[1]) };
             if *k != ma[1] {
-                return bad(op, format!("inner sizes of {a} and {b} differ"));
+                return invalid_input(op, format!("inner sizes of {a} and {b} differ"));
             }
             let Some(mut dims) = broadcast(la, lb) else {
-                return bad(op, format!("leading axes of {a} and {b} do not broadcast"));
+                return invalid_input(op, format!("leading axes of {a} and {b} do not broadcast"));
             };
             dims.extend([ma[0].clone(), n.clone()]);
             // Sums of products of halves are f32.
@@ -28,13 +28,13 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         }
         (Op::Reduce { axis, .. }, [a]) => {
             if *axis >= a.rank() || a.dtype.is_packed() {
-                return bad(op, format!("{a} has no axis {axis} to reduce"));
+                return invalid_input(op, format!("{a} has no axis {axis} to reduce"));
             }
             let mut out = (*a).clone();
             out.dims[*axis] = Dim::from(1);
             Ok(vec![out])
         }
-        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+        _ => invalid_input(op, format!("takes other than {} inputs", inputs.len())),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Constants, unary and binary arithmetic and selection with broadcasting, casts.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::kernel::BinOp;
@@ -10,33 +10,35 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
     match (op, inputs) {
         (Op::Constant { dtype, .. }, []) => Ok(vec![TensorType { dtype: *dtype, dims: vec![] }]),
         (Op::Unary(_), [a]) if a.dtype.is_float() => Ok(vec![(*a).clone()]),
-        (Op::Unary(_), [a]) => bad(op, format!("takes floats, not {a}")),
-        (Op::Cast(_), [a]) if a.dtype.is_packed() => bad(op, "packed weights are dequantized, not cast"),
+        (Op::Unary(_), [a]) => invalid_input(op, format!("takes floats, not {a}")),
+        (Op::Cast(_), [a]) if a.dtype.is_packed() => {
+            invalid_input(op, "packed weights are dequantized, not cast")
+        }
         (Op::Cast(dtype), [a]) => Ok(vec![TensorType { dtype: *dtype, dims: a.dims.clone() }]),
         (Op::Binary(bin), [a, b]) => {
             if !matches!(bin, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Div | BinOp::Min | BinOp::Max) {
-                return bad(op, "is not an arithmetic op on tensors");
+                return invalid_input(op, "is not an arithmetic op on tensors");
             }
             if a.dtype != b.dtype || a.dtype.is_packed() {
-                return bad(op, format!("operands are {a} and {b}"));
+                return invalid_input(op, format!("operands are {a} and {b}"));
             }
             match broadcast(&a.dims, &b.dims) {
                 Some(dims) => Ok(vec![TensorType { dtype: a.dtype, dims }]),
-                None => bad(op, format!("shapes of {a} and {b} do not broadcast")),
+                None => invalid_input(op, format!("shapes of {a} and {b} do not broadcast")),
             }
         }
         (Op::SelectGe, [a, b, x, y]) => {
             let packed = inputs.iter().any(|t| t.dtype.is_packed());
             if a.dtype != b.dtype || x.dtype != y.dtype || packed {
-                return bad(op, format!("operands are {a}, {b}, {x} and {y}"));
+                return invalid_input(op, format!("operands are {a}, {b}, {x} and {y}"));
             }
             let mut shapes = inputs.iter().skip(1).map(|t| &t.dims);
             match shapes.try_fold(a.dims.clone(), |all, dims| broadcast(&all, dims)) {
                 Some(dims) => Ok(vec![TensorType { dtype: x.dtype, dims }]),
-                None => bad(op, format!("shapes of {a}, {b}, {x} and {y} do not broadcast")),
+                None => invalid_input(op, format!("shapes of {a}, {b}, {x} and {y} do not broadcast")),
             }
         }
-        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+        _ => invalid_input(op, format!("takes other than {} inputs", inputs.len())),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Routing to experts and their matrix products.
 
-use super::{Op, OpError, bad, quant};
+use super::{Op, OpError, invalid_input, quant};
 use crate::compute::{RedOp, ScalarExpr};
 use crate::dim::Dim;
 use crate::kernel::BinOp;
@@ -11,7 +11,7 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         (Op::TopK { k }, [x]) => {
             let columns = x.dims.get(1).and_then(Dim::as_const).unwrap_or(0);
             if x.rank() != 2 || x.dtype != DType::F32 || columns < *k as i64 {
-                return bad(op, format!("takes f32[n, at least {k}], not {x}"));
+                return invalid_input(op, format!("takes f32[n, at least {k}], not {x}"));
             }
             let dims = vec![x.dims[0].clone(), Dim::from(*k)];
             Ok(vec![
@@ -21,21 +21,21 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         }
         (Op::MatMulExperts { experts }, [x, weight, ids]) => {
             if x.rank() != 3 || !matches!(x.dtype, DType::F32 | DType::BF16) {
-                return bad(op, format!("takes f32 or bf16 [n, slots, in], not {x}"));
+                return invalid_input(op, format!("takes f32 or bf16 [n, slots, in], not {x}"));
             }
             if weight.rank() != 2 || weight.dims[1] != x.dims[2] {
-                return bad(op, format!("{weight} has no matrices for {x}"));
+                return invalid_input(op, format!("{weight} has no matrices for {x}"));
             }
             products(op, *experts, x, weight, ids)
         }
         (Op::MatMulExpertsI8 { experts, group }, [q, s, z, weight, ids]) => {
             quant::codes_fit(op, *group, [q, s, z, weight])?;
             if q.rank() != 3 {
-                return bad(op, format!("takes codes of rank 3, not {q}"));
+                return invalid_input(op, format!("takes codes of rank 3, not {q}"));
             }
             products(op, *experts, q, weight, ids)
         }
-        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+        _ => invalid_input(op, format!("takes other than {} inputs", inputs.len())),
     }
 }
 
@@ -50,13 +50,13 @@ fn products(
     let rows = weight.dims.first().and_then(Dim::as_const).unwrap_or(0);
     let experts = experts as i64;
     if experts == 0 || rows % experts != 0 {
-        return bad(op, format!("{weight} are no {experts} matrices for {x}"));
+        return invalid_input(op, format!("{weight} are no {experts} matrices for {x}"));
     }
     if ids.rank() != 2 || ids.dtype != DType::I32 {
-        return bad(op, format!("takes a choice i32[n, slots], not {ids}"));
+        return invalid_input(op, format!("takes a choice i32[n, slots], not {ids}"));
     }
     if x.dims[0] != ids.dims[0] || x.dims[1] != ids.dims[1] && x.dims[1].as_const() != Some(1) {
-        return bad(op, format!("{x} does not go with the choice {ids}"));
+        return invalid_input(op, format!("{x} does not go with the choice {ids}"));
     }
     let dims = vec![ids.dims[0].clone(), ids.dims[1].clone(), Dim::from(rows / experts)];
     Ok(vec![TensorType { dtype: DType::F32, dims }])

@@ -44,10 +44,10 @@ pub enum Op {
     /// The rows of all sequences: a value `[1, ..]`, or ragged `[n, ..]`, of every sequence to `[n, ..]`.
     SequenceJoin,
     /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n` from here on.
-    WantedRows,
+    OutputRows,
     /// What all of `ranks` ranks hold, joined along the last axis in their order: `[.., k]` of each gives `[.., ranks * k]` on
     /// every rank. All ranks come to the same exchanges in the same order. Only entry functions have any.
-    Exchange {
+    AllGather {
         ranks: usize,
     },
     /// Inputs and outputs of the function invoked.
@@ -121,7 +121,7 @@ pub enum Op {
     },
     /// Over the last axis.
     Softmax,
-    /// Scaled dot-product attention of `n` queries over `t` cached keys; see [`Attention`].
+    /// Scaled dot-product attention of `n` queries over `t` cached keys; see [`AttentionOp`].
     Attention(AttentionOp),
 
     // mixtures of experts
@@ -222,7 +222,7 @@ pub enum AttrValue {
     Function(FuncId),
 }
 
-pub(crate) fn bad<T>(op: &Op, message: impl Into<String>) -> Result<T, OpError> {
+pub(crate) fn invalid_input<T>(op: &Op, message: impl Into<String>) -> Result<T, OpError> {
     Err(OpError { op: op.name(), message: message.into() })
 }
 
@@ -236,8 +236,8 @@ impl Op {
             Op::CacheAppend(_) => "cache.append",
             Op::SequenceSplit { .. } => "sequence.split",
             Op::SequenceJoin => "sequence.join",
-            Op::WantedRows => "rows.wanted",
-            Op::Exchange { .. } => "exchange",
+            Op::OutputRows => "rows.wanted",
+            Op::AllGather { .. } => "exchange",
             Op::Call(_) => "call",
             Op::Scan { .. } => "scan",
             Op::Constant { .. } => "constant",
@@ -285,7 +285,7 @@ impl Op {
     }
 
     /// The meaning for inputs of these (valid) types.
-    pub fn meaning(&self, inputs: &[&TensorType]) -> OpSemantics {
+    pub fn semantics(&self, inputs: &[&TensorType]) -> OpSemantics {
         match self.family() {
             OpFamily::Structure => OpSemantics::Structural,
             OpFamily::Elementwise => OpSemantics::Compute(vec![elementwise::compute(self, inputs)]),
@@ -307,8 +307,8 @@ impl Op {
             | Op::CacheAppend(_)
             | Op::SequenceSplit { .. }
             | Op::SequenceJoin
-            | Op::WantedRows
-            | Op::Exchange { .. }
+            | Op::OutputRows
+            | Op::AllGather { .. }
             | Op::Call(_)
             | Op::Scan { .. } => OpFamily::Structure,
             Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_) => {
@@ -346,7 +346,7 @@ impl Op {
             }
             Op::Attention(a) => attention::decompose(a, module, f, inputs),
             Op::QuantizeRows { .. } => quant::decompose(self, module, f, inputs),
-            _ => bad(self, "has no decomposition"),
+            _ => invalid_input(self, "has no decomposition"),
         }
     }
 
@@ -370,7 +370,7 @@ impl Op {
             | Op::CacheAppend(_)
             | Op::SequenceSplit { ragged: false }
             | Op::SequenceJoin
-            | Op::WantedRows
+            | Op::OutputRows
             | Op::Unary(_)
             | Op::Binary(_)
             | Op::SelectGe
@@ -378,7 +378,7 @@ impl Op {
             | Op::Softmax
             | Op::Dequantize => vec![],
             Op::SequenceSplit { ragged } => vec![("ragged", AttrValue::Bool(*ragged))],
-            Op::Exchange { ranks } => vec![("ranks", int(ranks))],
+            Op::AllGather { ranks } => vec![("ranks", int(ranks))],
             Op::Call(f) => vec![("function", AttrValue::Function(*f))],
             Op::Scan { body, carries, seqs } => {
                 vec![("body", AttrValue::Function(*body)), ("carries", int(carries)), ("seqs", int(seqs))]

@@ -1,6 +1,6 @@
 //! Ops that make or move indices: iota, reshape, permute, slice, concat, gather.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::compute::ScalarExpr;
 use crate::dim::Dim;
 use crate::kernel::BinOp;
@@ -8,7 +8,7 @@ use crate::types::{DType, TensorType};
 
 pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     if inputs.iter().any(|t| t.dtype.is_packed()) && !matches!(op, Op::Gather) {
-        return bad(op, "does not take packed weights");
+        return invalid_input(op, "does not take packed weights");
     }
     match (op, inputs) {
         (Op::Iota { len, .. }, []) => Ok(vec![TensorType { dtype: DType::I32, dims: vec![len.clone()] }]),
@@ -16,23 +16,25 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             let out = TensorType { dtype: a.dtype, dims: dims.clone() };
             match a.same_elements(&out) {
                 true => Ok(vec![out]),
-                false => bad(op, format!("{a} has not as many elements as {out}")),
+                false => invalid_input(op, format!("{a} has not as many elements as {out}")),
             }
         }
         (Op::Permute { perm }, [a]) => {
             let mut sorted = perm.clone();
             sorted.sort_unstable();
             if sorted != (0..a.rank()).collect::<Vec<_>>() {
-                return bad(op, format!("{perm:?} is no permutation of the axes of {a}"));
+                return invalid_input(op, format!("{perm:?} is no permutation of the axes of {a}"));
             }
             Ok(vec![TensorType { dtype: a.dtype, dims: perm.iter().map(|&p| a.dims[p].clone()).collect() }])
         }
         (Op::Slice { axis, start, len }, [a]) => {
-            let Some(size) = a.dims.get(*axis) else { return bad(op, format!("{a} has no axis {axis}")) };
+            let Some(size) = a.dims.get(*axis) else {
+                return invalid_input(op, format!("{a} has no axis {axis}"));
+            };
             if let Some(room) = size.sub(start).sub(len).as_const()
                 && room < 0
             {
-                return bad(op, format!("{len} from {start} runs over the {size} of axis {axis}"));
+                return invalid_input(op, format!("{len} from {start} runs over the {size} of axis {axis}"));
             }
             let mut dims = a.dims.clone();
             dims[*axis] = len.clone();
@@ -41,14 +43,14 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         (Op::Concat { axis }, [first, rest @ ..]) => {
             let mut out = (*first).clone();
             if *axis >= out.rank() {
-                return bad(op, format!("{first} has no axis {axis}"));
+                return invalid_input(op, format!("{first} has no axis {axis}"));
             }
             for ty in rest {
                 let same = ty.dtype == out.dtype
                     && ty.rank() == out.rank()
                     && (0..out.rank()).all(|i| i == *axis || ty.dims[i] == out.dims[i]);
                 if !same {
-                    return bad(op, format!("{ty} does not continue {first}"));
+                    return invalid_input(op, format!("{ty} does not continue {first}"));
                 }
                 out.dims[*axis] = out.dims[*axis].add(&ty.dims[*axis]);
             }
@@ -56,12 +58,15 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         }
         (Op::Gather, [table, ids]) => {
             if table.rank() != 2 || ids.rank() == 0 || ids.dtype != DType::I32 {
-                return bad(op, format!("takes a table [rows, k] and ids i32[n, ..], not {table} and {ids}"));
+                return invalid_input(
+                    op,
+                    format!("takes a table [rows, k] and ids i32[n, ..], not {table} and {ids}"),
+                );
             }
             let dtype = if table.dtype.is_packed() { DType::F32 } else { table.dtype };
             Ok(vec![TensorType { dtype, dims: ids.dims.iter().chain(&table.dims[1..]).cloned().collect() }])
         }
-        _ => bad(op, format!("takes other than {} inputs", inputs.len())),
+        _ => invalid_input(op, format!("takes other than {} inputs", inputs.len())),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Norms and softmax, by decomposition.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::compute::RedOp;
 use crate::graph::{Function, ValueId};
 use crate::kernel::{BinOp, UnOp};
@@ -14,16 +14,16 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         _ => 1,
     };
     if inputs.len() != wanted {
-        return bad(op, format!("takes {wanted} inputs, not {}", inputs.len()));
+        return invalid_input(op, format!("takes {wanted} inputs, not {}", inputs.len()));
     }
     let x = inputs[0];
-    let Some(last) = x.dims.last() else { return bad(op, "takes at least one axis") };
+    let Some(last) = x.dims.last() else { return invalid_input(op, "takes at least one axis") };
     if x.dtype != DType::F32 || last.as_const().is_none() && !matches!(op, Op::Softmax) {
-        return bad(op, format!("takes f32 with a last axis of constant size, not {x}"));
+        return invalid_input(op, format!("takes f32 with a last axis of constant size, not {x}"));
     }
     for vector in &inputs[1..] {
         if vector.dtype != x.dtype || vector.dims.as_slice() != std::slice::from_ref(last) {
-            return bad(op, format!("weights are {vector}, the last axis has {last}"));
+            return invalid_input(op, format!("weights are {vector}, the last axis has {last}"));
         }
     }
     Ok(vec![x.clone()])
@@ -95,7 +95,7 @@ pub(super) fn decompose(
             let sum = e.op(Op::Reduce { op: RedOp::Sum, axis }, &[weights])?;
             e.bin(BinOp::Div, weights, sum)?
         }
-        _ => return bad(op, "is not a norm"),
+        _ => return invalid_input(op, "is not a norm"),
     };
     Ok(vec![out])
 }

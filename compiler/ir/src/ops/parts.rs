@@ -72,8 +72,8 @@ impl NamedAttrs<'_> {
         Ok(match self.name {
             "sequence.split" => Op::SequenceSplit { ragged: self.is_set("ragged")? },
             "sequence.join" => Op::SequenceJoin,
-            "rows.wanted" => Op::WantedRows,
-            "exchange" => Op::Exchange { ranks: self.positive("ranks")? },
+            "rows.wanted" => Op::OutputRows,
+            "exchange" => Op::AllGather { ranks: self.positive("ranks")? },
             "call" => Op::Call(self.function("function")?),
             "scan" => Op::Scan {
                 body: self.function("body")?,

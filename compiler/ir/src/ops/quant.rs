@@ -1,6 +1,6 @@
 //! Weight dequantization and activations quantized per group.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::compute::{RedOp, ScalarExpr};
 use crate::dim::Dim;
 use crate::graph::{Function, ValueId};
@@ -52,16 +52,16 @@ fn groups(k: &Dim, group: usize) -> Dim {
 /// Whether codes, scales per `group` columns and sums go with each other and with a packed weight.
 pub(super) fn codes_fit(op: &Op, group: usize, [q, s, z, w]: [&TensorType; 4]) -> Result<(), OpError> {
     let DType::Packed(format) = w.dtype else {
-        return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+        return invalid_input(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
     };
     if !is_codes(q) || w.rank() != 2 || !format.has_integer_products() {
-        return bad(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
+        return invalid_input(op, format!("takes integer codes and a packed weight, not {q} and {w}"));
     }
-    let (k, part) = (&w.dims[1], format.block());
+    let (k, part) = (&w.dims[1], format.block_columns());
     let scales_fit = *s == rows(DType::F32, q, groups(k, group));
     let sums_fit = *z == rows(DType::I32, q, groups(k, part));
     if *columns(q) != groups(k, part).scale(part as i64) || !scales_fit || !sums_fit {
-        return bad(op, format!("codes {q}, scales {s} and sums {z} do not fit weight {w}"));
+        return invalid_input(op, format!("codes {q}, scales {s} and sums {z} do not fit weight {w}"));
     }
     Ok(())
 }
@@ -76,7 +76,7 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         (Op::GroupScale { group, .. }, [x]) if is_rows(x) => Ok(vec![scales(x, *group)]),
         (Op::GroupQuantize { group, bits, part }, [x, s]) if is_rows(x) && s.dtype == DType::F32 => {
             if **s != scales(x, *group) {
-                return bad(op, format!("scales are {s} for {x}"));
+                return invalid_input(op, format!("scales are {s} for {x}"));
             }
             Ok(vec![codes(x, *bits, *part)])
         }
@@ -85,7 +85,7 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         }
         (Op::QuantizeRows { group, bits, part, .. }, [x]) if is_rows(x) => {
             if !group.is_multiple_of(*part) {
-                return bad(op, format!("a group of {group} is no multiple of {part}"));
+                return invalid_input(op, format!("a group of {group} is no multiple of {part}"));
             }
             let sums = rows(DType::I32, x, groups(columns(x), *part));
             Ok(vec![codes(x, *bits, *part), scales(x, *group), sums])
@@ -93,11 +93,11 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
         (Op::MatMulI8 { group }, [q, s, z, w]) => {
             codes_fit(op, *group, [q, s, z, w])?;
             if q.rank() != 2 {
-                return bad(op, format!("takes codes of rank 2, not {q}"));
+                return invalid_input(op, format!("takes codes of rank 2, not {q}"));
             }
             Ok(vec![TensorType { dtype: DType::F32, dims: vec![q.dims[0].clone(), w.dims[0].clone()] }])
         }
-        _ => bad(op, "inputs do not fit"),
+        _ => invalid_input(op, "inputs do not fit"),
     }
 }
 
@@ -107,7 +107,9 @@ pub(super) fn decompose(
     f: &mut Function,
     inputs: &[ValueId],
 ) -> Result<Vec<ValueId>, OpError> {
-    let &Op::QuantizeRows { group, bits, part, zero } = op else { return bad(op, "quantizes no rows") };
+    let &Op::QuantizeRows { group, bits, part, zero } = op else {
+        return invalid_input(op, "quantizes no rows");
+    };
     let x = inputs[0];
     let scales = f.append(module, Op::GroupScale { group, bits }, &[x])?[0];
     let codes = f.append(module, Op::GroupQuantize { group, bits, part }, &[x, scales])?[0];

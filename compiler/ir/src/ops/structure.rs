@@ -1,6 +1,6 @@
 //! Parameters, states, calls and scans: ops whose meaning the module gives.
 
-use super::{Op, OpError, bad};
+use super::{Op, OpError, invalid_input};
 use crate::dim::{Dim, SizeSymbol};
 use crate::module::{ModelState, Module};
 use crate::types::TensorType;
@@ -9,43 +9,47 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
     match op {
         Op::Param(id) => match module.params.get(*id) {
             Some(param) if inputs.is_empty() => Ok(vec![param.ty.clone()]),
-            Some(_) => bad(op, "takes no inputs"),
-            None => bad(op, format!("no parameter {id}")),
+            Some(_) => invalid_input(op, "takes no inputs"),
+            None => invalid_input(op, format!("no parameter {id}")),
         },
         Op::StateRead(id) => match module.states.get(*id) {
             Some(state) if inputs.is_empty() => Ok(vec![state.ty.clone()]),
-            Some(_) => bad(op, "takes no inputs"),
-            None => bad(op, format!("no state {id}")),
+            Some(_) => invalid_input(op, "takes no inputs"),
+            None => invalid_input(op, format!("no state {id}")),
         },
         Op::StateWrite(id) => match (module.states.get(*id), inputs) {
             (Some(state), [ty]) if state.ty == **ty => Ok(vec![]),
-            (Some(state), [ty]) => bad(op, format!("state {} is {}, value is {ty}", state.name, state.ty)),
-            (Some(_), _) => bad(op, "takes one input"),
-            (None, _) => bad(op, format!("no state {id}")),
+            (Some(state), [ty]) => {
+                invalid_input(op, format!("state {} is {}, value is {ty}", state.name, state.ty))
+            }
+            (Some(_), _) => invalid_input(op, "takes one input"),
+            (None, _) => invalid_input(op, format!("no state {id}")),
         },
         Op::CacheAppend(id) => match (module.states.get(*id), inputs) {
             (Some(state), [x]) => infer_append(op, state, x),
-            (Some(_), _) => bad(op, "takes one input"),
-            (None, _) => bad(op, format!("no state {id}")),
+            (Some(_), _) => invalid_input(op, "takes one input"),
+            (None, _) => invalid_input(op, format!("no state {id}")),
         },
-        Op::SequenceSplit { .. } | Op::SequenceJoin | Op::WantedRows => infer_rows(op, inputs),
-        Op::Exchange { ranks } => infer_exchange(op, *ranks, inputs),
+        Op::SequenceSplit { .. } | Op::SequenceJoin | Op::OutputRows => infer_rows(op, inputs),
+        Op::AllGather { ranks } => infer_all_gather(op, *ranks, inputs),
         Op::Call(id) => {
-            let Some(callee) = module.functions.get(*id) else { return bad(op, format!("no function {id}")) };
+            let Some(callee) = module.functions.get(*id) else {
+                return invalid_input(op, format!("no function {id}"));
+            };
             let expected: Vec<&TensorType> = callee.inputs.iter().map(|&v| callee.ty(v)).collect();
             if expected != inputs {
-                return bad(op, format!("arguments do not fit function {}", callee.name));
+                return invalid_input(op, format!("arguments do not fit function {}", callee.name));
             }
             Ok(callee.outputs.iter().map(|&v| callee.ty(v).clone()).collect())
         }
         Op::Scan { body, carries, seqs } => infer_scan(op, module, inputs, *body, *carries, *seqs),
-        _ => bad(op, "is not a structural op"),
+        _ => invalid_input(op, "is not a structural op"),
     }
 }
 
 /// Rows of all sequences, of one, or of those that are wanted.
 fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
-    let [x] = inputs else { return bad(op, "takes one input") };
+    let [x] = inputs else { return invalid_input(op, "takes one input") };
     let (one, n) = (Dim::from(1), Dim::sym(SizeSymbol::N));
     let joins_one = *op == Op::SequenceJoin && x.dims.first() == Some(&one);
     let to = if *op == (Op::SequenceSplit { ragged: false }) { &one } else { &n };
@@ -53,22 +57,24 @@ fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpErro
         Some((rows, rest)) if joins_one || *rows == n => {
             Ok(vec![TensorType::new(x.dtype, std::iter::once(to).chain(rest))])
         }
-        _ if *op == Op::SequenceJoin => bad(op, format!("the first axis of {x} is neither 1 nor n")),
-        _ => bad(op, format!("the first axis of {x} is not n")),
+        _ if *op == Op::SequenceJoin => {
+            invalid_input(op, format!("the first axis of {x} is neither 1 nor n"))
+        }
+        _ => invalid_input(op, format!("the first axis of {x} is not n")),
     }
 }
 
 /// The last axis becomes that of all ranks.
-fn infer_exchange(op: &Op, ranks: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
-    let [x] = inputs else { return bad(op, "takes one input") };
+fn infer_all_gather(op: &Op, ranks: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
+    let [x] = inputs else { return invalid_input(op, "takes one input") };
     if ranks == 0 || i64::try_from(ranks).is_err() {
-        return bad(op, format!("{ranks} ranks have nothing to exchange"));
+        return invalid_input(op, format!("{ranks} ranks have nothing to exchange"));
     }
     let mut all = (*x).clone();
     match all.dims.last_mut() {
         Some(last) if !x.dtype.is_packed() => *last = last.scale(ranks as i64),
-        Some(_) => return bad(op, "does not take packed weights"),
-        None => return bad(op, format!("{x} has no axis to join along")),
+        Some(_) => return invalid_input(op, "does not take packed weights"),
+        None => return invalid_input(op, format!("{x} has no axis to join along")),
     }
     Ok(vec![all])
 }
@@ -80,7 +86,7 @@ fn infer_append(op: &Op, state: &ModelState, x: &TensorType) -> Result<Vec<Tenso
             let rows = Dim::sym(SizeSymbol::Past).add(n);
             Ok(vec![TensorType::new(x.dtype, std::iter::once(&rows).chain(row))])
         }
-        _ => bad(op, format!("{x} are no rows of state {}, which is {}", state.name, state.ty)),
+        _ => invalid_input(op, format!("{x} are no rows of state {}, which is {}", state.name, state.ty)),
     }
 }
 
@@ -92,13 +98,18 @@ fn infer_scan(
     carries: usize,
     seqs: usize,
 ) -> Result<Vec<TensorType>, OpError> {
-    let Some(body) = module.functions.get(body) else { return bad(op, format!("no function {body}")) };
+    let Some(body) = module.functions.get(body) else {
+        return invalid_input(op, format!("no function {body}"));
+    };
     if seqs == 0 || inputs.len() < carries + seqs || inputs.len() != body.inputs.len() {
-        return bad(op, format!("{} inputs for {carries} carries and {seqs} sequences", inputs.len()));
+        return invalid_input(
+            op,
+            format!("{} inputs for {carries} carries and {seqs} sequences", inputs.len()),
+        );
     }
     let length: &Dim = match inputs[carries].dims.first() {
         Some(length) => length,
-        None => return bad(op, "a sequence needs an axis 0"),
+        None => return invalid_input(op, "a sequence needs an axis 0"),
     };
     for (i, ty) in inputs.iter().enumerate() {
         let expected = body.ty(body.inputs[i]);
@@ -106,21 +117,21 @@ fn infer_scan(
         let slice = match (is_seq, ty.dims.split_first()) {
             (false, _) => (*ty).clone(),
             (true, Some((n, rest))) if n == length => TensorType::new(ty.dtype, rest),
-            (true, _) => return bad(op, format!("sequence {i} has another length")),
+            (true, _) => return invalid_input(op, format!("sequence {i} has another length")),
         };
         if slice != *expected {
-            return bad(op, format!("input {i} is {slice}, the body takes {expected}"));
+            return invalid_input(op, format!("input {i} is {slice}, the body takes {expected}"));
         }
     }
     if body.outputs.len() < carries {
-        return bad(op, "the body returns fewer values than carries");
+        return invalid_input(op, "the body returns fewer values than carries");
     }
     let mut outputs = Vec::with_capacity(body.outputs.len());
     for (i, &v) in body.outputs.iter().enumerate() {
         let ty = body.ty(v);
         if i < carries {
             if ty != inputs[i] {
-                return bad(op, format!("carry {i} is {} but comes back as {ty}", inputs[i]));
+                return invalid_input(op, format!("carry {i} is {} but comes back as {ty}", inputs[i]));
             }
             outputs.push(ty.clone());
         } else {

@@ -76,9 +76,9 @@ impl GraphGenerator {
         let dtype = if self.options.jumps { self.rng.pick(&[DType::F32, DType::F16]) } else { DType::F32 };
         let table = self.param(TensorType::new(dtype, [Dim::from(ROWS), Dim::from(6)]));
         self.pool.push(x);
-        let rows = self.keep(Op::Gather, &[table, ids]);
+        let rows = self.append_kept(Op::Gather, &[table, ids]);
         if let (Some(rows), true) = (rows, dtype != DType::F32) {
-            self.keep(Op::Cast(DType::F32), &[rows]);
+            self.append_kept(Op::Cast(DType::F32), &[rows]);
         }
     }
     fn width(&mut self) -> Dim {
@@ -86,11 +86,12 @@ impl GraphGenerator {
     }
 
     /// Appends an op and keeps its first result for use; `None` if it does not fit or grows too large.
-    fn keep(&mut self, op: Op, inputs: &[ValueId]) -> Option<ValueId> {
+    fn append_kept(&mut self, op: Op, inputs: &[ValueId]) -> Option<ValueId> {
         let types: Vec<&TensorType> = inputs.iter().map(|&v| self.f.ty(v)).collect();
         let outputs = op.infer(&self.module, &types).ok()?;
-        let size =
-            |ty: &TensorType| ty.dims.iter().map(|d| d.eval(&SymValues::tokens(4)).max(1)).product::<i64>();
+        let size = |ty: &TensorType| {
+            ty.dims.iter().map(|d| d.eval(&SymValues::for_tokens(4)).max(1)).product::<i64>()
+        };
         if outputs.iter().any(|ty| size(ty) > 2000 || ty.rank() > 4) {
             return None;
         }
@@ -160,17 +161,17 @@ impl GraphGenerator {
         match self.rng.below(kinds) {
             0 => {
                 let value = self.rng.below(100) as f64 / 25.0 - 2.0;
-                self.keep(Op::Constant { value, dtype: DType::F32 }, &[]);
+                self.append_kept(Op::Constant { value, dtype: DType::F32 }, &[]);
             }
             1 => {
                 let op = self.rng.pick(&[UnOp::Neg, UnOp::Abs, UnOp::Tanh, UnOp::Sigmoid, UnOp::Erf]);
-                self.keep(Op::Unary(op), &[a]);
+                self.append_kept(Op::Unary(op), &[a]);
             }
             2 => self.on_sigmoid(a),
             3..=5 => {
                 let b = self.pick();
                 let op = self.rng.pick(&[BinOp::Add, BinOp::Sub, BinOp::Mul, BinOp::Min, BinOp::Max]);
-                self.keep(Op::Binary(op), &[a, b]);
+                self.append_kept(Op::Binary(op), &[a, b]);
             }
             6 => self.reshape(a),
             7 => self.permute(a),
@@ -178,26 +179,26 @@ impl GraphGenerator {
             9 => {
                 let b = self.pick();
                 let axis = self.rng.below(self.f.ty(a).rank());
-                self.keep(Op::Concat { axis }, &[a, b]);
+                self.append_kept(Op::Concat { axis }, &[a, b]);
             }
             10 => self.matmul(a),
             11 => {
                 let op = self.rng.pick(&[RedOp::Sum, RedOp::Max]);
                 let axis = self.rng.below(self.f.ty(a).rank());
-                self.keep(Op::Reduce { op, axis }, &[a]);
+                self.append_kept(Op::Reduce { op, axis }, &[a]);
             }
             12 => self.norm(a),
             13 => self.scan(),
             14 => self.state_or_call(),
             15 => {
                 let dtype = self.rng.pick(&[DType::F16, DType::BF16, DType::I8, DType::I32]);
-                if let Some(v) = self.keep(Op::Cast(dtype), &[a]) {
-                    self.keep(Op::Cast(DType::F32), &[v]);
+                if let Some(v) = self.append_kept(Op::Cast(dtype), &[a]) {
+                    self.append_kept(Op::Cast(DType::F32), &[v]);
                 }
             }
             16 => {
                 let [b, x, y] = [0; 3].map(|_| self.pick());
-                self.keep(Op::SelectGe, &[a, b, x, y]);
+                self.append_kept(Op::SelectGe, &[a, b, x, y]);
             }
             _ => self.quantized(),
         }
@@ -205,7 +206,7 @@ impl GraphGenerator {
 
     /// Functions with a pole at zero, at a value in (0, 1).
     fn on_sigmoid(&mut self, a: ValueId) {
-        let Some(s) = self.keep(Op::Unary(UnOp::Sigmoid), &[a]) else { return };
+        let Some(s) = self.append_kept(Op::Unary(UnOp::Sigmoid), &[a]) else { return };
         let op = self.rng.pick(&[
             UnOp::Sqrt,
             UnOp::Exp,
@@ -216,10 +217,10 @@ impl GraphGenerator {
             UnOp::Cos,
         ]);
         if self.rng.chance(2) {
-            self.keep(Op::Unary(op), &[s]);
+            self.append_kept(Op::Unary(op), &[s]);
         } else {
             let b = self.pick();
-            self.keep(Op::Binary(BinOp::Div), &[b, s]);
+            self.append_kept(Op::Binary(BinOp::Div), &[b, s]);
         }
     }
     fn reshape(&mut self, a: ValueId) {
@@ -241,7 +242,7 @@ impl GraphGenerator {
             }
             _ => return,
         }
-        self.keep(Op::Reshape { dims }, &[a]);
+        self.append_kept(Op::Reshape { dims }, &[a]);
     }
     fn permute(&mut self, a: ValueId) {
         let rank = self.f.ty(a).rank();
@@ -249,7 +250,7 @@ impl GraphGenerator {
         for i in (1..rank).rev() {
             perm.swap(i, self.rng.below(i + 1));
         }
-        self.keep(Op::Permute { perm }, &[a]);
+        self.append_kept(Op::Permute { perm }, &[a]);
     }
     fn slice(&mut self, a: ValueId) {
         let rank = self.f.ty(a).rank();
@@ -266,7 +267,7 @@ impl GraphGenerator {
             None if self.rng.chance(2) => (size.sub(&Dim::from(1)), Dim::from(1)),
             None => (Dim::from(0), Dim::from(1)),
         };
-        self.keep(Op::Slice { axis, start, len }, &[a]);
+        self.append_kept(Op::Slice { axis, start, len }, &[a]);
     }
     fn matmul(&mut self, a: ValueId) {
         let Some(k) = self.f.ty(a).dims.last().cloned() else { return };
@@ -277,20 +278,20 @@ impl GraphGenerator {
         let dims = if transpose_b { [m, k] } else { [k, m] };
         let dtype = if self.options.jumps { self.rng.pick(&[DType::F32, DType::F16]) } else { DType::F32 };
         let w = self.param(TensorType::new(dtype, dims));
-        self.keep(Op::MatMul { transpose_b }, &[a, w]);
+        self.append_kept(Op::MatMul { transpose_b }, &[a, w]);
     }
     fn norm(&mut self, a: ValueId) {
         let Some(last) = self.f.ty(a).dims.last().cloned() else { return };
         if last.as_const().is_none() || self.rng.chance(3) {
-            self.keep(Op::Softmax, &[a]);
+            self.append_kept(Op::Softmax, &[a]);
             return;
         }
         let w = self.param(f32s([last.clone()]));
         if self.rng.chance(2) {
-            self.keep(Op::RmsNorm { eps: 1e-2 }, &[a, w]);
+            self.append_kept(Op::RmsNorm { eps: 1e-2 }, &[a, w]);
         } else {
             let b = self.param(f32s([last]));
-            self.keep(Op::LayerNorm { eps: 1e-2 }, &[a, w, b]);
+            self.append_kept(Op::LayerNorm { eps: 1e-2 }, &[a, w, b]);
         }
     }
 
@@ -306,7 +307,9 @@ impl GraphGenerator {
         let state = self.module.states.push(state);
         let c = self.f.append_typed(Op::StateRead(state), &[], vec![ty.clone()])[0];
         let decay = self.param(ty);
-        let Some(next) = self.keep(Op::Scan { body, carries: 1, seqs: 1 }, &[c, x, decay]) else { return };
+        let Some(next) = self.append_kept(Op::Scan { body, carries: 1, seqs: 1 }, &[c, x, decay]) else {
+            return;
+        };
         self.f.append_typed(Op::StateWrite(state), &[next], vec![]);
     }
     fn body(&mut self, ty: &TensorType) -> FuncId {
@@ -329,7 +332,7 @@ impl GraphGenerator {
         if constant && self.rng.chance(2) {
             let state = ModelState { name: format!("state.{number}"), ty: ty.clone(), init: -0.5 };
             let state = self.module.states.push(state);
-            self.keep(Op::StateRead(state), &[]);
+            self.append_kept(Op::StateRead(state), &[]);
             self.f.append_typed(Op::StateWrite(state), &[a], vec![]);
             return;
         }
@@ -339,7 +342,7 @@ impl GraphGenerator {
         let z = group.append_typed(Op::Binary(BinOp::Add), &[x, y], vec![ty])[0];
         group.outputs = vec![z, y];
         let group = self.module.functions.push(group);
-        self.keep(Op::Call(group), &[a]);
+        self.append_kept(Op::Call(group), &[a]);
     }
     /// The whole path of a quantized contraction.
     fn quantized(&mut self) {
@@ -348,20 +351,20 @@ impl GraphGenerator {
         let (format, rows, group) = (self.rng.pick(QuantFormat::ALL), self.width(), 32);
         let w = self.param(TensorType::new(DType::Packed(format), [rows, Dim::from(k)]));
         if self.rng.chance(3) || !format.has_integer_products() {
-            self.keep(Op::Dequantize, &[w]);
+            self.append_kept(Op::Dequantize, &[w]);
             return;
         }
         let (bits, part, zero) = (self.rng.pick(&[8, 16]), 32, 7);
         let path = |g: &mut Self| {
             if bits == 8 {
-                let scales = g.keep(Op::GroupScale { group, bits }, &[x])?;
-                let codes = g.keep(Op::GroupQuantize { group, bits, part }, &[x, scales])?;
-                let sums = g.keep(Op::GroupSum { part, zero }, &[codes])?;
-                return g.keep(Op::MatMulI8 { group }, &[codes, scales, sums, w]);
+                let scales = g.append_kept(Op::GroupScale { group, bits }, &[x])?;
+                let codes = g.append_kept(Op::GroupQuantize { group, bits, part }, &[x, scales])?;
+                let sums = g.append_kept(Op::GroupSum { part, zero }, &[codes])?;
+                return g.append_kept(Op::MatMulI8 { group }, &[codes, scales, sums, w]);
             }
             let op = Op::QuantizeRows { group, bits, part, zero };
             let parts = g.f.append(&g.module, op, &[x]).ok()?;
-            g.keep(Op::MatMulI8 { group }, &[parts[0], parts[1], parts[2], w])
+            g.append_kept(Op::MatMulI8 { group }, &[parts[0], parts[1], parts[2], w])
         };
         path(self);
     }

@@ -11,7 +11,7 @@ pub fn parse_dim(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     lexer.enter()?;
     let mut sum = term(lexer)?;
     loop {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         let sign = match lexer.peek() {
             LexToken::Punct("+") => 1,
             LexToken::Punct("-") => -1,
@@ -36,7 +36,7 @@ fn magnitude(dim: &Dim) -> i128 {
 fn term(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     let mut product = factor(lexer)?;
     while *lexer.peek() == LexToken::Punct("*") {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         lexer.advance();
         let next = factor(lexer)?;
         if magnitude(&product) * magnitude(&next) > LIMIT {
@@ -61,7 +61,7 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
         lexer.leave();
         return Ok(inner);
     }
-    let pos = lexer.pos();
+    let pos = lexer.position();
     if let LexToken::Int(value) = *lexer.peek() {
         lexer.advance();
         return match i64::try_from(value) {
@@ -87,7 +87,7 @@ fn factor(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     }
     let a = parse_dim(lexer)?;
     lexer.expect(",")?;
-    let (b_pos, b) = (lexer.pos(), parse_dim(lexer)?);
+    let (b_pos, b) = (lexer.position(), parse_dim(lexer)?);
     lexer.expect(")")?;
     match (name.as_str(), b.as_const()) {
         ("min", _) => Ok(a.minimum(&b)),
@@ -102,7 +102,7 @@ fn product(lexer: &mut Lexer) -> Result<Dim, ParseError> {
     let mut product = parse_dim(lexer)?;
     while !lexer.accept(")") {
         lexer.expect(",")?;
-        let (pos, next) = (lexer.pos(), parse_dim(lexer)?);
+        let (pos, next) = (lexer.position(), parse_dim(lexer)?);
         if magnitude(&product) * magnitude(&next) > LIMIT {
             return Err(Lexer::error_at(pos, "size too large"));
         }

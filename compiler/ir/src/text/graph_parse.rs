@@ -16,7 +16,7 @@ pub struct ModuleScope<'a> {
 }
 
 pub fn parse_dtype(lexer: &mut Lexer) -> Result<DType, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let name = lexer.ident("an element type")?;
     DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
 }
@@ -36,7 +36,7 @@ pub fn parse_type(lexer: &mut Lexer) -> Result<TensorType, ParseError> {
 
 /// Sizes of a tensor up to `]`.
 fn parse_dims(lexer: &mut Lexer) -> Result<Vec<Dim>, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let dims = lexer.list("]", parse_dim)?;
     let size = |d: &Dim| {
         let coefficients = d.terms().iter().map(|(_, c)| i128::from(*c).abs());
@@ -59,7 +59,7 @@ pub fn parse_function(lexer: &mut Lexer, scope: &ModuleScope) -> Result<Function
     lexer.list(")", |lexer| parser.input(lexer))?;
     lexer.expect("->")?;
     lexer.expect("(")?;
-    let results_at = lexer.pos();
+    let results_at = lexer.position();
     let results = lexer.list(")", parse_type)?;
     parser.f.kind = parse_kind(lexer)?;
     lexer.expect("{")?;
@@ -82,7 +82,7 @@ pub fn parse_function(lexer: &mut Lexer, scope: &ModuleScope) -> Result<Function
 }
 
 fn parse_kind(lexer: &mut Lexer) -> Result<FunctionKind, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let name = lexer.ident("entry, body or group")?;
     let kind = FunctionKind::ALL.into_iter().find(|k| k.name() == name);
     kind.ok_or_else(|| Lexer::error_at(pos, format!("expected entry, body or group, found `{name}`")))
@@ -96,7 +96,7 @@ struct FunctionParser<'a> {
 
 impl FunctionParser<'_> {
     fn input(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         let name = lexer.percent("an input")?;
         lexer.expect(":")?;
         let value = self.f.add_input(parse_type(lexer)?);
@@ -110,7 +110,7 @@ impl FunctionParser<'_> {
         Ok(())
     }
     fn operand(&self, lexer: &mut Lexer) -> Result<ValueId, ParseError> {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         let name = lexer.percent("a value")?;
         let value = self.values.get(&name).copied();
         value.ok_or_else(|| Lexer::error_at(pos, format!("%{name} is not defined before this use")))
@@ -129,7 +129,7 @@ impl FunctionParser<'_> {
 
     /// `%1, %2 = op @symbol, %0 {attr = value} : type, type`.
     fn node(&mut self, lexer: &mut Lexer) -> Result<(), ParseError> {
-        let pos = lexer.pos();
+        let pos = lexer.position();
         let mut names = Vec::new();
         while matches!(lexer.peek(), LexToken::Percent(_)) {
             names.push(lexer.percent("a result")?);
@@ -140,7 +140,7 @@ impl FunctionParser<'_> {
         if !names.is_empty() {
             lexer.expect("=")?;
         }
-        let op_at = lexer.pos();
+        let op_at = lexer.position();
         let op_name = lexer.ident("an op or `ret`")?;
         let symbol = self.symbol(lexer, &op_name)?;
         let more = symbol.is_none() || lexer.accept(",");

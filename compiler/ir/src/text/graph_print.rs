@@ -63,7 +63,7 @@ pub fn print_function(module: &Module, f: &Function) -> String {
     let inputs = join(f.inputs.iter().map(|&v| format!("{}: {}", names.name(v), f.ty(v))));
     let outputs = join(f.outputs.iter().map(|&v| f.ty(v)));
     let mut out = format!("fn {}({inputs}) -> ({outputs}) {} {{\n", print_name('@', &f.name), f.kind.name());
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         out.push_str(&format!("  {}\n", print_node(module, f, &names, node)));
     }
     let ret = format!("  ret {}", names.list(&f.outputs));
@@ -86,7 +86,7 @@ fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &GraphNod
     }
     out.push_str(node.op.name());
     let operands = node.inputs.iter().map(|&v| names.name(v));
-    let operands = join(symbol(module, &node.op).into_iter().chain(operands));
+    let operands = join(op_symbol(module, &node.op).into_iter().chain(operands));
     if !operands.is_empty() {
         out.push_str(&format!(" {operands}"));
     }
@@ -103,7 +103,7 @@ fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &GraphNod
 }
 
 /// The name that stands before the operands.
-fn symbol(module: &Module, op: &Op) -> Option<String> {
+fn op_symbol(module: &Module, op: &Op) -> Option<String> {
     let (name, id) = match op {
         Op::Param(id) => (module.params.get(*id).map(|p| &p.name), id.to_string()),
         Op::StateRead(id) | Op::StateWrite(id) | Op::CacheAppend(id) => {

@@ -59,7 +59,7 @@ impl KernelParser<'_> {
     }
 
     fn new_var(&mut self, what: &str) -> ParseResult<(TextPosition, String)> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         Ok((pos, self.lexer.percent(what)?))
     }
 
@@ -85,13 +85,13 @@ impl KernelParser<'_> {
 
     fn dims(&mut self) -> ParseResult<()> {
         let dims = self.lexer.list(")", |lexer| {
-            let pos = lexer.pos();
+            let pos = lexer.position();
             let word = lexer.ident("a size symbol (n, b or past)")?;
             let Some(sym) = SizeSymbol::ALL.into_iter().find(|s| s.name() == word) else {
                 return Err(Lexer::error_at(pos, format!("unknown size symbol `{word}`; known: n, b, past")));
             };
             lexer.expect(":")?;
-            let pos = lexer.pos();
+            let pos = lexer.position();
             Ok((sym, pos, lexer.percent("a variable")?))
         })?;
         for (sym, pos, name) in dims {
@@ -103,7 +103,7 @@ impl KernelParser<'_> {
 
     /// `%x: f32[256]`
     fn buf_head(&mut self, what: &str) -> ParseResult<(TextPosition, String, DType, Dim)> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         let name = self.lexer.percent(what)?;
         self.lexer.expect(":")?;
         let dtype = self.dtype()?;
@@ -124,7 +124,7 @@ impl KernelParser<'_> {
     fn param(&mut self) -> ParseResult<()> {
         let (pos, name, dtype, len) = self.buf_head("a buffer")?;
         let space = self.space().unwrap_or(MemorySpace::Global);
-        let at = self.lexer.pos();
+        let at = self.lexer.position();
         let access = match self.lexer.ident("`in`, `out` or `inout`")?.as_str() {
             "in" => ParamAccess::In,
             "out" => ParamAccess::Out,
@@ -152,7 +152,7 @@ impl KernelParser<'_> {
     }
 
     fn stmt(&mut self, body: &mut Vec<Stmt>) -> ParseResult<()> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         if let super::LexToken::Dollar(name) = self.lexer.peek() {
             let name = name.clone();
             return self.abbreviation(pos, name);
@@ -239,13 +239,13 @@ impl KernelParser<'_> {
     // ---- types
 
     fn dtype(&mut self) -> ParseResult<DType> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         let name = self.lexer.ident("an element type")?;
         DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
     }
 
     fn ty(&mut self) -> ParseResult<ExprType> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         let name = self.lexer.ident("a type")?;
         parse_ty(&name).ok_or_else(|| {
             Lexer::error_at(pos, format!("unknown type `{name}`: expected an element type, or `f32x16`"))
@@ -282,7 +282,7 @@ impl KernelParser<'_> {
     }
 
     fn operands<const N: usize>(&mut self) -> ParseResult<[ExprId; N]> {
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         self.lexer.expect("(")?;
         let items = self.expr_list()?;
         let found = items.len();
@@ -291,7 +291,7 @@ impl KernelParser<'_> {
 
     fn expr(&mut self) -> ParseResult<ExprId> {
         self.lexer.enter()?;
-        let pos = self.lexer.pos();
+        let pos = self.lexer.position();
         let id = match self.lexer.peek().clone() {
             super::LexToken::Percent(name) => {
                 self.lexer.advance();

@@ -3,7 +3,7 @@
 //! Tokens: identifiers (letters, digits, `_`, and `.` between parts: `state.read`), sigil names (`%x`, `@f`, `$1`; any
 //! text in quotes: `%"odd name"`), numbers without sign, strings, punctuation. `//` starts a comment up to the line end.
 
-use super::scanner::{TextScanner, word};
+use super::scanner::{TextScanner, is_word_char};
 use std::fmt;
 
 /// Line and column (in characters), from 1.
@@ -87,7 +87,7 @@ impl Lexer {
         &self.tokens[(self.next + ahead).min(last)].0
     }
     /// Position of the next token.
-    pub fn pos(&self) -> TextPosition {
+    pub fn position(&self) -> TextPosition {
         self.tokens[self.next].1
     }
     /// Takes the next token; at the end it stays `End`.
@@ -101,12 +101,12 @@ impl Lexer {
     }
     /// An error at the next token.
     pub fn error(&self, message: impl Into<String>) -> ParseError {
-        Lexer::error_at(self.pos(), message)
+        Lexer::error_at(self.position(), message)
     }
     pub fn error_at(pos: TextPosition, message: impl Into<String>) -> ParseError {
         ParseError { line: pos.line, column: pos.column, message: message.into() }
     }
-    fn expected<T>(&self, what: impl fmt::Display) -> Result<T, ParseError> {
+    fn expected_error<T>(&self, what: impl fmt::Display) -> Result<T, ParseError> {
         Err(self.error(format!("expected {what}, found {}", self.peek())))
     }
     /// Enters one level of nesting; pair with [`Lexer::leave`].
@@ -132,7 +132,7 @@ impl Lexer {
         found
     }
     pub fn expect(&mut self, punct: &str) -> Result<(), ParseError> {
-        if self.accept(punct) { Ok(()) } else { self.expected(format!("`{punct}`")) }
+        if self.accept(punct) { Ok(()) } else { self.expected_error(format!("`{punct}`")) }
     }
     pub fn at_keyword(&self, word: &str) -> bool {
         matches!(self.peek(), LexToken::Ident(name) if name == word)
@@ -146,7 +146,7 @@ impl Lexer {
         found
     }
     pub fn expect_keyword(&mut self, word: &str) -> Result<(), ParseError> {
-        if self.accept_keyword(word) { Ok(()) } else { self.expected(format!("`{word}`")) }
+        if self.accept_keyword(word) { Ok(()) } else { self.expected_error(format!("`{word}`")) }
     }
     pub fn ident(&mut self, what: &str) -> Result<String, ParseError> {
         match self.peek() {
@@ -155,7 +155,7 @@ impl Lexer {
                 self.advance();
                 Ok(name)
             }
-            _ => self.expected(what),
+            _ => self.expected_error(what),
         }
     }
     /// `%name`.
@@ -166,7 +166,7 @@ impl Lexer {
                 self.advance();
                 Ok(name)
             }
-            _ => self.expected(format!("{what} (`%name`)")),
+            _ => self.expected_error(format!("{what} (`%name`)")),
         }
     }
     /// `@name`.
@@ -177,7 +177,7 @@ impl Lexer {
                 self.advance();
                 Ok(name)
             }
-            _ => self.expected(format!("{what} (`@name`)")),
+            _ => self.expected_error(format!("{what} (`@name`)")),
         }
     }
     pub fn string(&mut self, what: &str) -> Result<String, ParseError> {
@@ -187,7 +187,7 @@ impl Lexer {
                 self.advance();
                 Ok(text)
             }
-            _ => self.expected(format!("{what} (a string)")),
+            _ => self.expected_error(format!("{what} (a string)")),
         }
     }
     pub fn uint(&mut self, what: &str) -> Result<u64, ParseError> {
@@ -196,18 +196,18 @@ impl Lexer {
                 self.advance();
                 Ok(value)
             }
-            _ => self.expected(what),
+            _ => self.expected_error(what),
         }
     }
     pub fn u32(&mut self, what: &str) -> Result<u32, ParseError> {
-        let pos = self.pos();
+        let pos = self.position();
         let value = self.uint(what)?;
         u32::try_from(value)
             .map_err(|_| Lexer::error_at(pos, format!("{what} {value} does not fit in 32 bits")))
     }
     /// An integer with an optional minus sign.
     pub fn int(&mut self, what: &str) -> Result<i64, ParseError> {
-        let pos = self.pos();
+        let pos = self.position();
         let negative = self.accept("-");
         let value = i128::from(self.uint(what)?);
         let value = if negative { -value } else { value };
@@ -222,9 +222,9 @@ impl Lexer {
             LexToken::Int(value) => *value as f64,
             LexToken::Ident(name) => match float_by_name(name) {
                 Some(value) => value,
-                None => return self.expected(what),
+                None => return self.expected_error(what),
             },
-            _ => return self.expected(what),
+            _ => return self.expected_error(what),
         };
         self.advance();
         Ok(if negative { -value } else { value })
@@ -254,7 +254,7 @@ impl Lexer {
                 return Ok(items);
             }
             if !self.accept(",") {
-                return self.expected(format!("`,` or `{close}`"));
+                return self.expected_error(format!("`,` or `{close}`"));
             }
         }
     }
@@ -282,7 +282,7 @@ pub fn print_float(value: f64) -> String {
 /// A name after its sigil, quoted if it is not an identifier.
 pub fn print_name(sigil: char, name: &str) -> String {
     let plain = !name.is_empty()
-        && name.split('.').all(|part| !part.is_empty() && part.chars().all(word))
+        && name.split('.').all(|part| !part.is_empty() && part.chars().all(is_word_char))
         && !name.contains("..");
     if plain { format!("{sigil}{name}") } else { format!("{sigil}{}", print_string(name)) }
 }

@@ -126,7 +126,7 @@ fn item(
     module: &mut Module,
     functions: &HashMap<String, FuncId>,
 ) -> Result<(), ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let word = match lexer.peek() {
         LexToken::Ident(word) => word.as_str(),
         _ => "",
@@ -189,7 +189,7 @@ fn parse_param(lexer: &mut Lexer) -> Result<ModelParam, ParseError> {
 
 /// The thing of that name; all names are told where there is none.
 pub fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str) -> Result<T, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let names = || join(all.iter().map(|&x| name(x)));
     let word = lexer.ident(&format!("one of {}", names()))?;
     let found = all.iter().copied().find(|&x| name(x) == word);
@@ -218,7 +218,7 @@ const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, r
 
 /// A number and the comma behind it.
 fn parse_size(lexer: &mut Lexer, expected: &str, fault: &str) -> Result<usize, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let value = lexer.int(expected)?;
     lexer.expect(",")?;
     usize::try_from(value).map_err(|_| Lexer::error_at(pos, format!("{value} is {fault}")))
@@ -226,7 +226,7 @@ fn parse_size(lexer: &mut Lexer, expected: &str, fault: &str) -> Result<usize, P
 
 fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
     lexer.enter()?;
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let word = lexer.ident(SOURCES)?;
     lexer.expect("(")?;
     let source = match word.as_str() {
@@ -259,7 +259,7 @@ fn parse_source(lexer: &mut Lexer) -> Result<ParamSource, ParseError> {
             let source = Box::new(parse_source(lexer)?);
             lexer.expect(",")?;
             let order = lexer.list(")", |lexer| {
-                let pos = lexer.pos();
+                let pos = lexer.position();
                 let value = lexer.int("the number of a column")?;
                 usize::try_from(value).map_err(|_| Lexer::error_at(pos, format!("{value} is no column")))
             })?;

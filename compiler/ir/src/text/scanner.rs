@@ -7,7 +7,7 @@ const PUNCTUATION: [&str; 21] = [
 ];
 
 /// A character of an identifier.
-pub(super) fn word(c: char) -> bool {
+pub(super) fn is_word_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
@@ -68,7 +68,7 @@ impl<'a> TextScanner<'a> {
                 }
             }
             c if c.is_ascii_digit() => self.number(pos)?,
-            c if word(c) => LexToken::Ident(self.dotted()),
+            c if is_word_char(c) => LexToken::Ident(self.dotted()),
             _ => match PUNCTUATION.iter().find(|p| self.rest.starts_with(**p)) {
                 Some(p) => {
                     p.chars().for_each(|_| {
@@ -86,7 +86,7 @@ impl<'a> TextScanner<'a> {
     fn dotted(&mut self) -> String {
         let mut name = String::new();
         while let Some(c) = self.first() {
-            if word(c) || (c == '.' && self.second().is_some_and(word)) {
+            if is_word_char(c) || (c == '.' && self.second().is_some_and(is_word_char)) {
                 name.push(c);
                 self.bump();
             } else {
@@ -99,7 +99,7 @@ impl<'a> TextScanner<'a> {
     fn name(&mut self, pos: TextPosition) -> Result<String, ParseError> {
         match self.first() {
             Some('"') => self.string(pos),
-            Some(c) if word(c) => Ok(self.dotted()),
+            Some(c) if is_word_char(c) => Ok(self.dotted()),
             _ => Err(Lexer::error_at(pos, "a name must follow directly")),
         }
     }
@@ -148,7 +148,7 @@ impl<'a> TextScanner<'a> {
             true => text.parse().ok().map(LexToken::Float),
             false => text.parse().ok().map(LexToken::Int),
         };
-        let bad = self.first().is_some_and(word);
+        let bad = self.first().is_some_and(is_word_char);
         token.filter(|_| !bad).ok_or_else(|| {
             Lexer::error_at(pos, format!("{text} is not a number, or does not fit in 64 bits"))
         })

@@ -32,7 +32,7 @@ pub fn print_step(step: &StepProgram) -> String {
             StepItem::Launch(launch) => {
                 let _ = writeln!(out, "  {}", print_launch(launch));
             }
-            StepItem::Exchange(AllGather { part, all, parts, wanted }) => {
+            StepItem::AllGather(AllGather { part, all, shape: parts, output_rows: wanted }) => {
                 let (part, all) = (print_buffer(part), print_buffer(all));
                 let _ = writeln!(out, "  exchange {part} to {all} {}", print_parts(parts, *wanted));
             }
@@ -51,7 +51,7 @@ fn print_launch(launch: &LaunchItem) -> String {
         let _ = write!(out, "; {}", dims.join(", "));
     }
     out.push(')');
-    out + &print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.shares)
+    out + &print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.schedule)
 }
 
 /// What stands after the arguments of a launch, with a space before each part.
@@ -62,7 +62,7 @@ pub fn print_schedule(grid: Option<&LaunchGrid>, repeat: &RepeatMode, shares: &W
     }
     match repeat {
         RepeatMode::Once => {}
-        RepeatMode::Wanted => out.push_str(" wanted"),
+        RepeatMode::Outputs => out.push_str(" wanted"),
         RepeatMode::EachSequence { work, of } => {
             let _ = write!(out, " each{} by {work}", sequences(*of));
         }
@@ -70,7 +70,7 @@ pub fn print_schedule(grid: Option<&LaunchGrid>, repeat: &RepeatMode, shares: &W
     }
     match shares {
         WorkSchedule::Static => {}
-        WorkSchedule::Dynamic { pieces } => {
+        WorkSchedule::Dynamic { chunks: pieces } => {
             let _ = write!(out, " pieces {pieces}");
         }
     }
@@ -114,7 +114,7 @@ pub fn parse_step(lexer: &mut Lexer) -> Result<StepProgram, ParseError> {
         } else if lexer.accept_keyword("launch") {
             items.push(StepItem::Launch(parse_launch(lexer)?));
         } else if lexer.accept_keyword("exchange") {
-            items.push(StepItem::Exchange(parse_exchange(lexer)?));
+            items.push(StepItem::AllGather(parse_all_gather(lexer)?));
         } else {
             let message = format!("expected `launch`, `exchange`, `barrier` or `}}`, found {}", lexer.peek());
             return Err(lexer.error(message));
@@ -138,15 +138,15 @@ fn parse_launch(lexer: &mut Lexer) -> Result<LaunchItem, ParseError> {
         }
     }
     let (grid, repeat, shares) = parse_schedule(lexer)?;
-    Ok(LaunchItem { kernel, buffers, dims, grid, repeat, shares })
+    Ok(LaunchItem { kernel, buffers, dims, grid, repeat, schedule: shares })
 }
 
-fn parse_exchange(lexer: &mut Lexer) -> Result<AllGather, ParseError> {
+fn parse_all_gather(lexer: &mut Lexer) -> Result<AllGather, ParseError> {
     let part = parse_buffer(lexer)?;
     lexer.expect_keyword("to")?;
     let all = parse_buffer(lexer)?;
     let (parts, wanted) = parse_parts(lexer)?;
-    Ok(AllGather { part, all, parts, wanted })
+    Ok(AllGather { part, all, shape: parts, output_rows: wanted })
 }
 
 /// Reads what [`print_parts`] writes.
@@ -166,7 +166,7 @@ pub fn parse_schedule(
 ) -> Result<(Option<LaunchGrid>, RepeatMode, WorkSchedule), ParseError> {
     let grid = if lexer.accept_keyword("grid") { Some(parse_grid(lexer)?) } else { None };
     let repeat = match lexer.accept_keyword("each") {
-        false if lexer.accept_keyword("wanted") => RepeatMode::Wanted,
+        false if lexer.accept_keyword("wanted") => RepeatMode::Outputs,
         false => RepeatMode::Once,
         true if lexer.accept_keyword("worker") => RepeatMode::EachWorker,
         true => {
@@ -181,14 +181,14 @@ pub fn parse_schedule(
     };
     let shares = match lexer.accept_keyword("pieces") {
         false => WorkSchedule::Static,
-        true => WorkSchedule::Dynamic { pieces: parse_dim(lexer)? },
+        true => WorkSchedule::Dynamic { chunks: parse_dim(lexer)? },
     };
     Ok((grid, repeat, shares))
 }
 
 /// Reads what [`print_buffer`] writes.
 pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     let word = lexer.ident("a memory base")?;
     let Some(base) = MemoryBase::ALL.into_iter().find(|b| b.name() == word) else {
         let known: Vec<&str> = MemoryBase::ALL.iter().map(|b| b.name()).collect();
@@ -214,7 +214,7 @@ pub fn parse_buffer(lexer: &mut Lexer) -> Result<BufferRef, ParseError> {
 }
 
 fn parse_grid(lexer: &mut Lexer) -> Result<LaunchGrid, ParseError> {
-    let pos = lexer.pos();
+    let pos = lexer.position();
     lexer.expect("[")?;
     let blocks = lexer.list("]", parse_dim)?;
     lexer.expect_keyword("threads")?;
@@ -258,11 +258,11 @@ mod tests {
         let step = parse(TEXT).unwrap();
         assert_eq!(print_step(&step), TEXT);
         assert_eq!(step.items.len(), 14);
-        let shares = |item: &StepItem| item.launch().map(|l| l.shares.clone()).unwrap_or_default();
+        let shares = |item: &StepItem| item.launch().map(|l| l.schedule.clone()).unwrap_or_default();
         let growing = Dim::sym(SizeSymbol::Past).add(&1.into()).floor_div(1024).minimum(&32.into());
         let [.., product, attention, _, _] = &step.items[..] else { panic!("fourteen items") };
-        assert_eq!(shares(product), WorkSchedule::Dynamic { pieces: 32.into() });
-        assert_eq!(shares(attention), WorkSchedule::Dynamic { pieces: growing });
+        assert_eq!(shares(product), WorkSchedule::Dynamic { chunks: 32.into() });
+        assert_eq!(shares(attention), WorkSchedule::Dynamic { chunks: growing });
     }
 
     #[test]

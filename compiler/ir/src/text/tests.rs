@@ -35,7 +35,7 @@ fn the_generator_reaches_every_op() {
     let mut names = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let module = random_module(seed, &GraphOptions::ALL);
-        names.extend(module.functions.values().flat_map(|f| f.live()).map(|(_, n)| n.op.name()));
+        names.extend(module.functions.values().flat_map(|f| f.live_nodes()).map(|(_, n)| n.op.name()));
     }
     let all = "abs add call cast concat constant cos dequantize div erf exp gather group_quantize group_scale group_sum \
         layer_norm log matmul matmul_i8 max min mul neg param permute quantize_rows recip reduce_max reduce_sum reshape rms_norm rsqrt \

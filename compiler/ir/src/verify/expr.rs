@@ -30,11 +30,11 @@ impl ExprChecker<'_> {
         match expr {
             Expr::Const(literal) => self.literal(*literal),
             Expr::Var(var) => match self.kernel.vars.get(*var) {
-                Some(decl) => self.same(decl.ty, ty, &format!("variable %{}", decl.name)),
+                Some(decl) => self.expect_type(decl.ty, ty, &format!("variable %{}", decl.name)),
                 None => Err(format!("variable {var} is not declared")),
             },
             Expr::Load { buf, index, .. } => match self.kernel.bufs.get(*buf) {
-                Some(decl) => self.same(
+                Some(decl) => self.expect_type(
                     ty,
                     ExprType::vector(decl.dtype, of(index).lanes),
                     &format!("a load of %{}", decl.name),
@@ -42,29 +42,33 @@ impl ExprChecker<'_> {
                 None => Err(format!("buffer {buf} is not declared")),
             },
             Expr::Unary(op, a) => {
-                self.same(of(a), ty, &format!("the operand of {}", op.name()))?;
-                self.allowed(unary_allows(*op, ty.dtype), op.name(), ty.dtype)
+                self.expect_type(of(a), ty, &format!("the operand of {}", op.name()))?;
+                self.expect_allowed(unary_allows(*op, ty.dtype), op.name(), ty.dtype)
             }
             Expr::Binary(op, a, b) => self.binary(*op, of(a), of(b)),
             Expr::Fma(a, b, c) => {
                 for operand in [a, b, c] {
-                    self.same(of(operand), ty, "an operand of fma")?;
+                    self.expect_type(of(operand), ty, "an operand of fma")?;
                 }
-                self.allowed(ty.dtype.is_float(), "fma", ty.dtype)
+                self.expect_allowed(ty.dtype.is_float(), "fma", ty.dtype)
             }
             Expr::Cast(a) => self.lanes(of(a), ty.lanes, "the operand of cast"),
             Expr::Bitcast(a) => self.bitcast(of(a)),
             Expr::Select(cond, a, b) => {
-                self.same(of(cond), ExprType::vector(DType::Bool, ty.lanes), "the condition of select")?;
-                self.same(of(a), ty, "an operand of select")?;
-                self.same(of(b), ty, "an operand of select")
+                self.expect_type(
+                    of(cond),
+                    ExprType::vector(DType::Bool, ty.lanes),
+                    "the condition of select",
+                )?;
+                self.expect_type(of(a), ty, "an operand of select")?;
+                self.expect_type(of(b), ty, "an operand of select")
             }
             Expr::Ramp { base, stride } => {
-                self.same(of(base), ExprType::scalar(ty.dtype), "the base of a ramp")?;
-                self.same(of(stride), ExprType::scalar(ty.dtype), "the stride of a ramp")?;
-                self.allowed(ty.dtype.is_int(), "ramp", ty.dtype)
+                self.expect_type(of(base), ExprType::scalar(ty.dtype), "the base of a ramp")?;
+                self.expect_type(of(stride), ExprType::scalar(ty.dtype), "the stride of a ramp")?;
+                self.expect_allowed(ty.dtype.is_int(), "ramp", ty.dtype)
             }
-            Expr::Splat(a) => self.same(of(a), ExprType::scalar(ty.dtype), "the operand of splat"),
+            Expr::Splat(a) => self.expect_type(of(a), ExprType::scalar(ty.dtype), "the operand of splat"),
             Expr::Shuffle { a, b, lanes } => self.shuffle(of(a), b.as_ref().map(of), lanes),
             Expr::Instr(instr, args) => {
                 let def = instr.def();
@@ -78,13 +82,13 @@ impl ExprChecker<'_> {
                 }
                 match (def.ret, def.meaning) {
                     (None, _) | (_, InstrSemantics::Hint) => Err(format!("{} has no result", def.name)),
-                    (Some(ret), _) => self.same(ty, ret, &format!("the result of {}", def.name)),
+                    (Some(ret), _) => self.expect_type(ty, ret, &format!("the result of {}", def.name)),
                 }
             }
         }
     }
 
-    fn same(&self, found: ExprType, expected: ExprType, what: &str) -> CheckResult {
+    fn expect_type(&self, found: ExprType, expected: ExprType, what: &str) -> CheckResult {
         if found == expected { Ok(()) } else { Err(format!("{what} has type {found}, expected {expected}")) }
     }
 
@@ -96,7 +100,7 @@ impl ExprChecker<'_> {
         }
     }
 
-    fn allowed(&self, ok: bool, op: &str, dtype: DType) -> CheckResult {
+    fn expect_allowed(&self, ok: bool, op: &str, dtype: DType) -> CheckResult {
         if ok { Ok(()) } else { Err(format!("{op} is not defined for {dtype}")) }
     }
 
@@ -118,10 +122,10 @@ impl ExprChecker<'_> {
     }
 
     fn binary(&self, op: BinOp, a: ExprType, b: ExprType) -> CheckResult {
-        self.same(b, a, &format!("the second operand of {}", op.name()))?;
+        self.expect_type(b, a, &format!("the second operand of {}", op.name()))?;
         let result = if op.is_comparison() { ExprType::vector(DType::Bool, a.lanes) } else { a };
-        self.same(self.ty, result, &format!("the result of {}", op.name()))?;
-        self.allowed(binary_allows(op, a.dtype), op.name(), a.dtype)
+        self.expect_type(self.ty, result, &format!("the result of {}", op.name()))?;
+        self.expect_allowed(binary_allows(op, a.dtype), op.name(), a.dtype)
     }
 
     fn bitcast(&self, from: ExprType) -> CheckResult {
@@ -134,13 +138,13 @@ impl ExprChecker<'_> {
 
     fn shuffle(&self, a: ExprType, b: Option<ExprType>, lanes: &[u32]) -> CheckResult {
         if let Some(b) = b {
-            self.same(b, a, "the second operand of shuffle")?;
+            self.expect_type(b, a, "the second operand of shuffle")?;
         }
         let available = a.lanes * if b.is_some() { 2 } else { 1 };
         if let Some(lane) = lanes.iter().find(|l| **l >= available) {
             return Err(format!("shuffle picks lane {lane} of {available}"));
         }
-        self.same(self.ty, ExprType::vector(a.dtype, lanes.len() as u32), "the result of shuffle")
+        self.expect_type(self.ty, ExprType::vector(a.dtype, lanes.len() as u32), "the result of shuffle")
     }
 }
 

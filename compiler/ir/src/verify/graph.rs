@@ -91,7 +91,7 @@ fn source_fault(source: &ParamSource) -> Option<String> {
         ParamSource::Ranks(_) => Some("its source has parts of ranks inside of another source".into()),
         ParamSource::Concat(parts) if parts.is_empty() => Some("its source joins no tensors".into()),
         ParamSource::Concat(parts) => parts.iter().find_map(source_fault),
-        ParamSource::Rows(blocks, _) if blocks.rows().is_none() => {
+        ParamSource::Rows(blocks, _) if blocks.row_count().is_none() => {
             Some(format!("its source takes rows that do not lie in {} rows one behind another", blocks.of))
         }
         ParamSource::Rows(_, s) => source_fault(s),
@@ -148,7 +148,7 @@ const BASE_ALIGN: u64 = 64;
 /// Launches fit their kernels, and lie in the arena that the step asks for.
 pub fn verify_step(kernels: &[Kernel], step: &StepProgram) -> Result<(), VerifyError> {
     step.items.iter().try_for_each(|item| match item {
-        StepItem::Exchange(exchange) => verify_exchange(step, exchange),
+        StepItem::AllGather(exchange) => verify_exchange(step, exchange),
         StepItem::Launch(_) | StepItem::Barrier => Ok(()),
     })?;
     for launch in step.items.iter().filter_map(StepItem::launch) {
@@ -224,17 +224,17 @@ fn verify_places(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
 fn verify_shares(launch: &LaunchItem) -> Result<(), String> {
     if let Some(work) = launch.repeat.work_of_sequence() {
         let bounds = SizeBounds { chunk: 1 << 16, batch: 1 << 16, context: Some(1 << 24) };
-        if work.range(&bounds).is_none_or(|(least, _)| least < 1) {
+        if work.value_range(&bounds).is_none_or(|(least, _)| least < 1) {
             return Err(format!("a sequence may be {work} of work, expected at least 1"));
         }
     }
-    match &launch.shares {
+    match &launch.schedule {
         WorkSchedule::Static => Ok(()),
-        WorkSchedule::Dynamic { pieces } if pieces.as_const().is_some_and(|p| p < 2) => {
+        WorkSchedule::Dynamic { chunks: pieces } if pieces.as_const().is_some_and(|p| p < 2) => {
             Err(format!("{pieces} pieces are none to share"))
         }
         WorkSchedule::Dynamic { .. } if launch.grid.is_some() => Err("a GPU has no workers".into()),
-        WorkSchedule::Dynamic { .. } if !matches!(launch.repeat, RepeatMode::Once | RepeatMode::Wanted) => {
+        WorkSchedule::Dynamic { .. } if !matches!(launch.repeat, RepeatMode::Once | RepeatMode::Outputs) => {
             Err("only a launch that runs once has pieces".into())
         }
         WorkSchedule::Dynamic { .. } => Ok(()),
@@ -269,7 +269,7 @@ fn verify_copies(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
 
 /// No function calls itself, directly or through others. Functions, each after those that it calls.
 fn acyclic_calls(module: &Module) -> Result<Vec<FuncId>, VerifyError> {
-    let calls = visit::calls(module);
+    let calls = visit::call_graph(module);
     match toposort(&calls, None) {
         Ok(order) => Ok(order.into_iter().rev().map(|f| calls[f]).collect()),
         Err(cycle) => {
@@ -282,26 +282,26 @@ fn acyclic_calls(module: &Module) -> Result<Vec<FuncId>, VerifyError> {
 /// The invariants of one function; callees are only looked at for their signatures.
 pub fn verify_function(module: &Module, f: &Function) -> Result<(), VerifyError> {
     let check = GraphVerifier { module, f };
-    check.inputs()?;
+    check.check_inputs()?;
     let mut defined = vec![false; f.values.len()];
     f.inputs.iter().for_each(|v| defined[v.index()] = true);
     let mut seen = vec![false; f.nodes.len()];
     for &id in &f.body {
         let Some(node) = f.nodes.get(id) else {
-            return Err(check.at(format!("its body lists {id}, which does not exist")));
+            return Err(check.error_at(format!("its body lists {id}, which does not exist")));
         };
         if std::mem::replace(&mut seen[id.index()], true) {
-            return Err(check.node(id, format!("node {id} stands twice in the body")));
+            return Err(check.error_at_node(id, format!("node {id} stands twice in the body")));
         }
-        check.operands(id, node, &defined)?;
-        check.results(id, node, &mut defined)?;
-        check.types(id, node)?;
-        check.roles(id, node)?;
+        check.check_operands(id, node, &defined)?;
+        check.check_results(id, node, &mut defined)?;
+        check.check_types(id, node)?;
+        check.check_roles(id, node)?;
     }
     if let Some(v) = f.outputs.iter().find(|v| !is_set(&defined, **v)) {
-        return Err(check.at(format!("returns {}, which is not defined", check.name(*v))));
+        return Err(check.error_at(format!("returns {}, which is not defined", check.name(*v))));
     }
-    check.sequences()
+    check.check_sequences()
 }
 
 fn is_set(defined: &[bool], v: ValueId) -> bool {
@@ -319,11 +319,11 @@ struct GraphVerifier<'a> {
 }
 
 impl GraphVerifier<'_> {
-    fn at(&self, message: impl Into<String>) -> VerifyError {
+    fn error_at(&self, message: impl Into<String>) -> VerifyError {
         VerifyError::new(format!("function @{}", self.f.name), message)
     }
     /// Names the node as the printed form shows it.
-    fn node(&self, id: NodeId, message: impl Into<String>) -> VerifyError {
+    fn error_at_node(&self, id: NodeId, message: impl Into<String>) -> VerifyError {
         let place = format!("function @{}, {}", self.f.name, node_label(self.f, id));
         VerifyError::new(place, message)
     }
@@ -331,14 +331,15 @@ impl GraphVerifier<'_> {
         ValueNames::new(self.f).name(v)
     }
 
-    fn inputs(&self) -> Result<(), VerifyError> {
+    fn check_inputs(&self) -> Result<(), VerifyError> {
         for (i, &v) in self.f.inputs.iter().enumerate() {
             match self.f.values.get(v).map(|value| value.def) {
                 Some(ValueDef::Input(at)) if at as usize == i => {}
                 _ => {
-                    return Err(
-                        self.at(format!("input {i} is {}, which is not defined as that input", self.name(v)))
-                    );
+                    return Err(self.error_at(format!(
+                        "input {i} is {}, which is not defined as that input",
+                        self.name(v)
+                    )));
                 }
             }
         }
@@ -346,20 +347,20 @@ impl GraphVerifier<'_> {
     }
 
     /// Values of one sequence and rows of all are kept apart.
-    fn sequences(&self) -> Result<(), VerifyError> {
-        if sequences::batching(self.f).is_batched() && self.f.kind != FunctionKind::Entry {
-            return Err(self.at("only an entry function may split or join sequences"));
+    fn check_sequences(&self) -> Result<(), VerifyError> {
+        if sequences::row_batching(self.f).is_batched() && self.f.kind != FunctionKind::Entry {
+            return Err(self.error_at("only an entry function may split or join sequences"));
         }
-        if let Some((id, message)) = sequences::fault(self.module, self.f) {
-            return Err(self.node(id, message));
+        if let Some((id, message)) = sequences::find_mixed_rows(self.module, self.f) {
+            return Err(self.error_at_node(id, message));
         }
         match sequences::unjoined_output(self.module, self.f) {
-            Some(i) => Err(self.at(format!("output {i} is of one sequence: join them"))),
+            Some(i) => Err(self.error_at(format!("output {i} is of one sequence: join them"))),
             None => Ok(()),
         }
     }
 
-    fn operands(&self, id: NodeId, node: &GraphNode, defined: &[bool]) -> Result<(), VerifyError> {
+    fn check_operands(&self, id: NodeId, node: &GraphNode, defined: &[bool]) -> Result<(), VerifyError> {
         let Some(&v) = node.inputs.iter().find(|v| !is_set(defined, **v)) else { return Ok(()) };
         let why = match self.f.values.get(v).map(|value| value.def) {
             None => "does not exist",
@@ -368,44 +369,44 @@ impl GraphVerifier<'_> {
             }
             Some(_) => "is not defined before it",
         };
-        Err(self.node(id, format!("uses {}, which {why}", self.name(v))))
+        Err(self.error_at_node(id, format!("uses {}, which {why}", self.name(v))))
     }
 
-    fn results(&self, id: NodeId, node: &GraphNode, defined: &mut [bool]) -> Result<(), VerifyError> {
+    fn check_results(&self, id: NodeId, node: &GraphNode, defined: &mut [bool]) -> Result<(), VerifyError> {
         for (i, &v) in node.outputs.iter().enumerate() {
             match self.f.values.get(v).map(|value| value.def) {
                 Some(ValueDef::Node(n, at)) if n == id && at as usize == i => defined[v.index()] = true,
-                _ => return Err(self.node(id, format!("output {i} is not defined by node {id}"))),
+                _ => return Err(self.error_at_node(id, format!("output {i} is not defined by node {id}"))),
             }
         }
         Ok(())
     }
 
-    fn types(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
+    fn check_types(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
         let inputs: Vec<&TensorType> = node.inputs.iter().map(|&v| self.f.ty(v)).collect();
-        let inferred = node.op.infer(self.module, &inputs).map_err(|e| self.node(id, e.message))?;
+        let inferred = node.op.infer(self.module, &inputs).map_err(|e| self.error_at_node(id, e.message))?;
         if !inferred.iter().eq(node.outputs.iter().map(|&v| self.f.ty(v))) {
             let found = type_list(node.outputs.iter().map(|&v| self.f.ty(v)));
             let expected = type_list(inferred.iter());
-            return Err(self.node(id, format!("gives {expected}, its outputs are {found}")));
+            return Err(self.error_at_node(id, format!("gives {expected}, its outputs are {found}")));
         }
         Ok(())
     }
 
     /// What a function of this kind may contain, and what may be called how.
-    fn roles(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
+    fn check_roles(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
         let callee_kind = |id: FuncId| self.module.functions.get(id).map(|f| f.kind);
         match node.op {
             Op::Call(callee) if callee_kind(callee) != Some(FunctionKind::Group) => {
-                Err(self.node(id, "calls a function that is not a group"))
+                Err(self.error_at_node(id, "calls a function that is not a group"))
             }
             Op::Scan { body, .. } if callee_kind(body) != Some(FunctionKind::Body) => {
-                Err(self.node(id, "its body function is not of kind body"))
+                Err(self.error_at_node(id, "its body function is not of kind body"))
             }
             Op::StateRead(_) | Op::StateWrite(_) | Op::CacheAppend(_)
                 if self.f.kind == FunctionKind::Body =>
             {
-                Err(self.node(id, "states are not for the body of a scan: carry the value"))
+                Err(self.error_at_node(id, "states are not for the body of a scan: carry the value"))
             }
             _ => Ok(()),
         }
@@ -418,7 +419,7 @@ fn written_once(module: &Module, callees_first: &[FuncId]) -> Result<(), VerifyE
     for &id in callees_first {
         let f = &module.functions[id];
         let mut all = BTreeSet::new();
-        for (_, node) in f.live() {
+        for (_, node) in f.live_nodes() {
             let here = match node.op {
                 Op::StateWrite(state) | Op::CacheAppend(state) => BTreeSet::from([state]),
                 Op::Call(callee) | Op::Scan { body: callee, .. } => written[callee.index()].clone(),

@@ -197,8 +197,8 @@ impl<'a> KernelVerifier<'a> {
                     return Err(format!("{} has a result and is no statement", def.name));
                 }
                 if let InstrSemantics::Copy { bytes } = def.meaning {
-                    self.place(args[0], MemorySpace::Shared, bytes, def.name)?;
-                    self.place(args[1], MemorySpace::Global, bytes, def.name)?;
+                    self.check_address(args[0], MemorySpace::Shared, bytes, def.name)?;
+                    self.check_address(args[1], MemorySpace::Global, bytes, def.name)?;
                     self.gpu_only(def.name)?;
                 }
                 self.warp_scope(def.scope, def.name)
@@ -231,7 +231,7 @@ impl<'a> KernelVerifier<'a> {
 
     /// The argument of an instruction that takes the address of a load: one element in this memory, aligned to `bytes` if the element's
     /// number is.
-    fn place(&self, arg: ExprId, space: MemorySpace, bytes: u32, name: &str) -> CheckResult {
+    fn check_address(&self, arg: ExprId, space: MemorySpace, bytes: u32, name: &str) -> CheckResult {
         let Expr::Load { buf, mask: None, .. } = *self.kernel.exprs.expr(arg) else {
             return Err(format!("{name} of something that is not a load, or a masked one"));
         };
@@ -420,7 +420,7 @@ impl<'a> KernelVerifier<'a> {
                     let def = instr.def();
                     self.warp_scope(def.scope, def.name)?;
                     if let InstrSemantics::LoadMatrix { .. } = def.meaning {
-                        self.place(args[0], MemorySpace::Shared, MATRIX_ROW_BYTES, def.name)?;
+                        self.check_address(args[0], MemorySpace::Shared, MATRIX_ROW_BYTES, def.name)?;
                     }
                 }
                 _ => {}

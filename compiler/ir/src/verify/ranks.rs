@@ -9,7 +9,7 @@ use crate::text::node_label;
 
 /// All that is split is split among equally many ranks, and they exchange in entry functions.
 pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
-    let ranks = module.ranks();
+    let ranks = module.rank_count();
     for param in module.params.values() {
         if let ParamSource::Ranks(parts) = &param.source
             && parts.len() != ranks
@@ -19,8 +19,8 @@ pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
         }
     }
     for f in module.functions.values() {
-        for (id, node) in f.live() {
-            let Op::Exchange { ranks: here } = node.op else { continue };
+        for (id, node) in f.live_nodes() {
+            let Op::AllGather { ranks: here } = node.op else { continue };
             let fault = match f.kind {
                 FunctionKind::Entry if here == ranks && ranks > 1 => continue,
                 FunctionKind::Entry => format!("joins {here} ranks, the module is made for {ranks}"),
@@ -32,10 +32,10 @@ pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
     }
     for step in &module.steps {
         for item in &step.items {
-            if let StepItem::Exchange(exchange) = item
-                && exchange.parts.ranks != ranks
+            if let StepItem::AllGather(exchange) = item
+                && exchange.shape.ranks != ranks
             {
-                let message = format!("joins {} ranks, the module is made for {ranks}", exchange.parts.ranks);
+                let message = format!("joins {} ranks, the module is made for {ranks}", exchange.shape.ranks);
                 return Err(VerifyError::new(format!("step @{}, exchange", step.name), message));
             }
         }
@@ -45,7 +45,7 @@ pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
 
 /// The rows have a size and lie in the arena or come from and go to memory of the call, at places that are the same in every call.
 pub(super) fn verify_exchange(step: &StepProgram, exchange: &AllGather) -> Result<(), VerifyError> {
-    let AllGather { part, all, parts, .. } = exchange;
+    let AllGather { part, all, shape: parts, .. } = exchange;
     let bad = |message: String| Err(VerifyError::new(format!("step @{}, exchange", step.name), message));
     if parts.ranks < 2 || parts.row_bytes == 0 {
         return bad(format!("{} ranks with rows of {} bytes join nothing", parts.ranks, parts.row_bytes));

@@ -224,7 +224,7 @@ fn steps_fit_their_kernels() {
             dims: vec![],
             grid: None,
             repeat: RepeatMode::Once,
-            shares,
+            schedule: shares,
         };
         StepProgram {
             name: "decode".into(),
@@ -277,9 +277,9 @@ fn steps_fit_their_kernels() {
     });
     assert!(text.ends_with("aligned to 64 bytes, its base is aligned to 4"), "{text}");
     let mut fine = module();
-    with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { pieces: 2.into() }))(&mut fine);
+    with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { chunks: 2.into() }))(&mut fine);
     verify_module(&fine).unwrap();
-    let text = complaint(with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { pieces: 1.into() })));
+    let text = complaint(with(shared("k", vec![buffer(48)], WorkSchedule::Dynamic { chunks: 1.into() })));
     assert!(text.ends_with("1 pieces are none to share"), "{text}");
 }
 
@@ -292,7 +292,8 @@ fn grids_are_none_that_a_gpu_cannot_launch() {
     let with = |blocks: [i64; 3]| {
         let grid = Some(LaunchGrid { blocks: blocks.map(Dim::from), threads: [1; 3] });
         let (repeat, shares) = (RepeatMode::Once, WorkSchedule::Static);
-        let launch = LaunchItem { kernel: "k".into(), buffers: vec![], dims: vec![], grid, repeat, shares };
+        let launch =
+            LaunchItem { kernel: "k".into(), buffers: vec![], dims: vec![], grid, repeat, schedule: shares };
         let items = vec![StepItem::Launch(launch)];
         let mut m = module();
         m.kernels.push(kernel.clone());
@@ -326,7 +327,7 @@ fn only_launches_of_every_worker_write_copies() {
     let with_shares = |repeat, shares, buffers: [&BufferRef; 2]| {
         let (dims, grid) = (vec![], None);
         let buffers = buffers.map(Clone::clone).to_vec();
-        let launch = LaunchItem { kernel: "k".into(), buffers, dims, grid, repeat, shares };
+        let launch = LaunchItem { kernel: "k".into(), buffers, dims, grid, repeat, schedule: shares };
         let items = vec![StepItem::Launch(launch)];
         let step = StepProgram { name: "decode".into(), items, arena_bytes: 256 };
         let kernel = kernel.clone();
@@ -347,7 +348,7 @@ fn only_launches_of_every_worker_write_copies() {
     }
     let text = complaint(with_shares(
         RepeatMode::EachWorker,
-        WorkSchedule::Dynamic { pieces: 4.into() },
+        WorkSchedule::Dynamic { chunks: 4.into() },
         [&one, &copies],
     ));
     assert!(text.ends_with("only a launch that runs once has pieces"), "{text}");

@@ -32,7 +32,7 @@ fn sigmoids(count: usize, chained: bool) -> Kernel {
 fn results(kernel: &Kernel, count: usize) -> Vec<u8> {
     let x: Vec<f32> = (0..count * LANES).map(|i| (i as f32 - 40.0) * 0.37).collect();
     let mut buffers = [KernelBuffer::from_f32(&x), KernelBuffer::zeros(DType::F32, x.len())];
-    run(kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+    run(kernel, &mut buffers, &SymValues::for_tokens(1)).unwrap();
     buffers[1].bytes.clone()
 }
 

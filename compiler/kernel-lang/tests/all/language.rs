@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 fn output(kernel: &Kernel, inputs: &[KernelBuffer], len: usize) -> Vec<f32> {
     let mut buffers = inputs.to_vec();
     buffers.push(KernelBuffer::zeros(DType::F32, len));
-    run(kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+    run(kernel, &mut buffers, &SymValues::for_tokens(1)).unwrap();
     buffers.pop().unwrap().to_f32()
 }
 
@@ -153,7 +153,7 @@ fn streamed(stream: PrefetchMethod) -> (Kernel, String) {
     let x = k.input("x", DType::F32, [300]);
     let out = k.output("out", DType::F32, [3]);
     k.par("i", 3, |i| {
-        stream.ahead(x, i * 100, 100, k.int(200));
+        stream.prefetch_ahead(x, i * 100, 100, k.int(200));
         out.set([i], k.fold("c", 100, 0.0, |c, sum| sum + x.at([i * 100 + c])));
     });
     let kernel = k.finish();
@@ -228,7 +228,7 @@ fn team_kernel() -> Kernel {
     let team = ThreadTeam::new(&k, 2 * WARP);
     k.blocks("block", 0, 1, |_| {
         let doubled = k.shared("doubled", [40]);
-        let mine = k.registers("mine", [team.share(40)]);
+        let mine = k.registers("mine", [team.items_per_thread(40)]);
         team.each(40, |i| doubled.set([i], x.at([i]) * 2.0));
         k.barrier();
         team.each_slot(40, |i, slot| mine.set([slot], doubled.at([39 - i])));
@@ -248,7 +248,7 @@ fn a_team_shares_out_items() {
     for order in [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(5)] {
         let mut buffers = [KernelBuffer::from_f32(&count(40)), KernelBuffer::zeros(DType::F32, 41)];
         let options = ExecutionOptions { workers: 1, order };
-        run_with(&team_kernel(), &mut buffers, &SymValues::tokens(1), &options).unwrap();
+        run_with(&team_kernel(), &mut buffers, &SymValues::for_tokens(1), &options).unwrap();
         let got = buffers[1].to_f32();
         assert!((0..40).all(|i| got[i] == 2.0 * (39 - i) as f32), "{got:?}");
         assert_eq!(got[40], (0..32).sum::<i32>() as f32);
@@ -299,9 +299,9 @@ fn views_begin_where_they_are_told() {
     k.par("once", 1, |zero| {
         out.set([0], x.row(zero + 1).at((2, 3)));
         out.set([1], x.row(zero + 1).row(zero + 1).at([1]));
-        out.set([2], x.tail((0, zero + 2, 1)).at([2]));
-        out.set([3], x.row(1).row(0).tail([zero + 1]).named("tail").at([zero + 1]));
-        out.tail([4]).fill(2, k.float(7.0));
+        out.set([2], x.starting_at((0, zero + 2, 1)).at([2]));
+        out.set([3], x.row(1).row(0).starting_at([zero + 1]).named("tail").at([zero + 1]));
+        out.starting_at([4]).fill(2, k.float(7.0));
     });
     let got = output(&k.finish(), &[KernelBuffer::from_f32(&count(24))], 6);
     assert_eq!(got, [23.0, 17.0, 11.0, 14.0, 7.0, 7.0]);

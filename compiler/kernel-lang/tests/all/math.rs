@@ -45,7 +45,7 @@ fn apply_with(quotient: QuotientMethod, op: UnOp, dtype: DType, lanes: usize, va
         }
     }
     let mut buffers = [KernelBuffer::from_floats(dtype, &padded), KernelBuffer::zeros(dtype, padded.len())];
-    run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+    run(&kernel, &mut buffers, &SymValues::for_tokens(1)).unwrap();
     buffers[1].to_f32()[..values.len()].to_vec()
 }
 
@@ -157,7 +157,7 @@ fn powers_below_zero(
     padded.resize(len, 0.0);
     let kernel = elementwise(DType::F32, len, LANES, function);
     let mut buffers = [KernelBuffer::from_floats(DType::F32, &padded), KernelBuffer::zeros(DType::F32, len)];
-    run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+    run(&kernel, &mut buffers, &SymValues::for_tokens(1)).unwrap();
     for (&x, y) in values.iter().zip(buffers[1].to_f32()) {
         if x < low {
             assert_eq!(y, 0.0, "{name}({x:e})");
@@ -189,7 +189,7 @@ fn exp_of_what_has_a_range() {
         let of_sigmoid = choices(&expand_math(&plain, QuotientMethod::Polynomial));
         assert_eq!(choices(&kernel), of_sigmoid + limits, "{factor}");
         let mut buffers = [KernelBuffer::from_f32(&values), KernelBuffer::zeros(DType::F32, values.len())];
-        run(&kernel, &mut buffers, &SymValues::tokens(1)).unwrap();
+        run(&kernel, &mut buffers, &SymValues::for_tokens(1)).unwrap();
         for (s, y) in sigmoids.iter().zip(buffers[1].to_f32()) {
             let x = s * factor as f32;
             assert!(ulps(y, f64::from(x).exp()) <= 1.5, "exp({x:e}) = {y:e}");

@@ -13,14 +13,14 @@ const LEAST: f64 = 1e-30;
 pub(super) const MAGIC: f64 = 12_582_912.0;
 
 /// `x * inverse + magic` with the integer in the low bits.
-pub(super) fn coded<'k>(x: Val<'k>, inverse: Val<'k>, magic: Val<'k>) -> Val<'k> {
+pub(super) fn encode_magic<'k>(x: Val<'k>, inverse: Val<'k>, magic: Val<'k>) -> Val<'k> {
     x.fma(inverse, magic).bits(DType::I32).named("bits")
 }
 
-/// 16-bit codes of `x`: the bits of [`coded`] with 128 added, and words whose two lowest bytes are the signed ones of the
+/// 16-bit codes of `x`: the bits of [`encode_magic`] with 128 added, and words whose two lowest bytes are the signed ones of the
 /// code, the less significant one below the other.
 pub(super) fn signed_codes<'k>(x: Val<'k>, inverse: Val<'k>) -> (Val<'k>, Val<'k>) {
-    let bits = coded(x, inverse, x.recorder().float(MAGIC + 128.0));
+    let bits = encode_magic(x, inverse, x.recorder().float(MAGIC + 128.0));
     (bits, (bits ^ 128).named("bytes"))
 }
 
@@ -36,7 +36,7 @@ pub(super) fn unit_of<'k>(bits: Val<'k>, codes: Val<'k>) -> (Val<'k>, Val<'k>) {
 }
 
 /// Words of two codes, of which only the low 16 bits count.
-pub(super) fn paired<'k>(low: Val<'k>, high: Val<'k>) -> Val<'k> {
+pub(super) fn pair_codes<'k>(low: Val<'k>, high: Val<'k>) -> Val<'k> {
     ((low & 0xffff) | (high << 16)).named("words")
 }
 

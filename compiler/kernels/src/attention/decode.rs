@@ -10,7 +10,7 @@
 
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
-use super::merge::{in_bits, unfinished};
+use super::merge::{partial_results, slice_count_bits};
 use super::operand::DecodeOperands;
 use super::plan::DecodePlan;
 use super::problem::AttentionProblem;
@@ -43,7 +43,7 @@ pub fn emit(
     out: BufId,
 ) {
     Recorder::within(kb, |k| {
-        let out = unfinished(k, a, out);
+        let out = partial_results(k, a, out);
         let t = k.dim(&a.t);
         let (last, prefix) = (t + -1, a.prefix(k));
         let (first, all) = (a.first_key(last), a.end_of_span(t));
@@ -57,23 +57,23 @@ pub fn emit(
         let run = WorkerSlices::new(a, &shares);
         k.serial("slice", run.slices, |number| {
             let slice = (run.first + number).named("slice");
-            let heads = run.of(slice);
+            let heads = run.key_heads_of(slice);
             let start = first + slice * shares.keys;
             let end = (start + shares.keys).min(all);
             let at = KeyHead {
                 k,
                 a,
                 plan,
-                sums: k.stack("sums", DType::F32, [a.kv, plan.rows(), a.value_size]),
+                accumulators: k.stack("sums", DType::F32, [a.kv, plan.rows(), a.value_size]),
                 max: k.stack("max", DType::F32, per_lane),
-                total: k.stack("total", DType::F32, per_lane),
+                row_sum: k.stack("total", DType::F32, per_lane),
                 slopes,
                 terms: a
                     .terms
                     .map(|_| k.stack("terms", DType::F32, [plan.block / plan.keys(), plan.lanes.into()])),
                 weights: k.stack("weights", DType::F32, [plan.block / plan.keys(), plan.lanes.into()]),
                 rows: k.stack("rows", DType::F32, operands.float_rows(a, plan)),
-                factor: k.stack("factor", DType::F32, [plan.lanes.into()]),
+                rescale: k.stack("factor", DType::F32, [plan.lanes.into()]),
                 head: k.int(0),
                 heads,
                 start: start.named("start"),
@@ -106,7 +106,7 @@ impl<'k> WorkerSlice<'k, '_> {
         self.operands.clear_keys(&at);
         at.clear_terms();
         at.each_key_head(|at| at.clear(self.slice));
-        if let Some(sinks) = at.a.sinks() {
+        if let Some(sinks) = at.a.over_sinks() {
             // With the first slice.
             let count = k.int(0).lt(self.slice).select(k.int(0), at.a.sinks_left(at.last));
             let of_sinks = KeyHead { a: &sinks, start: k.int(0), end: count.named("sinks"), ..at };
@@ -115,7 +115,7 @@ impl<'k> WorkerSlice<'k, '_> {
             at.each_key_head(|at| self.operands.load_queries(&at));
         } else {
             if !at.plan.in_order {
-                k.when(self.number.le(0), || at.touch(at.start));
+                k.when(self.number.le(0), || at.touch_rows(at.start));
             }
             self.load_queries_once(loaded);
         }
@@ -137,7 +137,7 @@ impl<'k> WorkerSlice<'k, '_> {
                 for NewRows { inliner, stores, pages } in rows {
                     let page = at.a.page(at.last);
                     let shift = |&(buf, pages): &(BufId, PagedBuffer)| {
-                        Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
+                        Some((buf, pages.page_shift(page?, k.flat(buf).dtype()).named("shift")))
                     };
                     let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
                     let to = RowAt { row: &row, stored: &stored, shifts: &shifts };
@@ -171,11 +171,11 @@ impl<'k> WorkerSlice<'k, '_> {
             let next = begin + block;
             let count = (at.end.min(next) - first).named("count");
             if at.plan.in_order {
-                at.touch(first);
+                at.touch_rows(first);
             }
             let last = (first + count + -1).named("last");
             let page = at.a.page(first).map(CachePage::named);
-            let next = at.ahead(next);
+            let next = at.rows_ahead(next);
             at.each_key_head(|at| {
                 let block = KeyBlock { at, first, count, last, page, next };
                 k.serial("set", at.plan.sets, |set| self.operands.add_block(&block, set));
@@ -187,13 +187,14 @@ impl<'k> WorkerSlice<'k, '_> {
     fn store(self, at: &KeyHead<'k, '_>, out: BufferView<'k, 3>) {
         at.each_query_head(|g, head| {
             let slot = at.max.offset(at.slot(g)).named("slot");
-            let to = out.tail([self.slice, head, at.k.int(0)]);
+            let to = out.starting_at([self.slice, head, at.k.int(0)]);
             self.operands.store(at, g, to);
-            let (max, total) = (at.max.flat().at([slot]), at.sum_of_weights(at.total.flat().tail([slot])));
+            let (max, total) =
+                (at.max.flat().at([slot]), at.sum_of_weights(at.row_sum.flat().starting_at([slot])));
             to.set([at.a.value_size], max);
             to.set([at.a.value_size + 1], total);
-            if at.a.says_slices() {
-                to.set([at.a.value_size + 2], in_bits(self.slices));
+            if at.a.stores_slice_count() {
+                to.set([at.a.value_size + 2], slice_count_bits(self.slices));
             }
         });
     }

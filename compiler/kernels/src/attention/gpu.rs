@@ -6,7 +6,7 @@ mod halves;
 mod matrix;
 
 use super::decode::NewRows;
-use super::merge::{in_bits, slices_said, unfinished};
+use super::merge::{load_slice_count, partial_results, slice_count_bits};
 use super::plan::{GpuAttentionPlan, shared_floats};
 use super::problem::{AttentionProblem, MASKED, ScoreIndex};
 use super::shares::SLICE_KEYS;
@@ -35,10 +35,10 @@ struct ThreadBlock<'k, 'a> {
     s: BufferView<'k, 2>,
     /// Of each row: running maximum, sum of weights, and what the last tile made of older sums.
     max: BufferView<'k, 1>,
-    total: BufferView<'k, 1>,
-    factor: BufferView<'k, 1>,
+    row_sum: BufferView<'k, 1>,
+    rescale: BufferView<'k, 1>,
     /// In the registers of a thread: its share of `[rows, value_size]`.
-    sums: BufferView<'k, 1>,
+    accumulators: BufferView<'k, 1>,
     /// Key head, first query head, first position among the queries.
     head: Val<'k>,
     first_head: Val<'k>,
@@ -48,7 +48,7 @@ struct ThreadBlock<'k, 'a> {
     /// The last key.
     last: Val<'k>,
     prefix: Option<Val<'k>>,
-    /// See [`AttentionProblem::border`].
+    /// See [`AttentionProblem::span_end`].
     border: Option<Val<'k>>,
 }
 
@@ -105,14 +105,14 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
             plan,
             team,
             prefix: a.prefix(k),
-            border: a.border(k),
+            border: a.span_end(k),
             q: k.shared("q", [q]).rows(a.size),
             tile: k.shared("tile", [tile_rows]),
             s: k.shared("s", [s]).rows(plan.keys),
             max: k.shared("max", [max]),
-            total: k.shared("total", [total]),
-            factor: k.shared("factor", [factor]),
-            sums: k.registers("sums", [team.share(rows * a.value_size)]),
+            row_sum: k.shared("total", [total]),
+            rescale: k.shared("factor", [factor]),
+            accumulators: k.registers("sums", [team.items_per_thread(rows * a.value_size)]),
             head: first_head / a.group,
             first_head,
             first: if plan.single { k.int(0) } else { tile * plan.positions },
@@ -127,19 +127,19 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         let (start, end) = keys_seen(a, self.plan, [tile, self.first, self.n, self.past], self.prefix);
         append(a, new_rows, (self.head, self.last), [start, end], THREADS);
         self.clear(tile);
-        if let Some(sinks) = a.sinks() {
+        if let Some(sinks) = a.over_sinks() {
             let single = self.plan.single;
             let all = a.sinks_left(if single { self.last } else { end + -1 });
             // With the first slice.
             let count = if single { k.int(0).lt(tile).select(k.int(0), all) } else { all };
-            ThreadBlock { a: &sinks, ..self }.keys(k.int(0), count);
+            ThreadBlock { a: &sinks, ..self }.add_keys(k.int(0), count);
         }
-        self.keys(start, end);
+        self.add_keys(start, end);
         self.store(tile, out);
     }
 
     /// Adds the keys `start..end`; `start` begins a tile.
-    fn keys(self, start: Val<'k>, end: Val<'k>) {
+    fn add_keys(self, start: Val<'k>, end: Val<'k>) {
         let (k, a) = (self.k, self.a);
         self.load_queries();
         let step = self.plan.keys;
@@ -147,15 +147,15 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         k.serial("keys", tiles, |i| {
             let j = start + i * step;
             let page = a.page(j).map(CachePage::named);
-            self.load(j, a.size, |row, c| a.key(page, [row, self.head, c], 1));
+            self.load_tile(j, a.size, |row, c| a.key(page, [row, self.head, c], 1));
             k.barrier();
-            self.scores(j, end);
+            self.compute_scores(j, end);
             k.barrier();
-            self.weights();
-            self.load(j, a.value_size, |row, c| a.value(page, [row, self.head, c], 1));
+            self.compute_weights();
+            self.load_tile(j, a.value_size, |row, c| a.value(page, [row, self.head, c], 1));
             k.barrier();
-            self.totals();
-            self.mix();
+            self.update_row_sums();
+            self.accumulate_values();
             k.barrier();
         });
     }
@@ -181,9 +181,9 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
                 }
             };
             self.max.set([row], max);
-            self.total.set([row], total);
+            self.row_sum.set([row], total);
         });
-        self.each_sum(|_, _, slot| self.sums.set([slot], self.k.float(0.0)));
+        self.each_accumulator(|_, _, slot| self.accumulators.set([slot], self.k.float(0.0)));
     }
 
     fn load_queries(self) {
@@ -197,7 +197,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 
     /// Fills the tile; the last row stands in for those after it.
-    fn load(self, j: Val<'k>, size: i64, load: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) {
+    fn load_tile(self, j: Val<'k>, size: i64, load: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) {
         let tile = self.tile.rows(size).pitch(size + 1);
         self.team.each(self.plan.keys * size, |at| {
             let (i, c) = (at / size, at % size);
@@ -206,7 +206,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 
     /// `s[row, key] = score(q[row] . tile[key])`.
-    fn scores(self, j: Val<'k>, end: Val<'k>) {
+    fn compute_scores(self, j: Val<'k>, end: Val<'k>) {
         let (k, keys, size) = (self.k, self.plan.keys, self.a.size);
         let tile = self.tile.rows(size).pitch(size + 1);
         self.team.each(self.plan.rows() * keys, |at| {
@@ -231,12 +231,12 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 
     /// Scores to weights: `s = exp(s - max)`, with the new maxima, and the factors of sums with the older ones.
-    fn weights(self) {
+    fn compute_weights(self) {
         let (k, keys) = (self.k, self.plan.keys);
         self.team.each(self.plan.rows(), |row| {
             let old = self.max.at([row]).named("old");
             let max = k.fold("key", keys, old, |key, max| max.max(self.s.at([row, key])));
-            self.factor.set([row], (old - max).exp());
+            self.rescale.set([row], (old - max).exp());
             self.max.set([row], max);
         });
         k.barrier();
@@ -247,29 +247,29 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 
     /// `total = total * factor + sum of the weights`.
-    fn totals(self) {
+    fn update_row_sums(self) {
         self.team.each(self.plan.rows(), |row| {
-            let older = (self.total.at([row]) * self.factor.at([row])).named("older");
+            let older = (self.row_sum.at([row]) * self.rescale.at([row])).named("older");
             let total = self.k.fold("key", self.plan.keys, older, |key, sum| sum + self.s.at([row, key]));
-            self.total.set([row], total);
+            self.row_sum.set([row], total);
         });
     }
 
     /// `body(row, column, slot)` for each sum that a thread keeps.
-    fn each_sum(self, body: impl FnOnce(Val<'k>, Val<'k>, Val<'k>)) {
+    fn each_accumulator(self, body: impl FnOnce(Val<'k>, Val<'k>, Val<'k>)) {
         let size = self.a.value_size;
         self.team.each_slot(self.plan.rows() * size, |at, slot| body(at / size, at % size, slot));
     }
 
     /// `sums = sums * factor + weights . values`.
-    fn mix(self) {
+    fn accumulate_values(self) {
         let size = self.a.value_size;
         let tile = self.tile.rows(size).pitch(size + 1);
-        self.each_sum(|row, c, slot| {
-            self.sums.set([slot], self.sums.at([slot]) * self.factor.at([row]));
+        self.each_accumulator(|row, c, slot| {
+            self.accumulators.set([slot], self.accumulators.at([slot]) * self.rescale.at([row]));
             self.k.serial("key", self.plan.keys, |key| {
-                let sum = self.s.at([row, key]).fma(tile.at([key, c]), self.sums.at([slot]));
-                self.sums.set([slot], sum);
+                let sum = self.s.at([row, key]).fma(tile.at([key, c]), self.accumulators.at([slot]));
+                self.accumulators.set([slot], sum);
             });
         });
     }
@@ -277,29 +277,29 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     fn store(self, slice: Val<'k>, out: BufId) {
         let (k, a) = (self.k, self.a);
         if self.plan.slices > 1 {
-            return self.store_slice(slice, unfinished(k, a, out));
+            return self.store_slice(slice, partial_results(k, a, out));
         }
         let out = k.view(out, [1, a.heads(), a.value_size]);
-        self.each_sum(|row, c, slot| {
-            let value = self.sums.at([slot]);
+        self.each_accumulator(|row, c, slot| {
+            let value = self.accumulators.at([slot]);
             let (position, head) =
                 (self.first + row / self.plan.heads, self.first_head + row % self.plan.heads);
             k.when(position.lt(self.n), || {
-                out.set([position, head, c], (value / self.total.at([row])).cast(out.dtype()));
+                out.set([position, head, c], (value / self.row_sum.at([row])).cast(out.dtype()));
             });
         });
     }
 
     fn store_slice(self, slice: Val<'k>, out: BufferView<'k, 3>) {
         let value_size = self.a.value_size;
-        self.each_sum(|row, c, slot| {
-            out.set([slice, self.first_head + row % self.plan.heads, c], self.sums.at([slot]))
+        self.each_accumulator(|row, c, slot| {
+            out.set([slice, self.first_head + row % self.plan.heads, c], self.accumulators.at([slot]))
         });
         self.team.each(self.plan.rows(), |row| {
             let head = self.first_head + row;
             out.set((slice, head, value_size), self.max.at([row]));
-            out.set((slice, head, value_size + 1), self.total.at([row]));
-            say_slices(self.k, (self.a, self.plan), out, (slice, head));
+            out.set((slice, head, value_size + 1), self.row_sum.at([row]));
+            store_slice_count(self.k, (self.a, self.plan), out, (slice, head));
         });
     }
 }
@@ -322,7 +322,7 @@ fn append<'k>(
         let page = a.page(last).map(CachePage::named);
         for NewRows { inliner, stores, pages } in new_rows {
             let shift = |&(buf, pages): &(BufId, PagedBuffer)| {
-                Some((buf, pages.shift(page?, k.flat(buf).dtype()).named("shift")))
+                Some((buf, pages.page_shift(page?, k.flat(buf).dtype()).named("shift")))
             };
             let shifts: Vec<_> = pages.iter().filter_map(shift).collect();
             let to = RowAt { row: &row, stored: &stored, shifts: &shifts };
@@ -346,31 +346,31 @@ fn keys_seen<'k>(
         return (start, prefix.map_or(end, |prefix| end.max(prefix)));
     }
     let t = a.end_of_span(tile.recorder().dim(&a.t));
-    let [_, part] = slices(plan, start, t);
+    let [_, part] = split_keys(plan, start, t);
     let start = start + tile * part;
     (start, (start + part).min(t))
 }
 
-/// Stores how many slices there are, where [`slices_said`] reads that.
-fn say_slices<'k>(
+/// Stores how many slices there are, where [`load_slice_count`] reads that.
+fn store_slice_count<'k>(
     k: &'k Recorder,
     (a, plan): (&AttentionProblem, GpuAttentionPlan),
     out: BufferView<'k, 3>,
     (slice, head): (Val<'k>, Val<'k>),
 ) {
-    if a.says_slices() {
-        out.set((slice, head, a.value_size + 2), in_bits(slices_used(k, a, plan)));
+    if a.stores_slice_count() {
+        out.set((slice, head, a.value_size + 2), slice_count_bits(slices_used(k, a, plan)));
     }
 }
 
 /// How many slices are in use for one query.
 fn slices_used<'k>(k: &'k Recorder, a: &AttentionProblem, plan: GpuAttentionPlan) -> Val<'k> {
     let t = k.dim(&a.t);
-    slices(plan, plan.tile_of(a.first_key(t + -1)), a.end_of_span(t))[0]
+    split_keys(plan, plan.tile_of(a.first_key(t + -1)), a.end_of_span(t))[0]
 }
 
 /// How many slices are in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
-fn slices<'k>(plan: GpuAttentionPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
+fn split_keys<'k>(plan: GpuAttentionPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
     let count = t - first;
     let used = count.div_ceil(SLICE_KEYS).min(plan.slices).named("slices");
     [used, (count.div_ceil(used).div_ceil(plan.keys) * plan.keys).named("slice_keys")]
@@ -385,15 +385,15 @@ pub fn emit_merge(
     out: BufId,
 ) {
     Recorder::within(kb, |k| {
-        let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads() * a.value_size]));
-        let of_all = (!a.says_slices()).then(|| slices_used(k, a, plan));
+        let (partial, out) = (partial_results(k, a, partial), k.view(out, [a.heads() * a.value_size]));
+        let of_all = (!a.stores_slice_count()).then(|| slices_used(k, a, plan));
         let (team, count) = (ThreadTeam::new(k, THREADS), a.heads() * a.value_size);
-        k.blocks("block", 0, team.share(count), |block| {
+        k.blocks("block", 0, team.items_per_thread(count), |block| {
             team.run(|thread| {
-                team.guarded(block * THREADS + thread, count, |at| {
+                team.when_below(block * THREADS + thread, count, |at| {
                     let (head, c) = (at / a.value_size, at % a.value_size);
-                    let used = of_all.unwrap_or_else(|| slices_said(a, partial, head));
-                    out.set([at], joined((k, a, plan), partial, used, head, c).cast(out.dtype()));
+                    let used = of_all.unwrap_or_else(|| load_slice_count(a, partial, head));
+                    out.set([at], merge_slices((k, a, plan), partial, used, head, c).cast(out.dtype()));
                 });
             });
         });
@@ -401,7 +401,7 @@ pub fn emit_merge(
 }
 
 /// One value of the result, from its column in all slices.
-fn joined<'k>(
+fn merge_slices<'k>(
     (k, a, plan): (&'k Recorder, &AttentionProblem, GpuAttentionPlan),
     partial: BufferView<'k, 3>,
     used: Val<'k>,

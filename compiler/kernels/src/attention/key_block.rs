@@ -7,7 +7,7 @@
 use super::codes::size_bits;
 use super::key_head::{KeyHead, RowsAhead};
 use super::plan::{AttentionDot, DecodePlan, RowPrefetch, lanes_of};
-use super::problem::{MASKED, ScoreIndex, larger};
+use super::problem::{MASKED, ScoreIndex, larger_score};
 use crate::inline::CachePage;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, ExprType};
@@ -82,35 +82,35 @@ impl<'k> KeyBlock<'k, '_> {
     // ---- prefetching the next block
 
     /// Prefetches `width` elements of the next block, from number `at` of the share of this head on (`[block, size]`).
-    fn prefetch(&self, rows: Option<RowPrefetch>, at: Val<'k>, width: i64) {
+    fn prefetch_next(&self, rows: Option<RowPrefetch>, at: Val<'k>, width: i64) {
         let Some(rows) = rows.filter(|_| !self.at.plan.in_order) else { return };
         self.at.prefetch(rows, self.next, (at, width));
     }
 
     /// Elements of the values of the next block that are prefetched while scores become weights, a line for every vector of
     /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
-    fn fetched_by_weights(&self) -> i64 {
+    fn prefetched_by_weights(&self) -> i64 {
         let plan = self.at.plan;
         if matches!(plan.products, AttentionDot::Words(_)) {
             // Pairing values has time for all of them.
             return 0;
         }
-        let line = plan.prefetch[1].map_or(0, |rows| rows.line());
+        let line = plan.prefetch[1].map_or(0, |rows| rows.line_elements());
         (plan.block / plan.keys() * line).min(plan.block * self.at.a.value_size / 2)
     }
 
     /// Prefetches more values of the next block: turn `turn` of `turns` that share what weights have left.
     pub fn prefetch_values(&self, turn: Val<'k>, turns: i64) {
-        let fetched = self.fetched_by_weights();
+        let fetched = self.prefetched_by_weights();
         let left = self.at.plan.block * self.at.a.value_size - fetched;
         let share = (left + turns - 1) / turns;
-        self.prefetch(self.at.plan.prefetch[1], turn * share + fetched, share);
+        self.prefetch_next(self.at.plan.prefetch[1], turn * share + fetched, share);
     }
 
     /// Prefetches the keys of the next block in the place of those of the step from `offset` on.
     pub fn prefetch_keys(&self, offset: Val<'k>, when: PrefetchTiming<'k>) {
         let (plan, size) = (self.at.plan, self.at.a.size);
-        let all = plan.together() * size;
+        let all = plan.keys_together() * size;
         let in_place = plan.reads_rows_in_place(size);
         // Integers take little time but for products.
         let (before, after) = match plan.products {
@@ -129,15 +129,15 @@ impl<'k> KeyBlock<'k, '_> {
             }
             PrefetchTiming::After => (first + (before + within), after),
         };
-        self.prefetch(plan.prefetch[0], at, width);
+        self.prefetch_next(plan.prefetch[0], at, width);
     }
 
     /// Prefetches the scales of the next block, for the keys of a step. As many heads share their lines as fit.
     fn prefetch_scales(&self, offset: Val<'k>) {
         let plan = self.at.plan;
         for rows in plan.scale_prefetch {
-            let width = (plan.together() * self.at.a.kv).min(MOST_SCALE_LINES * LINE_FLOATS);
-            self.prefetch(rows, offset, width);
+            let width = (plan.keys_together() * self.at.a.kv).min(MOST_SCALE_LINES * LINE_FLOATS);
+            self.prefetch_next(rows, offset, width);
         }
     }
 
@@ -149,7 +149,7 @@ impl<'k> KeyBlock<'k, '_> {
         let Some(terms) = at.terms else { return };
         k.serial("key", self.count, |i| {
             let column = at.a.column_of_terms(self.first + i - at.last);
-            let to = terms.row(i / plan.keys()).tail([i % plan.keys() * plan.vectors()]);
+            let to = terms.row(i / plan.keys()).starting_at([i % plan.keys() * plan.vectors()]);
             k.serial("head", plan.heads, |slot| {
                 let g = (set * plan.heads + slot).min(at.a.group - 1);
                 if let Some(term) = at.a.term(column, at.head * at.a.group + g) {
@@ -161,17 +161,17 @@ impl<'k> KeyBlock<'k, '_> {
 
     /// Stores the scores of all keys; gives the largest of each lane. `products(offset)`: those of the keys of a step with
     /// all heads, in vectors of scores.
-    pub fn scores(&self, set: Val<'k>, products: impl FnOnce(Val<'k>) -> Vec<Val<'k>>) -> Val<'k> {
+    pub fn store_scores(&self, set: Val<'k>, products: impl FnOnce(Val<'k>) -> Vec<Val<'k>>) -> Val<'k> {
         let (at, plan, k) = (self.at, self.at.plan, self.at.k);
         let lanes = plan.lanes;
         let best = k.reg("best", k.literal(MASKED, ExprType::vector(DType::F32, lanes)));
         let slope = at.slopes.map(|slopes| slopes.load((at.head, set, 0), lanes).named("slope"));
         self.load_terms(set);
-        let vectors = plan.together() / plan.keys();
+        let vectors = plan.keys_together() / plan.keys();
         let by_step = |of: BufferView<'k, 2>| of.flat().rows(vectors * i64::from(lanes));
         let (scores, terms) = (by_step(at.weights), at.terms.map(by_step));
-        k.serial("step", self.count.div_ceil(plan.together()), |i| {
-            let offset = (i * plan.together()).named("offset");
+        k.serial("step", self.count.div_ceil(plan.keys_together()), |i| {
+            let offset = (i * plan.keys_together()).named("offset");
             self.prefetch_scales(offset);
             self.prefetch_keys(offset, PrefetchTiming::Before);
             let products = products(offset);
@@ -192,7 +192,7 @@ impl<'k> KeyBlock<'k, '_> {
                 };
                 let s = at.a.score(scales.map_or(product, |scales| product * scales), &index).named("s");
                 scores.set((i, v * i64::from(lanes)), s);
-                best.update(|best| larger(best, s));
+                best.update(|best| larger_score(best, s));
             }
         });
         best.get().named("best")
@@ -209,18 +209,18 @@ impl<'k> KeyBlock<'k, '_> {
     pub fn raise_max(&self, set: Val<'k>, best: Val<'k>) -> Val<'k> {
         let (at, plan, k) = (self.at, self.at.plan, self.at.k);
         let (place, size) = ([at.head, set, k.int(0)], at.a.value_size);
-        let best = over_keys(&plan, best, larger);
+        let best = over_keys(&plan, best, larger_score);
         let old = at.max.load(place, plan.lanes).named("old");
-        let max = larger(old, best).named("max");
+        let max = larger_score(old, best).named("max");
         k.when(old.lt(max).reduce_lanes(BinOp::Or), || {
             let factor = exp2_below_zero(old - max).named("factor");
-            at.factor.set([0], factor);
+            at.rescale.set([0], factor);
             at.max.set(place, max);
-            at.total.set(place, at.total.load(place, plan.lanes) * factor);
-            let (sums, lanes) = (at.sums_of(set), lanes_of(size, plan.lanes));
+            at.row_sum.set(place, at.row_sum.load(place, plan.lanes) * factor);
+            let (sums, lanes) = (at.set_accumulators(set), lanes_of(size, plan.lanes));
             k.serial("head", plan.heads, |head| {
-                let factor = at.factor.at([plan.lane_of(head)]).named("factor");
-                let row = sums.tail([head * size]);
+                let factor = at.rescale.at([plan.lane_of(head)]).named("factor");
+                let row = sums.starting_at([head * size]);
                 k.vectors("c", size, lanes, |c| row.set([c], row.load([c], lanes) * factor));
             });
         });
@@ -234,10 +234,10 @@ impl<'k> KeyBlock<'k, '_> {
         let lanes = plan.lanes;
         let [largest, signs] = ["largest", "signs"].map(|name| k.reg(name, k.zeros(DType::I32, lanes)));
         let place = [at.head, set, k.int(0)];
-        let sum = k.reg("total", at.total.load(place, lanes));
+        let sum = k.reg("total", at.row_sum.load(place, lanes));
         k.serial("vector", self.vectors(), |i| {
-            let share = self.fetched_by_weights() * plan.keys() / plan.block;
-            self.prefetch(plan.prefetch[1], i * share, share);
+            let share = self.prefetched_by_weights() * plan.keys() / plan.block;
+            self.prefetch_next(plan.prefetch[1], i * share, share);
             let weight = exp2_below_zero(at.weights.load((i, 0), lanes) - max).named("weight");
             sum.update(|sum| sum + weight);
             let scales = self.scales(at.a.value.1, i * plan.keys());
@@ -248,7 +248,7 @@ impl<'k> KeyBlock<'k, '_> {
                 signs.update(|signs| signs | scaled.bits(DType::I32));
             }
         });
-        at.total.set(place, sum.get());
+        at.row_sum.set(place, sum.get());
         (largest.get().named("largest"), signs.get().named("signs"))
     }
 

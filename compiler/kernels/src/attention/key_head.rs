@@ -22,11 +22,11 @@ pub(super) struct KeyHead<'k, 'a> {
     pub a: &'k AttentionProblem<'a>,
     pub plan: DecodePlan,
     /// `[kv, sets * heads, value_size]`.
-    pub sums: BufferView<'k, 3>,
+    pub accumulators: BufferView<'k, 3>,
     /// Running maxima, `[kv, sets, lanes]`: those of the slots, repeated for every key of a vector.
     pub max: BufferView<'k, 3>,
     /// Sums of weights, `[kv, sets, lanes]`: as many for each head as a vector has keys.
-    pub total: BufferView<'k, 3>,
+    pub row_sum: BufferView<'k, 3>,
     /// ALiBi slopes, `[kv, sets, lanes]`.
     pub slopes: Option<BufferView<'k, 3>>,
     /// Terms by distance of the scores of a block and a set, `[vectors, lanes]`.
@@ -36,7 +36,7 @@ pub(super) struct KeyHead<'k, 'a> {
     /// Some keys as f32, `[keys that are summed together, padded size]`, where products are those of floats.
     pub rows: BufferView<'k, 2>,
     /// What the change of the maxima makes of older sums: `[lanes]`.
-    pub factor: BufferView<'k, 1>,
+    pub rescale: BufferView<'k, 1>,
     pub head: Val<'k>,
     /// Key heads of the worker in this slice: the first, and how many.
     pub heads: (Val<'k>, Val<'k>),
@@ -68,23 +68,23 @@ impl<'k, 'a> KeyHead<'k, 'a> {
     }
 
     /// The rows of sums of a set.
-    pub fn sums_of(&self, set: Val<'k>) -> BufferView<'k, 1> {
+    pub fn set_accumulators(&self, set: Val<'k>) -> BufferView<'k, 1> {
         let before = set * (self.plan.heads * self.a.value_size);
-        self.sums.tail((self.head, 0, 0)).tail([before])
+        self.accumulators.starting_at((self.head, 0, 0)).starting_at([before])
     }
 
     /// No keys of slice `slice` seen yet but that without a value, which is seen with the first.
     pub fn clear(&self, slice: Val<'k>) {
         let (k, plan) = (self.k, self.plan);
         let (size, lanes) = (self.a.value_size, i64::from(plan.lanes));
-        self.sums
-            .tail((self.head, 0, 0))
+        self.accumulators
+            .starting_at((self.head, 0, 0))
             .fill(plan.rows() * size, k.zeros(DType::F32, lanes_of(size, plan.lanes)));
-        self.total.tail((self.head, 0, 0)).fill(plan.sets * lanes, k.zeros(DType::F32, plan.lanes));
+        self.row_sum.starting_at((self.head, 0, 0)).fill(plan.sets * lanes, k.zeros(DType::F32, plan.lanes));
         let masked = k.literal(MASKED, ExprType::vector(DType::F32, plan.lanes));
-        self.max.tail((self.head, 0, 0)).fill(plan.sets * lanes, masked);
+        self.max.starting_at((self.head, 0, 0)).fill(plan.sets * lanes, masked);
         if self.a.null.is_some() {
-            k.when(slice.le(0), || self.see_null());
+            k.when(slice.le(0), || self.add_null_key());
         }
     }
 
@@ -98,19 +98,19 @@ impl<'k, 'a> KeyHead<'k, 'a> {
     }
 
     /// The key without a value is seen.
-    fn see_null(&self) {
+    fn add_null_key(&self) {
         self.each_query_head(|g, head| {
             let Some(logit) = self.a.null_logit(head) else { return };
             let logit = logit.named("logit");
             let slot = self.max.offset(self.slot(g)).named("slot");
-            let max = self.max.flat().tail([slot]);
+            let max = self.max.flat().starting_at([slot]);
             (0..self.plan.keys()).for_each(|key| max.set([key * self.plan.vectors()], logit));
-            self.total.flat().set([slot], self.k.float(1.0));
+            self.row_sum.flat().set([slot], self.k.float(1.0));
         });
     }
 
     /// The rows from row `first` of a block on, to be prefetched; of the last block, where there are no keys.
-    pub fn ahead(&self, first: Val<'k>) -> RowsAhead<'k> {
+    pub fn rows_ahead(&self, first: Val<'k>) -> RowsAhead<'k> {
         if self.a.table.is_none() {
             return RowsAhead { first, last: self.last, page: None };
         }
@@ -136,17 +136,17 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         }
         let base = (from + self.head * (self.plan.block * rows.size)).named("base");
         let last = last.named("last_element");
-        let line = RowPrefetch { rows, instr }.line();
+        let line = RowPrefetch { rows, instr }.line_elements();
         for from in (0..width).step_by(line as usize) {
             self.k.flat(rows.buf).prefetch(instr, [(base + (at + from)).min(last)]);
         }
     }
 
     /// Reads a byte of each line of the key heads of the block from row `first` on.
-    pub fn touch(&self, first: Val<'k>) {
+    pub fn touch_rows(&self, first: Val<'k>) {
         let (k, (first_head, heads)) = (self.k, self.heads);
         for touch in self.plan.touch.into_iter().flatten() {
-            let (rows, line) = (touch.rows, touch.line());
+            let (rows, line) = (touch.rows, touch.line_elements());
             let of_row = self.a.kv * rows.size;
             let keys = (self.end - first).min(self.plan.block);
             let before = first_head * rows.size;

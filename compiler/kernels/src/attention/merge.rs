@@ -10,30 +10,34 @@ use mlcc_kernel_lang::math::exp2_below_zero;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
 /// `f32[slices, heads, partial]`: of each head the unfinished sums, their maximum and the sum of their weights.
-pub(super) fn unfinished<'k>(k: &'k Recorder, a: &AttentionProblem, buf: BufId) -> BufferView<'k, 3> {
-    k.view(buf, [1, a.heads(), DecodePlan::partial(a)])
+pub(super) fn partial_results<'k>(k: &'k Recorder, a: &AttentionProblem, buf: BufId) -> BufferView<'k, 3> {
+    k.view(buf, [1, a.heads(), DecodePlan::partial_floats(a)])
 }
 
 /// How many slices there are, where that stands behind the sums of each head of each slice: a count of keys in memory tells it,
 /// which the kernel that joins them has not.
-pub(super) fn slices_said<'k>(a: &AttentionProblem, partial: BufferView<'k, 3>, head: Val<'k>) -> Val<'k> {
+pub(super) fn load_slice_count<'k>(
+    a: &AttentionProblem,
+    partial: BufferView<'k, 3>,
+    head: Val<'k>,
+) -> Val<'k> {
     let said = partial.at((0, head, a.value_size + 2)).bits_as(ExprType::scalar(DType::I32));
     said.cast(DType::I64).named("slices")
 }
 
-/// What [`slices_said`] reads.
-pub(super) fn in_bits(slices: Val<'_>) -> Val<'_> {
+/// What [`load_slice_count`] reads.
+pub(super) fn slice_count_bits(slices: Val<'_>) -> Val<'_> {
     slices.cast(DType::I32).bits_as(ExprType::F32)
 }
 
 /// Joins the unfinished sums of all slices: `partial: f32[slices, heads, partial]` to `out: f32[heads, value_size]`.
 pub fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: DecodePlan, partial: BufId, out: BufId) {
     Recorder::within(kb, |k| {
-        let (partial, out) = (unfinished(k, a, partial), k.view(out, [a.heads(), a.value_size]));
+        let (partial, out) = (partial_results(k, a, partial), k.view(out, [a.heads(), a.value_size]));
         let t = k.dim(&a.t);
-        let of_all = (!a.says_slices()).then(|| KeySlices::new(a.first_key(t + -1), t).slices);
+        let of_all = (!a.stores_slice_count()).then(|| KeySlices::new(a.first_key(t + -1), t).slices);
         k.par("head", a.heads(), |head| {
-            let used = of_all.unwrap_or_else(|| slices_said(a, partial, head));
+            let used = of_all.unwrap_or_else(|| load_slice_count(a, partial, head));
             let weights = k.stack("weights", DType::F32, [SLICES]);
             let total = slice_weights(a, partial, weights, used, head);
             let lanes = lanes_of(a.value_size, plan.lanes);

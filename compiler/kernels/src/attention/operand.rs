@@ -13,7 +13,7 @@ use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
 use super::plan::{AttentionDot, DecodePlan, lanes_of};
 use super::problem::{AttentionProblem, CacheRows};
-use crate::inline::known::borders;
+use crate::inline::known::part_borders;
 use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
@@ -39,7 +39,7 @@ impl<'k> DecodeOperands<'k> {
     /// Floats of keys that are summed together, `[keys, padded size]`.
     pub fn float_rows(&self, a: &AttentionProblem, plan: DecodePlan) -> [i64; 2] {
         match self {
-            DecodeOperands::Floats(_) => [plan.together(), plan.padded(a.size)],
+            DecodeOperands::Floats(_) => [plan.keys_together(), plan.padded_elements(a.size)],
             DecodeOperands::Bytes(_) | DecodeOperands::Words(_) => [1, 1],
         }
     }
@@ -72,9 +72,9 @@ impl<'k> DecodeOperands<'k> {
         let (k, plan) = (at.k, at.plan);
         let Some(slopes) = at.slopes else { return };
         let all = plan.sets * i64::from(plan.lanes);
-        slopes.tail((at.head, 0, 0)).fill(all, k.zeros(DType::F32, plan.lanes));
+        slopes.starting_at((at.head, 0, 0)).fill(all, k.zeros(DType::F32, plan.lanes));
         at.each_query_head(|g, head| {
-            let slot = slopes.tail(at.slot(g));
+            let slot = slopes.starting_at(at.slot(g));
             if let Some(slope) = at.a.slope(head) {
                 (0..plan.keys()).for_each(|key| slot.set([key * plan.vectors()], slope));
             }
@@ -83,7 +83,7 @@ impl<'k> DecodeOperands<'k> {
 
     /// Adds a block of keys to the sums of a set of heads.
     pub fn add_block(&self, block: &KeyBlock<'k, '_>, set: Val<'k>) {
-        let best = block.scores(set, |offset| match self {
+        let best = block.store_scores(set, |offset| match self {
             DecodeOperands::Floats(floats) => floats.products(block, set, offset),
             DecodeOperands::Bytes(bytes) => bytes.products(block, set, offset),
             DecodeOperands::Words(words) => words.products(block, set, offset),
@@ -105,9 +105,9 @@ impl<'k> DecodeOperands<'k> {
 
     /// Stores the sums of query head `g` of the group in `to`.
     pub fn store(&self, at: &KeyHead<'k, '_>, g: Val<'k>, to: BufferView<'k, 1>) {
-        let sums = at.sums.tail([at.head, g, at.k.int(0)]);
+        let sums = at.accumulators.starting_at([at.head, g, at.k.int(0)]);
         match self {
-            DecodeOperands::Bytes(_) => byte_values::store(at, sums, to),
+            DecodeOperands::Bytes(_) => byte_values::store_interleaved(at, sums, to),
             DecodeOperands::Floats(_) | DecodeOperands::Words(_) => {
                 let (size, lanes) = (at.a.value_size, lanes_of(at.a.value_size, at.plan.lanes));
                 at.k.vectors("c", size, lanes, |c| to.set([c], sums.load([c], lanes)));
@@ -117,14 +117,14 @@ impl<'k> DecodeOperands<'k> {
 }
 
 /// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own
-/// (see [`borders`]).
+/// (see [`part_borders`]).
 pub(super) fn query_columns<'k>(
     k: &'k Recorder,
     a: &AttentionProblem,
     lanes: u32,
     mut body: impl FnMut(Val<'k>),
 ) {
-    let borders = borders(&a.inliner, lanes.into(), a.size);
+    let borders = part_borders(&a.inliner, lanes.into(), a.size);
     for (&from, &to) in borders.iter().zip(&borders[1..]) {
         k.vectors("c", to - from, lanes, |c| body(c + from));
     }
@@ -149,7 +149,9 @@ fn query_row<'k>(at: &KeyHead<'k, '_>, queries: BufferView<'k, 3>, g: Val<'k>) -
     let (set, slot) = (g / plan.heads, g % plan.heads);
     let (vector, place) = (slot / plan.across, slot % plan.across);
     let set = queries.row(at.head).row(set);
-    set.tail([vector * (plan.across * plan.padded(at.a.size))]).tail([place * plan.part()]).named("row")
+    set.starting_at([vector * (plan.across * plan.padded_elements(at.a.size))])
+        .starting_at([place * plan.part()])
+        .named("row")
 }
 
 /// A cache of codes, `[t, kv, size]`.

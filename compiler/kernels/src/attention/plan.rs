@@ -80,7 +80,7 @@ impl RowPrefetch {
         })
     }
     /// Elements of a cache line.
-    pub fn line(&self) -> i64 {
+    pub fn line_elements(&self) -> i64 {
         CACHE_LINE / self.rows.dtype.bytes().unwrap_or(1) as i64
     }
 }
@@ -117,7 +117,7 @@ pub struct DecodePlan {
     /// Keys of a block, a multiple of 16.
     pub block: i64,
     /// Sums of values kept in registers, in vectors.
-    pub sums: i64,
+    pub accumulators: i64,
     /// How rows of keys and of values are prefetched, a block ahead.
     pub prefetch: [Option<RowPrefetch>; 2],
     /// The same of their scales, `[t, kv]`.
@@ -207,7 +207,7 @@ impl DecodePlan {
         let in_order = in_order(a, target);
         let scale_prefetch = [a.key.1, a.value.1].map(|scale| {
             let rows = a.scales(scale?).filter(|_| !in_order)?;
-            Some(RowPrefetch { rows, instr: target.prefetch(rows.dtype)? })
+            Some(RowPrefetch { rows, instr: target.prefetch_instr(rows.dtype)? })
         });
         let products = AttentionDot::choose(a, target, slots);
         DecodePlan {
@@ -223,10 +223,10 @@ impl DecodePlan {
                 AttentionDot::Floats => floats_across(target, slots),
             },
             block: block_keys(a, target.tune.attention.block),
-            sums: if registers == 32 { 24 } else { 8 },
-            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
+            accumulators: if registers == 32 { 24 } else { 8 },
+            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch_instr(dtype)),
             scale_prefetch,
-            touch: RowPrefetch::of_rows(a, |dtype| target.touch(dtype)),
+            touch: RowPrefetch::of_rows(a, |dtype| target.touch_instr(dtype)),
             in_order,
             products,
         }
@@ -244,7 +244,7 @@ impl DecodePlan {
         self.slots / self.across
     }
     /// Keys whose products are summed together: as many as registers have room for.
-    pub fn together(&self) -> i64 {
+    pub fn keys_together(&self) -> i64 {
         let sums = self.registers / 2;
         let planes = if matches!(self.products, AttentionDot::Bytes(_)) { PLANES } else { 1 };
         (sums / (planes * self.vectors())).max(self.keys()).max(self.products.keys())
@@ -258,7 +258,7 @@ impl DecodePlan {
         }
     }
     /// Elements of a row of queries or keys with `size` columns, in whole parts; words have two columns each.
-    pub fn padded(&self, size: i64) -> i64 {
+    pub fn padded_elements(&self, size: i64) -> i64 {
         let elements = size / self.products.columns();
         (elements + self.part() - 1) / self.part() * self.part()
     }
@@ -286,8 +286,8 @@ impl DecodePlan {
         self.sets * self.heads
     }
     /// Floats of one head's unfinished sums: values, then maximum and sum of weights, then the number of slices where it is said.
-    pub fn partial(a: &AttentionProblem) -> i64 {
-        let numbers = if a.says_slices() { 3 } else { 2 };
+    pub fn partial_floats(a: &AttentionProblem) -> i64 {
+        let numbers = if a.stores_slice_count() { 3 } else { 2 };
         (a.value_size + numbers + 15) / 16 * 16
     }
 }
@@ -349,7 +349,7 @@ pub struct PrefillPlan {
     /// Keys and vectors of rows whose scores are in registers together.
     pub scores: (i64, i64),
     /// Rows and vectors of columns whose sums are in registers together.
-    pub sums: (i64, i64),
+    pub accumulators: (i64, i64),
     /// Rows are lanes of a vector ([`KernelTarget::by_lane`]).
     pub by_lane: bool,
     /// Adds products of pairs of codes, where both products are in integers.
@@ -392,10 +392,10 @@ impl PrefillPlan {
             keys: PREFILL_KEYS,
             set: sizes.set_rows.into(),
             scores,
-            sums,
+            accumulators: sums,
             by_lane: target.by_lane(),
             pairs: target.pair_dot().filter(|_| pairs),
-            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch(dtype)),
+            prefetch: RowPrefetch::of_rows(a, |dtype| target.prefetch_instr(dtype)),
             rows_ahead: 0,
             touch: [None; 2],
             why,
@@ -409,14 +409,14 @@ impl PrefillPlan {
         let lanes = i64::from(self.lanes);
         let rows = (a.group as u64).next_power_of_two() as i64;
         let rows = if self.by_lane { lanes } else { rows.min(lanes).min(8) };
-        let sums = self.sums.0 * self.sums.1;
+        let sums = self.accumulators.0 * self.accumulators.1;
         let in_order = in_order(a, target);
-        let touch = RowPrefetch::of_rows(a, |dtype| target.touch(dtype).filter(|_| in_order));
+        let touch = RowPrefetch::of_rows(a, |dtype| target.touch_instr(dtype).filter(|_| in_order));
         PrefillPlan {
             positions: 1,
             set: (a.group + lanes - 1) / lanes * lanes,
             scores: (self.scores.0, 1),
-            sums: (rows, (sums / rows).max(1)),
+            accumulators: (rows, (sums / rows).max(1)),
             prefetch: if in_order { [None; 2] } else { self.prefetch },
             touch,
             why: "one query like several, because its bits are to be the same",

@@ -44,7 +44,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: PrefillPlan, out
 /// what one of them reads of a block lies between that of the others.
 fn one_query(k: &Recorder, a: &AttentionProblem, plan: PrefillPlan, out: BufferView<3>) {
     let (t, buffers) = (k.dim(&a.t), PrefillBuffers::new(k, a, plan, a.kv));
-    let (first_head, heads) = WorkerSlices::new(a, &KeySlices { slices: k.int(1), keys: t }).of(k.int(0));
+    let (first_head, heads) =
+        WorkerSlices::new(a, &KeySlices { slices: k.int(1), keys: t }).key_heads_of(k.int(0));
     let each = |body: &dyn Fn(PrefillTile)| {
         k.serial("key_head", heads, |i| {
             let head = (first_head + i).named("head");
@@ -58,7 +59,7 @@ fn one_query(k: &Recorder, a: &AttentionProblem, plan: PrefillPlan, out: BufferV
     });
     let whole = buffers.tile(first_head, k.int(0), (k.int(0), k.int(1)));
     whole.each_block(whole.keys(), |j, count| {
-        whole.tile.touch((j, count), heads);
+        whole.tile.touch_rows((j, count), heads);
         each(&|one| one.add_block(j, count));
     });
     each(&|one| one.tile.store(out));
@@ -93,11 +94,11 @@ impl<'k, 'a> PrefillBuffers<'k, 'a> {
             k: k.stack("k", dtype, [plan.keys, a.size / codes]),
             v: k.stack("v", dtype, [plan.keys / codes, a.value_size]),
             s: k.stack("s", DType::F32, [plan.keys, plan.set]),
-            best: k.stack("best", DType::F32, [plan.set]),
-            factors: k.stack("factors", DType::F32, [plan.set]),
-            sums: k.stack("sums", DType::F32, [heads * rows, a.value_size]),
+            block_max: k.stack("best", DType::F32, [plan.set]),
+            rescale: k.stack("factors", DType::F32, [plan.set]),
+            accumulators: k.stack("sums", DType::F32, [heads * rows, a.value_size]),
             max: by_row("max"),
-            total: by_row("total"),
+            row_sum: by_row("total"),
             positions: k.stack("positions", DType::I32, [heads * rows]),
             slopes: a.slopes.map(|_| by_row("slopes")),
             terms: a.terms.map(|_| {
@@ -110,7 +111,7 @@ impl<'k, 'a> PrefillBuffers<'k, 'a> {
             past: (t - n).named("first_position"),
             last: t + -1,
             prefix: a.prefix(k),
-            border: a.border(k),
+            border: a.span_end(k),
             page: None,
         };
         PrefillBuffers { tile, pairs }
@@ -121,13 +122,17 @@ impl<'k, 'a> PrefillBuffers<'k, 'a> {
         let (all, plan) = (self.tile, self.tile.plan);
         let rows = plan.sets(all.a) * plan.set;
         let before = place * rows;
-        let own = |view: BufferView<'k, 1>| view.tail([before]);
+        let own = |view: BufferView<'k, 1>| view.starting_at([before]);
         let size = if self.pairs.is_some() { all.a.size / PAIR } else { all.a.size };
         let tile = QueryTile {
-            q: all.q.flat().tail([before * size]).rows(plan.set),
-            sums: all.sums.flat().tail([before * all.a.value_size]).rows(all.a.value_size),
+            q: all.q.flat().starting_at([before * size]).rows(plan.set),
+            accumulators: all
+                .accumulators
+                .flat()
+                .starting_at([before * all.a.value_size])
+                .rows(all.a.value_size),
             max: own(all.max),
-            total: own(all.total),
+            row_sum: own(all.row_sum),
             positions: own(all.positions),
             slopes: all.slopes.map(own),
             head,
@@ -158,7 +163,7 @@ impl<'k> PrefillTile<'k, '_> {
     /// Adds the sinks that the window has left, if there are any.
     fn add_sinks(self) {
         let (tile, k) = (self.tile, self.tile.rec);
-        let Some(sinks) = tile.a.sinks() else { return };
+        let Some(sinks) = tile.a.over_sinks() else { return };
         let count = tile.a.sinks_left(tile.past + tile.first + tile.count + -1);
         let of_sinks = PrefillTile { tile: QueryTile { a: &sinks, ..tile }, ..self };
         of_sinks.load_queries();
@@ -196,7 +201,7 @@ impl<'k> PrefillTile<'k, '_> {
         k.serial("set", tile.sets() - first, |set| {
             let set = (first + set).named("set");
             let rows = RowSet::new(&tile, self.pairs, set, set - first, (j, count));
-            rows.scores();
+            rows.store_scores();
             rows.raise_max();
             rows.softmax();
             rows.add_values();
@@ -222,7 +227,7 @@ impl<'k> PrefillTile<'k, '_> {
             // What lies in rows, words or floats.
             let size = if self.pairs.is_some() { a.size / PAIR } else { a.size };
             let lanes = lanes_of(size, plan.lanes);
-            let to = tile.q.flat().tail([first * size]);
+            let to = tile.q.flat().starting_at([first * size]);
             k.steps("square", plan.set / i64::from(lanes), lanes.into(), |from| {
                 k.vectors("c", size, lanes, |c| {
                     let row = |r: u32| tile.query.load([from + i64::from(r), c], lanes).named("q");

@@ -72,12 +72,12 @@ impl CacheRows {
         view: BufferView<'k, 3>,
         page: Option<CachePage<'k>>,
     ) -> BufferView<'k, 3> {
-        self.shift(page).map_or(view, |shift| view.further(shift))
+        self.shift(page).map_or(view, |shift| view.offset_by(shift))
     }
 
     /// Elements that rows in `page` lie further than if all rows were dense.
     pub(super) fn shift<'k>(&self, page: Option<CachePage<'k>>) -> Option<Val<'k>> {
-        Some(self.pages?.shift(page?, self.dtype))
+        Some(self.pages?.page_shift(page?, self.dtype))
     }
 }
 
@@ -89,8 +89,8 @@ fn table_of(binding: &Binding<'_>) -> Option<BufId> {
 }
 
 /// The node of an attention, if the function has one.
-pub fn find(f: &Function) -> Option<&GraphNode> {
-    f.live().map(|(_, n)| n).find(|n| matches!(n.op, Op::Attention(_)))
+pub fn find_attention(f: &Function) -> Option<&GraphNode> {
+    f.live_nodes().map(|(_, n)| n).find(|n| matches!(n.op, Op::Attention(_)))
 }
 
 impl<'a> AttentionProblem<'a> {
@@ -152,7 +152,7 @@ impl<'a> AttentionProblem<'a> {
             }
             Some(_) => None,
             None => {
-                let inputs = &self.inliner.f.def(v)?.inputs;
+                let inputs = &self.inliner.f.defining_node(v)?.inputs;
                 inputs.iter().filter_map(|&i| self.rows_of(i)).max_by_key(|rows| rows.size)
             }
         }
@@ -166,7 +166,7 @@ impl<'a> AttentionProblem<'a> {
         if self.inliner.bindings.contains_key(&v) {
             return self.rows_of(v).filter(|rows| matches!(rows.dtype, DType::F16 | DType::BF16));
         }
-        let node = self.inliner.f.def(v).filter(|node| node.op == Op::Cast(DType::F32))?;
+        let node = self.inliner.f.defining_node(v).filter(|node| node.op == Op::Cast(DType::F32))?;
         self.halves_of(node.inputs[0])
     }
 
@@ -178,7 +178,7 @@ impl<'a> AttentionProblem<'a> {
                 Some(CacheRows { buf: *buf, pages: *pages, dtype: ty.dtype, size: 1 })
             }
             Some(_) => None,
-            None => match self.inliner.f.def(v)? {
+            None => match self.inliner.f.defining_node(v)? {
                 node if matches!(node.op, Op::Reshape { .. }) => self.scales(node.inputs[0]),
                 _ => None,
             },
@@ -191,7 +191,7 @@ impl<'a> AttentionProblem<'a> {
     }
     /// The rows of such a cache, `[t, kv, size]`.
     pub(super) fn codes_of(&self, (codes, scale): (ValueId, Option<ValueId>)) -> Option<CacheRows> {
-        let (_, node) = (scale?, self.inliner.f.def(codes)?);
+        let (_, node) = (scale?, self.inliner.f.defining_node(codes)?);
         let (Op::Cast(DType::F32), [source]) = (&node.op, &node.inputs[..]) else { return None };
         match self.inliner.bindings.get(source)? {
             Binding::Buffer { buf, layout: None, pages } if self.inliner.f.ty(*source).dtype == DType::I8 => {
@@ -209,7 +209,7 @@ impl<'a> AttentionProblem<'a> {
     /// The same problem over the sinks that the window has left, the first `op.sinks` keys; `None` if there are none. Where a
     /// query still has all of them in its window all scores are masked, and what that adds up to counts nothing once a
     /// key of the window was seen.
-    pub(super) fn sinks(&self) -> Option<AttentionProblem<'a>> {
+    pub(super) fn over_sinks(&self) -> Option<AttentionProblem<'a>> {
         let q = self.sink_q?;
         Some(AttentionProblem {
             op: self.op.clone(),
@@ -230,7 +230,7 @@ impl<'a> AttentionProblem<'a> {
 
     /// The page that a row of keys and values is in; `None` where none of them are in pages.
     pub(super) fn page<'k>(&self, row: Val<'k>) -> Option<CachePage<'k>> {
-        Some(CachePage::of(row.recorder(), self.table?, row))
+        Some(CachePage::of_row(row.recorder(), self.table?, row))
     }
 
     /// Elements of a row and head from column `c` on, as f32. Of caches in pages the row is in `page`.
@@ -259,15 +259,15 @@ impl<'a> AttentionProblem<'a> {
     }
     /// ALiBi slope of a query head; `None` without ALiBi.
     pub(super) fn slope<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
-        Some(self.of_head(self.slopes?, head))
+        Some(self.head_number(self.slopes?, head))
     }
     /// Logit of the key without a value for a query head; `None` if there is no such key. Running maxima begin with it, and
     /// sums of weights with 1.
     pub(super) fn null_logit<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
-        Some(self.of_head(self.null?, head))
+        Some(self.head_number(self.null?, head))
     }
     /// A number per query head, in what scores count in.
-    fn of_head<'k>(&self, v: ValueId, head: Val<'k>) -> Val<'k> {
+    fn head_number<'k>(&self, v: ValueId, head: Val<'k>) -> Val<'k> {
         let value = self.inliner.value(head.recorder(), v, &[LaneIndex::scalar(head)]);
         if self.unit == 1.0 { value } else { value * self.unit }
     }
@@ -277,7 +277,7 @@ impl<'a> AttentionProblem<'a> {
         Some(count.cast(DType::I64).min(k.dim(&self.t)).named("prefix"))
     }
     /// Where the first keys end, if not all are seen; each query sees one at least.
-    pub(super) fn border<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
+    pub(super) fn span_end<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
         let count = self.inliner.value(k, self.span?, &[LaneIndex::scalar(k.int(0))]).cast(DType::I64);
         let t = k.dim(&self.t);
         Some(match self.op.span {
@@ -286,7 +286,7 @@ impl<'a> AttentionProblem<'a> {
         })
     }
     /// Whether the number of slices depends on memory, so that unfinished sums have it beside them.
-    pub(super) fn says_slices(&self) -> bool {
+    pub(super) fn stores_slice_count(&self) -> bool {
         self.span.is_some()
     }
     /// The column of the table of terms for the distance from a query to a key.
@@ -304,7 +304,7 @@ impl<'a> AttentionProblem<'a> {
     /// The first key that a query at position `p` and those after it see.
     pub(super) fn first_key<'k>(&self, p: Val<'k>) -> Val<'k> {
         let k = p.recorder();
-        let of_span = self.border(k).filter(|_| self.op.span == KeySpan::Rest);
+        let of_span = self.span_end(k).filter(|_| self.op.span == KeySpan::Rest);
         if self.op.window == 0 || self.op.prefix {
             return of_span.unwrap_or(k.int(0));
         }
@@ -314,7 +314,7 @@ impl<'a> AttentionProblem<'a> {
 
     /// The key after the last that is seen, of the first `t` ones.
     pub(super) fn end_of_span<'k>(&self, t: Val<'k>) -> Val<'k> {
-        match self.border(t.recorder()) {
+        match self.span_end(t.recorder()) {
             Some(border) if self.op.span == KeySpan::First => t.min(border),
             _ => t,
         }
@@ -337,7 +337,7 @@ impl<'a> AttentionProblem<'a> {
         (to, end): (Val<'k>, Val<'k>),
     ) -> Val<'k> {
         let mut seen = to.le(end) & to.le(self.end_key(from));
-        if let Some(border) = self.border(j.recorder()).filter(|_| self.op.span == KeySpan::Rest) {
+        if let Some(border) = self.span_end(j.recorder()).filter(|_| self.op.span == KeySpan::Rest) {
             seen = seen & border.le(j);
         }
         match (self.keys, self.op.window) {
@@ -421,7 +421,7 @@ impl<'a> AttentionProblem<'a> {
 fn without_scale(inliner: &Inliner, v: ValueId) -> (ValueId, Option<ValueId>) {
     let plain = (v, None);
     let (f, bound) = (inliner.f, inliner.bindings.contains_key(&v));
-    let Some(node) = f.def(v).filter(|node| !bound && node.op == Op::Binary(BinOp::Mul)) else {
+    let Some(node) = f.defining_node(v).filter(|node| !bound && node.op == Op::Binary(BinOp::Mul)) else {
         return plain;
     };
     let &[a, b] = &node.inputs[..] else { return plain };
@@ -446,7 +446,7 @@ pub(super) struct ScoreIndex<'k> {
     /// What is added by distance, likewise.
     pub term: Option<Val<'k>>,
     pub prefix: Option<Val<'k>>,
-    /// See [`AttentionProblem::border`].
+    /// See [`AttentionProblem::span_end`].
     pub border: Option<Val<'k>>,
     /// Keys from here on belong to another slice.
     pub end: Option<Val<'k>>,
@@ -455,6 +455,6 @@ pub(super) struct ScoreIndex<'k> {
 }
 
 /// The larger of two scores. NaN need not pass, unlike in `max`: the weight of such a score is NaN anyway.
-pub(super) fn larger<'k>(a: Val<'k>, b: Val<'k>) -> Val<'k> {
+pub(super) fn larger_score<'k>(a: Val<'k>, b: Val<'k>) -> Val<'k> {
     a.lt(b).select(b, a)
 }

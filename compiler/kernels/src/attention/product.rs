@@ -34,7 +34,7 @@ impl<'k> MatmulTile<'k> {
 
     /// The sums by row and vector, over `0..extent`; on top of those in `start` (buffer, first row) times the factors of
     /// the rows.
-    pub fn sums(
+    pub fn sum_products(
         &self,
         extent: Val<'k>,
         start: Option<(BufferView<'k, 2>, Val<'k>, &[Val<'k>])>,
@@ -49,7 +49,7 @@ impl<'k> MatmulTile<'k> {
         let steps = k.as_int(extent).map_or(extent, |extent| k.int(extent / step));
         k.steps("k", steps, step, |first| {
             for (j, of_rows) in (0..).zip(self.elements(first, step)) {
-                let row = self.b.tail([first + j, self.column]);
+                let row = self.b.starting_at([first + j, self.column]);
                 let load = |v: i64| row.load([v * i64::from(lanes)], lanes).named("b");
                 let b: Vec<Val> = (0..self.vectors).map(load).collect();
                 let a = of_rows.into_iter().map(|a| a.splat(lanes).named("a"));
@@ -72,7 +72,7 @@ impl<'k> MatmulTile<'k> {
     /// Elements of `a` by column, from `first` on, and row.
     fn elements(&self, first: Val<'k>, step: i64) -> Vec<Vec<Val<'k>>> {
         let (lanes, rows) = (self.lanes, self.rows as usize);
-        let from = self.a.view.tail([first * self.a.k]);
+        let from = self.a.view.starting_at([first * self.a.k]);
         let load = |r: usize, lanes: u32| from.load([r as i64 * self.a.row], lanes).named("row");
         if step > 1 {
             let rows: Vec<Val> = (0..rows).map(|r| load(r, lanes)).collect();

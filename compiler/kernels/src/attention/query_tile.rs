@@ -23,13 +23,13 @@ pub(super) struct QueryTile<'k, 'a> {
     /// Scores, then weights, of a set of rows: `[keys, rows]`.
     pub s: BufferView<'k, 2>,
     /// Largest scores of a set of rows in a block, and what a change of maxima makes of older sums.
-    pub best: BufferView<'k, 1>,
-    pub factors: BufferView<'k, 1>,
+    pub block_max: BufferView<'k, 1>,
+    pub rescale: BufferView<'k, 1>,
     /// `[rows, value_size]`.
-    pub sums: BufferView<'k, 2>,
+    pub accumulators: BufferView<'k, 2>,
     /// By row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
     pub max: BufferView<'k, 1>,
-    pub total: BufferView<'k, 1>,
+    pub row_sum: BufferView<'k, 1>,
     pub positions: BufferView<'k, 1>,
     pub slopes: Option<BufferView<'k, 1>>,
     /// Terms of the scores of a block: those of key `i` from `(keys - 1 - i) * group` on, by row.
@@ -42,7 +42,7 @@ pub(super) struct QueryTile<'k, 'a> {
     /// The last key.
     pub last: Val<'k>,
     pub prefix: Option<Val<'k>>,
-    /// See [`AttentionProblem::border`].
+    /// See [`AttentionProblem::span_end`].
     pub border: Option<Val<'k>>,
     /// The page of the block of keys.
     pub page: Option<CachePage<'k>>,
@@ -80,14 +80,14 @@ impl<'k> QueryTile<'k, '_> {
     pub fn clear(&self) {
         let (k, size) = (self.rec, self.a.value_size);
         k.serial("row", self.sets() * self.plan.set, |row| {
-            self.sums.row(row).fill(size, k.zeros(DType::F32, lanes_of(size, self.plan.lanes)));
+            self.accumulators.row(row).fill(size, k.zeros(DType::F32, lanes_of(size, self.plan.lanes)));
             let p = self.position(row).cast(DType::I32);
             self.positions.set([row], p);
-            self.total.set([row], k.float(0.0));
+            self.row_sum.set([row], k.float(0.0));
             self.max.set([row], k.float(MASKED));
             if let Some(logit) = self.a.null_logit(self.head_of(row)) {
                 self.max.set([row], logit);
-                self.total.set([row], k.float(1.0));
+                self.row_sum.set([row], k.float(1.0));
             }
             let slope = |slopes: BufferView<'k, 1>| Some((slopes, self.a.slope(self.head_of(row))?));
             if let Some((slopes, slope)) = self.slopes.and_then(slope) {
@@ -126,7 +126,7 @@ impl<'k> QueryTile<'k, '_> {
             for ahead in self.plan.prefetch.into_iter().flatten() {
                 let rows = ahead.rows;
                 let cache = rows.in_page(self.rec.view(rows.buf, [1, self.a.kv, rows.size]), page);
-                for column in (0..rows.size).step_by(ahead.line() as usize) {
+                for column in (0..rows.size).step_by(ahead.line_elements() as usize) {
                     cache.prefetch(ahead.instr, [row, self.head, self.rec.int(column)]);
                 }
             }
@@ -134,10 +134,10 @@ impl<'k> QueryTile<'k, '_> {
     }
 
     /// Reads a byte of each line of `heads` key heads of the block from row `j` on, in the order of memory.
-    pub fn touch(&self, (j, count): (Val<'k>, Val<'k>), heads: Val<'k>) {
+    pub fn touch_rows(&self, (j, count): (Val<'k>, Val<'k>), heads: Val<'k>) {
         let page = self.a.page(j).map(CachePage::named);
         for touch in self.plan.touch.into_iter().flatten() {
-            let (rows, line) = (touch.rows, touch.line());
+            let (rows, line) = (touch.rows, touch.line_elements());
             let cache = rows.in_page(self.rec.view(rows.buf, [1, self.a.kv, rows.size]), page);
             let last = (heads * rows.size + -1).named("last_element");
             self.rec.serial("key", count, |i| {
@@ -169,9 +169,9 @@ impl<'k> QueryTile<'k, '_> {
         let (k, size) = (self.rec, self.a.value_size);
         let lanes = lanes_of(size, self.plan.lanes);
         self.each_row(|row, position, head| {
-            let factor = (k.float(1.0) / self.total.at([row])).named("factor");
+            let factor = (k.float(1.0) / self.row_sum.at([row])).named("factor");
             k.vectors("c", size, lanes, |c| {
-                out.set([position, head, c], self.sums.load([row, c], lanes) * factor);
+                out.set([position, head, c], self.accumulators.load([row, c], lanes) * factor);
             });
         });
     }

@@ -2,9 +2,9 @@
 //! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
 //! the values broadcasts them from.
 
-use super::operand::pairs::{PairOperands, words};
+use super::operand::pairs::{PairOperands, load_words};
 use super::plan::{PAIR, PrefillPlan, lanes_of};
-use super::problem::{KeySubset, MASKED, ScoreIndex, larger};
+use super::problem::{KeySubset, MASKED, ScoreIndex, larger_score};
 use super::product::{BroadcastMatrix, MatmulTile};
 use super::query_tile::QueryTile;
 use mlcc_ir::kernel::ExprType;
@@ -20,7 +20,7 @@ pub(super) struct RowSet<'k, 'a> {
     plan: PrefillPlan,
     pairs: Option<PairOperands<'k>>,
     /// How many sets of the tile have met the block.
-    turn: Val<'k>,
+    set_number: Val<'k>,
     /// The first row, and how many are in use from there on.
     row: Val<'k>,
     left: Val<'k>,
@@ -34,12 +34,12 @@ pub(super) struct RowSet<'k, 'a> {
 }
 
 impl<'k, 'a> RowSet<'k, 'a> {
-    /// Set `set` of a tile, number `turn` of those that see them, against `count` keys from `j` on.
+    /// Set `set` of a tile, number `set_number` of those that see them, against `count` keys from `j` on.
     pub fn new(
         tile: &QueryTile<'k, 'a>,
         pairs: Option<PairOperands<'k>>,
         set: Val<'k>,
-        turn: Val<'k>,
+        set_number: Val<'k>,
         (j, count): (Val<'k>, Val<'k>),
     ) -> RowSet<'k, 'a> {
         let (k, plan) = (tile.rec, tile.plan);
@@ -47,8 +47,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
         let left = (tile.count * tile.a.group - row).named("left");
         let [first, last] = [row, row + (plan.set - 1)].map(|row| tile.position(row));
         let visible = (k.int(plan.set).le(left) & all_visible(tile, j, (first, last))).named("shown");
-        let keys = seen(tile, (j, count), last).named("seen");
-        RowSet { k, tile: *tile, plan, pairs, turn, row, left, j, count, keys, visible }
+        let keys = count_seen_keys(tile, (j, count), last).named("seen");
+        RowSet { k, tile: *tile, plan, pairs, set_number, row, left, j, count, keys, visible }
     }
 
     /// Rows of a register tile of scores.
@@ -57,9 +57,9 @@ impl<'k, 'a> RowSet<'k, 'a> {
     }
 
     /// Stores the scores `[keys, rows]`, and the largest of every row.
-    pub fn scores(&self) {
+    pub fn store_scores(&self) {
         let masked = self.masked();
-        self.each_vector(|at| self.tile.best.set([at], masked));
+        self.each_vector(|at| self.tile.block_max.set([at], masked));
         let (across, vectors) = self.plan.scores;
         let blocks = self.keys.div_ceil(across).named("blocks");
         let each_tile = |body: &dyn Fn(Val<'k>, Val<'k>)| {
@@ -75,7 +75,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
         self.k.when_else(
             self.visible,
             || each_tile(&|from, key| self.score_tile((from, vectors), key, true)),
-            || each_tile(&|from, key| self.partly_seen(from, key)),
+            || each_tile(&|from, key| self.mask_unseen(from, key)),
         );
     }
 
@@ -86,7 +86,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     /// Prefetches the next block, with the first vectors of rows; `block`: the register tile of keys.
     fn prefetch(&self, group: Val<'k>, block: Val<'k>) {
         self.k.when(group.equals(0), || {
-            self.tile.prefetch(self.j, self.turn * (self.plan.keys / self.plan.scores.0) + block);
+            self.tile.prefetch(self.j, self.set_number * (self.plan.keys / self.plan.scores.0) + block);
         });
     }
 
@@ -96,7 +96,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     }
 
     /// Scores of the vectors of rows that are in use and see some of the keys; those of the others are masked.
-    fn partly_seen(&self, from: Val<'k>, key: Val<'k>) {
+    fn mask_unseen(&self, from: Val<'k>, key: Val<'k>) {
         let (k, tile, lanes) = (self.k, self.tile, i64::from(self.plan.lanes));
         let (across, vectors) = self.plan.scores;
         let begin = (tile.first_row(self.j + key) - self.row - from).max(0);
@@ -130,13 +130,13 @@ impl<'k, 'a> RowSet<'k, 'a> {
             by_lane: plan.by_lane,
             pairs: self.pairs.map(|pairs| pairs.dot),
         };
-        let sums = product.sums(self.k.int(size), None);
+        let sums = product.sum_products(self.k.int(size), None);
         for v in 0..vectors {
             let row = from + v * i64::from(lanes);
             let of_tile = self.row + row;
             let p = tile.positions.load([of_tile], lanes);
             let slope = tile.slopes.map(|slopes| slopes.load([of_tile], lanes));
-            let mut best = tile.best.load([row], lanes);
+            let mut best = tile.block_max.load([row], lanes);
             for (r, sums) in (0..).zip(&sums) {
                 let sum = sums[v as usize];
                 let product = self.pairs.map_or(sum, |pairs| pairs.product(sum, of_tile, key + r));
@@ -149,9 +149,9 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 let index = ScoreIndex { p, j, slope, term, prefix, border, end: None, visible };
                 let s = tile.a.score(product, &index).named("s");
                 tile.s.set([key + r, row], s);
-                best = larger(best, s).named("best");
+                best = larger_score(best, s).named("best");
             }
-            tile.best.set([row], best);
+            tile.block_max.set([row], best);
         }
     }
 
@@ -161,11 +161,11 @@ impl<'k, 'a> RowSet<'k, 'a> {
         self.each_vector(|at| {
             let row = self.row + at;
             let old = tile.max.load([row], lanes).named("old");
-            let max = larger(old, tile.best.load([at], lanes)).named("max");
+            let max = larger_score(old, tile.block_max.load([at], lanes)).named("max");
             let factor = exp2_below_zero(old - max).named("factor");
             tile.max.set([row], max);
-            tile.factors.set([at], factor);
-            tile.total.set([row], tile.total.load([row], lanes) * factor);
+            tile.rescale.set([at], factor);
+            tile.row_sum.set([row], tile.row_sum.load([row], lanes) * factor);
         });
     }
 
@@ -177,7 +177,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
             let vector = |v: i64| {
                 let row = from + v * i64::from(lanes);
                 let (max, total) =
-                    (tile.max.load([self.row + row], lanes), tile.total.load([self.row + row], lanes));
+                    (tile.max.load([self.row + row], lanes), tile.row_sum.load([self.row + row], lanes));
                 let sum = k.reg("total", total);
                 SoftmaxRows { row, max: max.named("max"), sum }
             };
@@ -191,7 +191,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 Some(pairs) => self.encode_weights(pairs, &vectors),
             }
             for vector in &vectors {
-                tile.total.set([self.row + vector.row], vector.sum.get());
+                tile.row_sum.set([self.row + vector.row], vector.sum.get());
             }
         });
     }
@@ -216,7 +216,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 let scaled = pairs.scaled(self.weight(key, vector), key);
                 tile.s.set([key, vector.row], scaled);
                 sum.update(|sum| sum + scaled);
-                largest.update(|largest| larger(largest, scaled));
+                largest.update(|largest| larger_score(largest, scaled));
             }
         });
         let inverse = |(vector, [sum, largest]): (&SoftmaxRows<'k>, &[RegisterVar<'k>; 2])| {
@@ -226,7 +226,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
         k.serial("pair", count, |pair| {
             for (vector, &inverse) in vectors.iter().zip(&inverses) {
                 let places = [0, 1].map(|r| tile.s.offset([pair * PAIR + r, vector.row]));
-                let words = words(tile.s.flat(), places, [inverse, inverse], lanes);
+                let words = load_words(tile.s.flat(), places, [inverse, inverse], lanes);
                 pairs.weights.set([pair, vector.row], words);
             }
         });
@@ -235,7 +235,7 @@ impl<'k, 'a> RowSet<'k, 'a> {
     /// Adds the weighted values of the block to the sums, as many columns at a time as registers have room for.
     pub fn add_values(&self) {
         let size = self.tile.a.value_size;
-        let (lanes, most) = (lanes_of(size, self.plan.lanes), self.plan.sums.1);
+        let (lanes, most) = (lanes_of(size, self.plan.lanes), self.plan.accumulators.1);
         let width = i64::from(lanes);
         let all = size / width;
         let passes = (all + most - 1) / most;
@@ -251,17 +251,21 @@ impl<'k, 'a> RowSet<'k, 'a> {
 
     /// `vectors` vectors of columns from `from` on, of the keys that some of the rows of a register tile see.
     fn add_columns(&self, (from, vectors): (Val<'k>, i64), lanes: u32) {
-        let (tile, k, rows) = (self.tile, self.k, self.plan.sums.0);
+        let (tile, k, rows) = (self.tile, self.k, self.plan.accumulators.0);
         let used = self.left.min(self.plan.set);
         k.steps("rows", used.div_ceil(rows), rows, |offset| {
             let offset = offset.named("offset");
             let row = self.row + offset;
             let last = tile.position(row + (rows - 1));
-            let keys = seen(&tile, (self.j, self.count), last).named("seen");
+            let keys = count_seen_keys(&tile, (self.j, self.count), last).named("seen");
             k.when(k.int(0).lt(keys), || {
                 let weights = self.pairs.map_or(tile.s, |pairs| pairs.weights);
                 let product = MatmulTile {
-                    a: BroadcastMatrix { view: weights.flat().tail([offset]), row: 1, k: self.plan.set },
+                    a: BroadcastMatrix {
+                        view: weights.flat().starting_at([offset]),
+                        row: 1,
+                        k: self.plan.set,
+                    },
                     b: tile.v,
                     column: from,
                     lanes,
@@ -279,11 +283,11 @@ impl<'k, 'a> RowSet<'k, 'a> {
     /// the set on, after what the new maxima make of these.
     fn add_product(&self, product: &MatmulTile<'k>, (row, offset): (Val<'k>, Val<'k>), keys: Val<'k>) {
         let (tile, lanes) = (self.tile, product.lanes);
-        let factor = |r: i64| tile.factors.at([offset + r]).splat(lanes).named("factor");
+        let factor = |r: i64| tile.rescale.at([offset + r]).splat(lanes).named("factor");
         let factors: Vec<Val> = (0..product.rows).map(factor).collect();
         let sums = match self.pairs {
-            None => product.sums(keys, Some((tile.sums, row, &factors))),
-            Some(_) => product.sums(keys.div_ceil(PAIR), None),
+            None => product.sum_products(keys, Some((tile.accumulators, row, &factors))),
+            Some(_) => product.sum_products(keys.div_ceil(PAIR), None),
         };
         for (r, sums) in (0..).zip(sums) {
             let unit = self.pairs.map(|pairs| pairs.unit(offset + r).named("unit"));
@@ -292,11 +296,11 @@ impl<'k, 'a> RowSet<'k, 'a> {
                 let sum = match unit {
                     None => sum,
                     Some(unit) => {
-                        let old = tile.sums.load(at, lanes) * factors[r as usize];
+                        let old = tile.accumulators.load(at, lanes) * factors[r as usize];
                         sum.cast(DType::F32).fma(unit, old)
                     }
                 };
-                tile.sums.set(at, sum);
+                tile.accumulators.set(at, sum);
             }
         }
     }
@@ -329,7 +333,7 @@ fn all_visible<'k>(tile: &QueryTile<'k, '_>, j: Val<'k>, (first, last): (Val<'k>
 }
 
 /// How many of the `count` keys from `j` on the query at position `last` sees, or are in the prefix.
-fn seen<'k>(tile: &QueryTile<'k, '_>, (j, count): (Val<'k>, Val<'k>), last: Val<'k>) -> Val<'k> {
+fn count_seen_keys<'k>(tile: &QueryTile<'k, '_>, (j, count): (Val<'k>, Val<'k>), last: Val<'k>) -> Val<'k> {
     match tile.a.keys {
         KeySubset::Sinks => count,
         KeySubset::Visible => {

@@ -70,7 +70,7 @@ impl<'k> WorkerSlices<'k> {
     }
 
     /// The first key head that the worker has of a slice, and how many.
-    pub fn of(&self, slice: Val<'k>) -> (Val<'k>, Val<'k>) {
+    pub fn key_heads_of(&self, slice: Val<'k>) -> (Val<'k>, Val<'k>) {
         let before = slice * self.units;
         let (from, to) = ((self.from - before).max(0), (self.to - before).min(self.units));
         ((from * self.heads).named("first_head"), ((to - from) * self.heads).named("key_heads"))

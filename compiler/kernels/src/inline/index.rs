@@ -54,7 +54,7 @@ impl VectorAxis {
             |y: Val<'k>| self.aligned && constant(y).is_some_and(|d| d % i64::from(self.lanes) == 0);
         match (op, a, b) {
             (_, Affine { base: x, stride: 0 }, Affine { base: y, stride: 0 }) => {
-                LaneIndex::scalar(x.with(op, y))
+                LaneIndex::scalar(x.binary(op, y))
             }
             (BinOp::Add, Affine { base: x, stride: s }, Affine { base: y, stride: t }) => {
                 Affine { base: x + y, stride: s + t }
@@ -74,7 +74,7 @@ impl VectorAxis {
             (BinOp::Rem, Affine { base: x, stride: 1 }, Affine { base: y, stride: 0 }) if one_block(y) => {
                 LaneIndex::lanes(x % y)
             }
-            (op, a, b) => LaneIndex::Vector(a.val(self.lanes).with(op, b.val(self.lanes))),
+            (op, a, b) => LaneIndex::Vector(a.val(self.lanes).binary(op, b.val(self.lanes))),
         }
     }
 

@@ -10,7 +10,7 @@ use mlcc_kernel_lang::Val;
 use std::collections::BTreeSet;
 
 /// A comparison that comes out the same in all lanes and turns of the loops around it.
-pub(super) fn known(cond: Val) -> Option<bool> {
+pub(super) fn known_condition(cond: Val) -> Option<bool> {
     cond.recorder().builder(|kb| answer(kb, cond.id()))
 }
 
@@ -37,7 +37,7 @@ fn answer(kb: &KernelBuilder, cond: ExprId) -> Option<bool> {
 /// Smallest and largest value of an index over all lanes and turns.
 fn bounds(kb: &KernelBuilder, e: ExprId) -> Option<(i64, i64)> {
     match *kb.expr(e) {
-        Expr::Var(var) => kb.turns(var).filter(|&turns| turns > 0).map(|turns| (0, turns - 1)),
+        Expr::Var(var) => kb.loop_extent(var).filter(|&turns| turns > 0).map(|turns| (0, turns - 1)),
         Expr::Splat(one) => bounds(kb, one),
         Expr::Ramp { base, stride } => {
             let ((low, high), by) = (bounds(kb, base)?, kb.kernel().exprs.as_int(stride)?);
@@ -62,9 +62,9 @@ fn bounds(kb: &KernelBuilder, e: ExprId) -> Option<(i64, i64)> {
 const MOST_PARTS: usize = 4;
 
 /// Where the parts of a row of `end` columns meet, in whole vectors, with the row's begin and end.
-pub(crate) fn borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
+pub(crate) fn part_borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
     let mut inside = BTreeSet::new();
-    for (_, node) in inliner.f.live() {
+    for (_, node) in inliner.f.live_nodes() {
         let Some(output) = node.outputs.first() else { continue };
         let joined = inliner.f.ty(*output);
         let inlined = !inliner.bindings.contains_key(output);
@@ -98,12 +98,13 @@ mod tests {
                 // Vectors of 8 lanes from 64 on: 64 to 127.
                 let first = c * 8 + 64;
                 let lanes = first.ramp(1, 8);
-                let answers = |limits: [i64; 3], op| limits.map(|limit| known(lanes.with(op, limit)));
+                let answers =
+                    |limits: [i64; 3], op| limits.map(|limit| known_condition(lanes.binary(op, limit)));
                 assert_eq!(answers([64, 127, 128], BinOp::Lt), [Some(false), None, Some(true)]);
                 assert_eq!(answers([63, 64, 127], BinOp::Le), [Some(false), None, Some(true)]);
                 assert_eq!(answers([63, 64, 128], BinOp::Eq), [Some(false), None, Some(false)]);
-                assert_eq!([63, 64].map(|l| known(first.differs(l))), [Some(true), None]);
-                assert_eq!(known(u.lt(5)), None, "a loop of unknown length");
+                assert_eq!([63, 64].map(|l| known_condition(first.differs(l))), [Some(true), None]);
+                assert_eq!(known_condition(u.lt(5)), None, "a loop of unknown length");
             });
         });
     }

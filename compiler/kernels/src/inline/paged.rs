@@ -31,7 +31,7 @@ pub struct CachePage<'k> {
 
 impl<'k> CachePage<'k> {
     /// That of a row.
-    pub fn of(k: &'k Recorder, table: BufId, row: Val<'k>) -> CachePage<'k> {
+    pub fn of_row(k: &'k Recorder, table: BufId, row: Val<'k>) -> CachePage<'k> {
         CachePage::of_some(k, table, row, None)
     }
 
@@ -53,7 +53,7 @@ impl<'k> CachePage<'k> {
 
 impl PagedBuffer {
     /// Elements that rows of a page lie further than where they would if all rows of the sequence were dense.
-    pub fn shift<'k>(&self, page: CachePage<'k>, dtype: DType) -> Val<'k> {
+    pub fn page_shift<'k>(&self, page: CachePage<'k>, dtype: DType) -> Val<'k> {
         page.number * self.elements(dtype) - page.first * self.row
     }
 
@@ -83,12 +83,12 @@ impl<'k> Inliner<'_, 'k> {
                     |mask: Val<'k>| super::uniform(mask).unwrap_or_else(|| mask.reduce_lanes(BinOp::Or));
                 CachePage::of_some(k, paged.table, *row, self.mask.map(any))
             });
-            return LaneIndex::Affine { base: base + paged.shift(page, ty.dtype), stride };
+            return LaneIndex::Affine { base: base + paged.page_shift(page, ty.dtype), stride };
         }
         let place = flat.val(self.lanes);
         let mask = self.mask.map(|mask| mask.to_lanes(place.lanes()));
         let page = CachePage::of_some(k, paged.table, place / paged.row, mask);
-        let place = place + paged.shift(page, ty.dtype);
+        let place = place + paged.page_shift(page, ty.dtype);
         if place.lanes() == 1 { LaneIndex::scalar(place) } else { LaneIndex::Vector(place) }
     }
 }

@@ -97,13 +97,13 @@ pub fn reduce_loop<'k>(
             let first = start + j * (chains * width);
             for (c, acc) in accs.iter().enumerate() {
                 let value = body(first + c as i64 * width, lanes).to_lanes(lanes).cast(dtype);
-                acc.set(acc.get().with(op.bin(), value));
+                acc.set(acc.get().binary(op.bin(), value));
             }
         });
         let mut sums: Vec<Val> = accs.iter().map(|acc| acc.get()).collect();
         while let [a, b, ..] = sums[..] {
             sums.drain(..2);
-            sums.push(a.with(op.bin(), b));
+            sums.push(a.binary(op.bin(), b));
         }
         sums[0].named("sum")
     };
@@ -117,7 +117,7 @@ pub fn reduce_loop<'k>(
     let tail = (k.as_int(rest) != Some(0)).then(|| part(end, rest, 1));
     let wide = wide.map(|w| w.reduce_lanes(op.bin()));
     let result = match (wide, tail) {
-        (Some(w), Some(t)) => w.with(op.bin(), t),
+        (Some(w), Some(t)) => w.binary(op.bin(), t),
         (Some(r), None) | (None, Some(r)) => r,
         (None, None) => k.literal(identity, ExprType::scalar(dtype)),
     };

@@ -1,11 +1,11 @@
 //! Groups around an attention: the generator for the machine and the number of queries, in one kernel or two.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
-use super::operands::{bound, result_name};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finish_kernel};
+use super::operands::{bind_inputs, result_name};
 use crate::attention::decode::NewRows;
 use crate::attention::plan::{DecodePlan, SLICES};
-use crate::attention::{AttentionPlan, AttentionProblem, decode, find, gpu, merge, prefill};
+use crate::attention::{AttentionPlan, AttentionProblem, decode, find_attention, gpu, merge, prefill};
 use crate::inline::Inliner;
 use crate::params::KernelTarget;
 use mlcc_ir::builder::KernelBuilder;
@@ -35,14 +35,14 @@ fn emit_merge(kb: &mut KernelBuilder, a: &AttentionProblem, plan: AttentionPlan,
 }
 
 /// Most slices of the cache that an attention of one query is cut into; `None` for other groups.
-pub(super) fn most_slices(f: &Function) -> Option<i64> {
-    let node = find(f)?;
+pub(super) fn max_slices(f: &Function) -> Option<i64> {
+    let node = find_attention(f)?;
     (f.ty(node.inputs[0]).dims[0].as_const() == Some(1)).then_some(SLICES)
 }
 
 /// The most keys that a query of an attention looks at, up to those of other queries of its call; `None` for other groups.
 pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
-    let node = find(f)?;
+    let node = find_attention(f)?;
     let Op::Attention(op) = &node.op else { return None };
     let rows = |i: usize| f.ty(node.inputs[i]).dims[0].clone();
     let (queries, keys) = (rows(0), rows(1));
@@ -56,7 +56,8 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
 /// True for an attention that can append rows to the caches it reads: of one query that sees the last row, and on a GPU where a block has
 /// all query heads of a key head, so that nobody else reads the row.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
-    let Some(node) = find(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1)) else {
+    let Some(node) = find_attention(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1))
+    else {
         return false;
     };
     if matches!(&node.op, Op::Attention(op) if op.span == KeySpan::First) {
@@ -65,7 +66,7 @@ pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let has_whole_groups = || {
         let packings = vec![None; f.inputs.len()];
         let (_, inliner) =
-            bound(&mut KernelBuilder::new("plan"), f, &packings, None, target, |_| false).ok()?;
+            bind_inputs(&mut KernelBuilder::new("plan"), f, &packings, None, target, |_| false).ok()?;
         let a = AttentionProblem::new(node, inliner)?;
         match AttentionPlan::choose(&a, target) {
             AttentionPlan::Gpu(plan) => Some(plan.heads == a.group),
@@ -80,19 +81,19 @@ pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
 
 /// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes head by head.
 pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
-    let heads = find(f).map(|node| &f.ty(node.inputs[1]).dims[1]);
+    let heads = find_attention(f).map(|node| &f.ty(node.inputs[1]).dims[1]);
     let by_head = |v: &ValueId| {
         let dims = &rows.ty(*v).dims;
         dims.len() == 3 && dims[0].as_const() == Some(1) && Some(&dims[1]) == heads
     };
-    let quantized = rows.live().any(|(_, node)| matches!(node.op, Op::QuantizeRows { .. }));
+    let quantized = rows.live_nodes().any(|(_, node)| matches!(node.op, Op::QuantizeRows { .. }));
     rows.outputs.iter().all(by_head) && !quantized
 }
 
 /// Whether a group stores the results of its attention as what a cast makes of them.
 fn is_rounded(f: &Function, node: &GraphNode) -> bool {
     let cast = |v: &ValueId| {
-        f.def(*v).is_some_and(|cast| matches!(cast.op, Op::Cast(_)) && cast.inputs == node.outputs)
+        f.defining_node(*v).is_some_and(|cast| matches!(cast.op, Op::Cast(_)) && cast.inputs == node.outputs)
     };
     f.outputs.len() == 1 && f.outputs.iter().all(cast)
 }
@@ -123,9 +124,9 @@ pub(super) fn attention_group(
     if plan.slices() == 1 {
         let out = kb.param(out_name, dtype, elements, ParamAccess::Out, 64);
         emit(&mut kb, &a, plan, rows, out);
-        return finished(kb, f, emitted(args), target);
+        return finish_kernel(kb, f, emitted(args), target);
     }
-    let partial = Dim::from(plan.slices() * a.heads() * DecodePlan::partial(&a));
+    let partial = Dim::from(plan.slices() * a.heads() * DecodePlan::partial_floats(&a));
     let between = kb.param("partial", DType::F32, partial.clone(), ParamAccess::Out, 64);
     emit(&mut kb, &a, plan, rows, between);
 
@@ -136,7 +137,7 @@ pub(super) fn attention_group(
     let args_of_merge = vec![arg(ParamAccess::In), arg(ParamAccess::Out)];
     let joins = format!("joins {} slices", plan.slices());
     let merged = TemplateResult { args: args_of_merge, generator: "attention::merge", plan: joins };
-    let kernel = Box::new(finished(merge, f, merged, target)?);
-    let first = finished(kb, f, emitted(args), target)?;
+    let kernel = Box::new(finish_kernel(merge, f, merged, target)?);
+    let first = finish_kernel(kb, f, emitted(args), target)?;
     Ok(GroupKernel { merge: Some(MergeKernel { kernel, bytes: partial.scale(4), reads: vec![] }), ..first })
 }

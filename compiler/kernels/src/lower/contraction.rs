@@ -9,7 +9,7 @@ use crate::params::KernelTarget;
 use crate::product::{
     ActivationPrologue, EPILOGUE_OPERANDS, FinishedSums, GemvEpilogue, GemvPlan, MatmulActivation,
     MatmulEpilogue, MatmulProblem, MatmulWeight, QuantizedActivations, TensorCoreGemvPlan, choose,
-    choose_gpu, code_block, emit_gpu_product, emit_gpu_row, emit_product, emit_row_tiles, matrix_tile,
+    choose_gpu, code_block, emit_gpu_gemv, emit_gpu_matmul, emit_matmul, emit_tensor_core_gemv, matrix_tile,
 };
 use crate::rows::{RowHeads, for_each_column};
 use mlcc_ir::builder::KernelBuilder;
@@ -31,7 +31,7 @@ pub struct Contraction {
     parts: Vec<ValueId>,
     /// Positions among the group's inputs.
     scales: Option<usize>,
-    sums: Option<usize>,
+    group_sums: Option<usize>,
     w: usize,
     packing: Packing,
     /// Columns per scale of integer activations.
@@ -54,7 +54,7 @@ impl Contraction {
             ActivationSource::Input(x) => *x == i,
             ActivationSource::Computed { reads, .. } => reads.contains(&i),
         };
-        activations || [self.scales, self.sums, Some(self.w)].contains(&Some(i))
+        activations || [self.scales, self.group_sums, Some(self.w)].contains(&Some(i))
     }
 }
 
@@ -88,7 +88,7 @@ fn reads_packing(packing: Packing, target: &KernelTarget) -> bool {
 }
 
 /// How activations that are no codes enter products with a weight; `None` where there is no kernel.
-pub(super) fn activation(x: DType, weight: DType) -> Option<MatmulActivation> {
+pub(super) fn float_activation(x: DType, weight: DType) -> Option<MatmulActivation> {
     match (x, weight) {
         (DType::F32, _) => Some(MatmulActivation::F32),
         (DType::BF16, DType::BF16 | DType::F16 | DType::Packed(_)) => Some(MatmulActivation::BF16),
@@ -104,7 +104,7 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
         Op::MatMul { transpose_b: true } => {
             inputs.iter().all(|&v| f.ty(v).rank() == 2)
                 && constant(inputs[1])
-                && activation(f.ty(inputs[0]).dtype, f.ty(inputs[1]).dtype).is_some()
+                && float_activation(f.ty(inputs[0]).dtype, f.ty(inputs[1]).dtype).is_some()
         }
         Op::MatMulI8 { .. } => constant(inputs[3]),
         _ => false,
@@ -113,15 +113,19 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
 
 /// Finds the product of a group whose other nodes are an elementwise epilogue of its shape or of a part of its columns, or compute its
 /// activations.
-pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -> Option<Contraction> {
-    let mut products = f.live().filter(|(_, n)| is_contraction(f, &n.op, &n.inputs));
+pub fn find_contraction(
+    f: &Function,
+    packings: &[Option<Packing>],
+    target: &KernelTarget,
+) -> Option<Contraction> {
+    let mut products = f.live_nodes().filter(|(_, n)| is_contraction(f, &n.op, &n.inputs));
     let (id, node) = products.next()?;
     if products.next().is_some() {
         return None;
     }
     let position = |v: ValueId| f.inputs.iter().position(|&i| i == v);
     let product = node.outputs[0];
-    let parts = parts(f, product);
+    let parts = result_parts(f, product);
     let w = position(*node.inputs.last()?)?;
     let packing = packings[w].filter(|&packing| reads_packing(packing, target))?;
     let found = match node.op {
@@ -130,7 +134,7 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
             x: activations_of(f, node.inputs[0], target)?,
             parts,
             scales: None,
-            sums: None,
+            group_sums: None,
             w,
             packing,
             group: 0,
@@ -140,7 +144,7 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
             x: ActivationSource::Input(position(node.inputs[0])?),
             parts,
             scales: Some(position(node.inputs[1])?),
-            sums: Some(position(node.inputs[2])?),
+            group_sums: Some(position(node.inputs[2])?),
             w,
             packing,
             group,
@@ -157,7 +161,7 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
     };
     // Constants may stand on both sides.
     let apart = |v: &ValueId| f.def_id(*v).is_none_or(|d| !before(d) || f.nodes[d].inputs.is_empty());
-    let epilogue = f.live().filter(|(n, _)| *n != id && !before(*n)).all(|(_, node)| {
+    let epilogue = f.live_nodes().filter(|(n, _)| *n != id && !before(*n)).all(|(_, node)| {
         found.parts.contains(&node.outputs[0])
             || node.op.is_elementwise()
                 && (node.inputs.is_empty() || broadcasts_to(f, node.outputs[0], shape))
@@ -169,9 +173,9 @@ pub fn find(f: &Function, packings: &[Option<Packing>], target: &KernelTarget) -
 
 /// The slices that a product `[m, n]` is read through, in the order of its columns; none if they are not equally long or something else
 /// reads it.
-pub fn parts(f: &Function, product: ValueId) -> Vec<ValueId> {
+pub fn result_parts(f: &Function, product: ValueId) -> Vec<ValueId> {
     let mut slices = Vec::new();
-    for (_, node) in f.live().filter(|(_, n)| n.inputs.contains(&product)) {
+    for (_, node) in f.live_nodes().filter(|(_, n)| n.inputs.contains(&product)) {
         let Op::Slice { axis: 1, start, len } = &node.op else { return Vec::new() };
         let (Some(start), Some(len)) = (start.as_const(), len.as_const()) else { return Vec::new() };
         slices.push((start, len, node.outputs[0]));
@@ -212,7 +216,7 @@ fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Act
             }
         }
     }
-    let fits = |&n: &NodeId| match RowHeads::of(f, x) {
+    let fits = |&n: &NodeId| match RowHeads::of_value(f, x) {
         Some(heads) => f.def_id(x) == Some(n) || is_of_heads(f, &f.nodes[n], heads),
         None => is_of_row(f, &f.nodes[n]),
     };
@@ -260,7 +264,7 @@ pub(super) fn emit(
     let (n, k) = (size(0), size(1));
     let rows = f.ty(product).dims[0].clone();
     let m = kb.dim(&rows);
-    let activation = match (c.scales, c.sums) {
+    let activation = match (c.scales, c.group_sums) {
         (Some(scales), Some(sums)) => {
             let planes = if f.ty(x).dtype == DType::I16 { 2 } else { 1 };
             let block = code_block(target);
@@ -272,10 +276,10 @@ pub(super) fn emit(
                 starts: inputs[sums],
             })
         }
-        _ => activation(f.ty(x).dtype, weight.dtype)
+        _ => float_activation(f.ty(x).dtype, weight.dtype)
             .ok_or_else(|| LowerError::internal(format!("a product of {weight}")))?,
     };
-    let kind = MatmulWeight::of(weight.dtype);
+    let kind = MatmulWeight::from_dtype(weight.dtype);
     let kind =
         kind.ok_or_else(|| LowerError::internal(format!("a product with weights of type {weight}")))?;
     let x_value = x;
@@ -308,9 +312,9 @@ pub(super) fn emit(
             let (prologue, parts) = (computed.then_some(prologue), c.parts.len().max(1) as u32);
             // Rounded activations may be what tensor cores multiply.
             let halves = MatmulProblem { activation, ..problem };
-            let tiles = target.matrix.and_then(|_| TensorCoreGemvPlan::of(&halves, parts, computed));
+            let tiles = target.matrix.and_then(|_| TensorCoreGemvPlan::for_problem(&halves, parts, computed));
             let plan = if let Some(plan) = tiles {
-                emit_row_tiles(kb, &halves, plan, prologue, epilogue)?;
+                emit_tensor_core_gemv(kb, &halves, plan, prologue, epilogue)?;
                 plan.to_string()
             } else {
                 let mut problem = problem;
@@ -319,21 +323,21 @@ pub(super) fn emit(
                     let x = kb.alloc("activations", DType::F32, k, MemorySpace::Shared);
                     problem = MatmulProblem { x, activation: MatmulActivation::F32, ..problem };
                 }
-                let plan = GemvPlan::new(n, parts, computed).of(&problem);
-                emit_gpu_row(kb, &problem, plan, prologue, epilogue)?;
+                let plan = GemvPlan::new(n, parts, computed).for_problem(&problem);
+                emit_gpu_gemv(kb, &problem, plan, prologue, epilogue)?;
                 plan.to_string()
             };
             (None, "product::gpu", plan)
         }
         Arch::Nvptx => {
             let plan = choose_gpu(matrix_tile(target, &problem), &problem, false)?;
-            emit_gpu_product(kb, &problem, &plan, epilogue)?;
+            emit_gpu_matmul(kb, &problem, &plan, epilogue)?;
             (None, "product::gpu", plan.to_string())
         }
         Arch::X86_64 | Arch::Aarch64 => {
             let plan = choose(target, weight.dtype, activation, rows.as_const() == Some(1));
             let plan = plan.for_dense(weight.dtype, n, k);
-            (emit_product(kb, &problem, &plan, epilogue), "product::cpu", plan.to_string())
+            (emit_matmul(kb, &problem, &plan, epilogue), "product::cpu", plan.to_string())
         }
     };
     let tiles = slices.map(Partition::Tiles);

@@ -49,7 +49,7 @@ pub struct LaunchCost {
 
 impl LaunchCost {
     /// Of kernels in one launch, their arguments one after the other.
-    pub fn together(parts: &[&LaunchCost]) -> LaunchCost {
+    pub fn combine(parts: &[&LaunchCost]) -> LaunchCost {
         let sum = |ops: &dyn Fn(&LaunchCost) -> Dim| {
             parts.iter().fold(Dim::from(0), |sum, part| sum.add(&ops(part)))
         };
@@ -78,11 +78,11 @@ pub fn of_group(
     for &v in &f.outputs {
         bytes.push(value_bytes(f.ty(v), None)?);
     }
-    let ops = f.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
-    let dots = |n: &GraphNode| product(f, n).map(|p| p.arithmetic).filter(|&a| a != ComputeType::F32);
-    let arithmetic = f.live().find_map(|(_, n)| dots(n)).unwrap_or(ComputeType::F32);
-    let matrices = f.live().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
-    let parts = attention::most_slices(f);
+    let ops = f.live_nodes().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, f, n)));
+    let dots = |n: &GraphNode| weight_matmul(f, n).map(|p| p.arithmetic).filter(|&a| a != ComputeType::F32);
+    let arithmetic = f.live_nodes().find_map(|(_, n)| dots(n)).unwrap_or(ComputeType::F32);
+    let matrices = f.live_nodes().find_map(|(_, n)| chosen_experts(f, n)).unwrap_or(Dim::from(1));
+    let parts = attention::max_slices(f);
     Ok(LaunchCost { bytes, ops, arithmetic, matrices, parts })
 }
 
@@ -117,7 +117,7 @@ pub struct WeightMatmul {
 }
 
 /// `node` as a product; `None` for other ops.
-pub fn product(f: &Function, node: &GraphNode) -> Option<WeightMatmul> {
+pub fn weight_matmul(f: &Function, node: &GraphNode) -> Option<WeightMatmul> {
     let activations = f.ty(*node.inputs.first()?).dtype;
     let (weight, arithmetic) = match node.op {
         Op::MatMulI8 { .. } | Op::MatMulExpertsI8 { .. } => {
@@ -147,7 +147,7 @@ pub fn of_merge(f: &Function, between: &Dim, reads: &[usize]) -> Result<LaunchCo
 /// Rows that are picked count, not the table that they are picked from.
 fn read_bytes(f: &Function, v: ValueId, packing: Option<Packing>) -> Result<Dim, LowerError> {
     let all = value_bytes(f.ty(v), packing)?;
-    let mut users = f.live().filter(|(_, n)| n.inputs.contains(&v)).map(|(_, n)| n);
+    let mut users = f.live_nodes().filter(|(_, n)| n.inputs.contains(&v)).map(|(_, n)| n);
     let (Some(user), None, Some(whole)) = (users.next(), users.next(), all.as_const()) else {
         return Ok(all);
     };
@@ -181,7 +181,7 @@ fn ops(module: &Module, f: &Function, node: &GraphNode) -> Dim {
     let results = || node.outputs.first().map_or(Dim::from(0), |&v| f.ty(v).elements());
     let operand = |i: usize| node.inputs.get(i).map_or(Dim::from(0), |&v| f.ty(v).elements());
     let depth = || f.ty(node.inputs[0]).dims.last().and_then(Dim::as_const).unwrap_or(0);
-    let planes = || product(f, node).map_or(1, |p| p.planes);
+    let planes = || weight_matmul(f, node).map_or(1, |p| p.planes);
     let packed_depth = |weight: usize| f.ty(node.inputs[weight]).dims[1].as_const().unwrap_or(0);
     match node.op.family() {
         OpFamily::Structure => scan_ops(module, f, node),
@@ -225,7 +225,7 @@ fn attention_ops(f: &Function, node: &GraphNode, a: &AttentionOp) -> Dim {
 fn scan_ops(module: &Module, f: &Function, node: &GraphNode) -> Dim {
     let Op::Scan { body, carries, .. } = &node.op else { return Dim::from(0) };
     let body = &module.functions[*body];
-    let once = body.live().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
+    let once = body.live_nodes().fold(Dim::from(0), |sum, (_, n)| sum.add(&ops(module, body, n)));
     let length = node.inputs.get(*carries).and_then(|&v| f.ty(v).dims.first().cloned());
     once.product(&length.unwrap_or(Dim::from(1)))
 }

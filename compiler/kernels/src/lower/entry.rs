@@ -2,7 +2,7 @@
 
 use super::attention;
 use super::error::LowerError;
-use super::group::{KernelTemplate, reads_pages, template};
+use super::group::{KernelTemplate, choose_template, reads_pages};
 use super::kernel::{ArgContract, GroupKernel};
 use super::kernel_cache::{AppendGroup, CachedMerge, KernelCache, PackedGroup};
 use super::operands::value_bytes;
@@ -17,7 +17,7 @@ use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::module::{FuncId, Module, ParamId, StateId};
 use mlcc_ir::ops::Op;
-use mlcc_ir::sequences::{RowBatching, RowScope, batching, scope_of, scopes};
+use mlcc_ir::sequences::{RowBatching, RowScope, row_batching, row_scopes, scope_of};
 use mlcc_ir::step::{GatherShape, RepeatMode, SequenceFilter, WorkSchedule};
 use mlcc_ir::types::{Packing, TensorType};
 
@@ -30,7 +30,7 @@ pub(super) struct EntryLowering<'a> {
     f: &'a Function,
     entry: LoweredEntry,
     /// Most rows of a call.
-    most_rows: i64,
+    max_rows: i64,
     locations: Vec<Option<ValueLocation>>,
     /// Of a batched function, which rows its values are about.
     scopes: Option<Vec<RowScope>>,
@@ -58,17 +58,17 @@ fn align_of(bytes: u64) -> u32 {
 }
 
 impl<'a> EntryLowering<'a> {
-    pub fn new(module: &'a Module, f: &'a Function, most_rows: i64) -> Self {
-        let scopes = scopes(module, f);
+    pub fn new(module: &'a Module, f: &'a Function, max_rows: i64) -> Self {
+        let scopes = row_scopes(module, f);
         let entry = LoweredEntry {
             name: f.name.clone(),
-            batching: batching(f),
+            batching: row_batching(f),
             buffers: EntityArena::new(),
             launches: Vec::new(),
             updates: Vec::new(),
             copies: Vec::new(),
         };
-        EntryLowering { module, f, entry, most_rows, locations: vec![None; f.values.len()], scopes }
+        EntryLowering { module, f, entry, max_rows, locations: vec![None; f.values.len()], scopes }
     }
 
     pub fn run(mut self, kernels: &mut KernelCache) -> Result<LoweredEntry, LowerError> {
@@ -76,7 +76,7 @@ impl<'a> EntryLowering<'a> {
             let bytes = value_bytes(self.f.ty(v), None)?;
             self.place(v, BufferKind::Input(i as u32), bytes, None);
         }
-        for (_, node) in self.f.live() {
+        for (_, node) in self.f.live_nodes() {
             match &node.op {
                 Op::Param(p) => {
                     let param = &self.module.params[*p];
@@ -91,17 +91,17 @@ impl<'a> EntryLowering<'a> {
                     let value = self.at(node.inputs[0])?;
                     self.entry.updates.push((*s, value.buffer));
                     let ty = &self.module.states[*s].ty;
-                    let kernel = kernels.copy(ty, [ALIGN; 2])?;
+                    let kernel = kernels.copy_kernel(ty, [ALIGN; 2])?;
                     let state = ValueLocation::of(self.buffer(BufferKind::State(*s), value_bytes(ty, None)?));
                     let copy = self.launch(kernels, kernel, &[value], &[state], self.of_states())?;
                     self.entry.copies.push(copy);
                 }
                 Op::CacheAppend(s) => self.append(kernels, *s, node.inputs[0], node.outputs[0])?,
-                Op::Exchange { ranks } => self.exchange(kernels, *ranks, node)?,
+                Op::AllGather { ranks } => self.lower_all_gather(kernels, *ranks, node)?,
                 Op::SequenceSplit { .. } => self.split(kernels, node.inputs[0], node.outputs[0])?,
                 Op::SequenceJoin => self.join(kernels, node.inputs[0], node.outputs[0])?,
                 // The first rows lie where all lie.
-                Op::Reshape { .. } | Op::WantedRows => {
+                Op::Reshape { .. } | Op::OutputRows => {
                     let source = self.at(node.inputs[0])?;
                     self.locations[node.outputs[0].0 as usize] = Some(source);
                 }
@@ -149,14 +149,14 @@ impl<'a> EntryLowering<'a> {
         if direct {
             self.entry.buffers[made.buffer].memory = memory;
         } else if scattered {
-            let kernel = kernels.append(self.f.ty(rows))?;
+            let kernel = kernels.append_rows_kernel(self.f.ty(rows))?;
             let cache = ValueLocation::of(self.buffer(BufferKind::State(state), value_bytes(ty, None)?));
             let inputs = [made, self.table(kernels)];
             let launch = self.launch(kernels, kernel, &inputs, &[cache], self.of_states())?;
             self.entry.launches.push(launch);
         } else {
             let ty = self.f.ty(rows);
-            let kernel = kernels.copy(ty, [ALIGN, align_of(row_bytes as u64)])?;
+            let kernel = kernels.copy_kernel(ty, [ALIGN, align_of(row_bytes as u64)])?;
             let to = ValueLocation::of(self.buffer(memory, value_bytes(ty, None)?));
             let launch = self.launch(kernels, kernel, &[made], &[to], self.of_states())?;
             self.entry.launches.push(launch);
@@ -174,7 +174,7 @@ impl<'a> EntryLowering<'a> {
     /// Elements of a row of the cache in pages that lies there, if one does.
     fn in_pages(&self, kernels: &KernelCache, location: &ValueLocation) -> Option<i64> {
         let BufferKind::State(state) = self.entry.buffers[location.buffer].memory else { return None };
-        kernels.pages.as_ref().and_then(|layout| layout.part(state))?;
+        kernels.pages.as_ref().and_then(|layout| layout.state_offset(state))?;
         row_elements(&self.module.states[state].ty)
     }
 
@@ -183,11 +183,11 @@ impl<'a> EntryLowering<'a> {
         let location = self.at(v)?;
         let Some(row) = self.in_pages(kernels, &location) else { return Ok(location) };
         let (ty, scope) = (self.f.ty(v), self.of_states());
-        let kernel = kernels.gather(ty, row)?;
+        let kernel = kernels.gather_kernel(ty, row)?;
         let bytes = value_bytes(ty, None)?;
         let to = match scope {
             RowScope::Sequence => self.apart(&bytes)?,
-            RowScope::All | RowScope::Wanted => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
+            RowScope::All | RowScope::Outputs => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
         };
         let inputs = [location, self.table(kernels)];
         let launch = self.launch(kernels, kernel, &inputs, &[to], scope)?;
@@ -196,7 +196,7 @@ impl<'a> EntryLowering<'a> {
     }
 
     /// Rows of all ranks, of all sequences at once.
-    fn exchange(
+    fn lower_all_gather(
         &mut self,
         kernels: &mut KernelCache,
         ranks: usize,
@@ -224,7 +224,7 @@ impl<'a> EntryLowering<'a> {
         let from = self.dense(kernels, part)?.buffer;
         self.place(all, BufferKind::Temp, value_bytes(self.f.ty(all), None)?, None);
         let (to, parts) = (self.at(all)?.buffer, GatherShape { ranks, rows, row_bytes });
-        self.entry.launches.push(LoweredLaunch::exchange(from, to, parts, scope == RowScope::Wanted));
+        self.entry.launches.push(LoweredLaunch::all_gather(from, to, parts, scope == RowScope::Outputs));
         Ok(())
     }
 
@@ -247,7 +247,7 @@ impl<'a> EntryLowering<'a> {
         if bytes % u64::from(ALIGN) == 0 {
             return Ok(());
         }
-        let kernel = kernels.copy(self.f.ty(own), [align_of(bytes), ALIGN])?;
+        let kernel = kernels.copy_kernel(self.f.ty(own), [align_of(bytes), ALIGN])?;
         let to = self.place_apart(own)?;
         let launch = self.launch(kernels, kernel, &[from], &[to], RowScope::Sequence)?;
         self.entry.launches.push(launch);
@@ -266,7 +266,7 @@ impl<'a> EntryLowering<'a> {
             self.locations[all.0 as usize] = Some(ValueLocation::of(from.buffer));
             return Ok(());
         }
-        let kernel = kernels.copy(self.f.ty(own), [ALIGN, align_of(bytes)])?;
+        let kernel = kernels.copy_kernel(self.f.ty(own), [ALIGN, align_of(bytes)])?;
         self.place(all, BufferKind::Temp, value_bytes(self.f.ty(all), None)?, None);
         let to = ValueLocation { strides: together, ..self.at(all)? };
         let launch = self.launch(kernels, kernel, &[from], &[to], RowScope::Sequence)?;
@@ -290,8 +290,8 @@ impl<'a> EntryLowering<'a> {
     }
 
     fn apart(&mut self, bytes: &Dim) -> Result<ValueLocation, LowerError> {
-        let limits = SequenceBounds { rows: self.most_rows, context: self.module.context() };
-        let strides = SequenceStrides::of(bytes, self.entry.batching, limits, u64::from(ALIGN));
+        let limits = SequenceBounds { rows: self.max_rows, context: self.module.context_length() };
+        let strides = SequenceStrides::for_batching(bytes, self.entry.batching, limits, u64::from(ALIGN));
         let strides = strides.ok_or_else(|| LowerError::Unsupported {
             what: format!("a value of {bytes} bytes for each sequence"),
             hint: "its size has no limit: only models with a cache may have values as long as the past"
@@ -299,7 +299,7 @@ impl<'a> EntryLowering<'a> {
         })?;
         let buffer = self.entry.buffers.push(LoweredBuffer {
             memory: BufferKind::Temp,
-            bytes: strides.total(),
+            bytes: strides.total_bytes(),
             apart: true,
         });
         Ok(ValueLocation { buffer, param: None, strides })
@@ -357,15 +357,15 @@ impl<'a> EntryLowering<'a> {
             }
             _ => None,
         };
-        let into: Vec<usize> = writes(&launches[at]).map(cache).collect::<Option<_>>()?;
+        let into: Vec<usize> = written_args(&launches[at]).map(cache).collect::<Option<_>>()?;
         let group = kernels.group_of(launches[at].kernel()?)?;
         let rows = &self.module.functions[group.f];
-        let plain = matches!(template(rows, &group.packings, kernels.target), KernelTemplate::Rows);
+        let plain = matches!(choose_template(rows, &group.packings, kernels.target), KernelTemplate::Rows);
         let read_by = |arg: &BufferArg, made: &BufferArg, cache: usize| {
             arg.buffer == made.buffer || arg.buffer == ins[cache].buffer
         };
         let others = launches.iter().enumerate().filter(|(i, _)| *i != at).flat_map(|(_, l)| &l.args);
-        let made = || writes(&launches[at]).zip(&into);
+        let made = || written_args(&launches[at]).zip(&into);
         let needed = others.into_iter().any(|arg| made().any(|(made, &cache)| read_by(arg, made, cache)))
             || ins.iter().any(|p| made().any(|(made, _)| made.buffer == p.buffer));
         let fits = plain
@@ -387,7 +387,7 @@ impl<'a> EntryLowering<'a> {
         let packing = |p: ParamId| self.module.params[p].packing.unwrap_or(Packing::RowMajor);
         let packings: Vec<_> = ins.iter().map(|location| location.param.map(packing)).collect();
         let f = &self.module.functions[callee];
-        if !reads_pages(f, &template(f, &packings, kernels.target)) {
+        if !reads_pages(f, &choose_template(f, &packings, kernels.target)) {
             ins = node.inputs.iter().map(|&v| self.dense(kernels, v)).collect::<Result<_, _>>()?;
         }
         let rows: Vec<_> = ins.iter().map(|location| self.in_pages(kernels, location)).collect();
@@ -396,8 +396,8 @@ impl<'a> EntryLowering<'a> {
         let (before, rows): (Vec<usize>, Vec<AppendGroup>) =
             self.appends(kernels, callee, &ins).into_iter().unzip();
         let kernel = match rows.is_empty() {
-            true => kernels.group(group.clone())?,
-            false => kernels.appending(group.clone(), &rows)?,
+            true => kernels.group_kernel(group.clone())?,
+            false => kernels.append_kernel(group.clone(), &rows)?,
         };
         for &launch in &before {
             let read = self.entry.launches[launch].args.iter().filter(|a| a.access == ParamAccess::In);
@@ -449,7 +449,7 @@ impl<'a> EntryLowering<'a> {
             };
             let between = match scope {
                 RowScope::Sequence => self.apart(&bytes)?,
-                RowScope::All | RowScope::Wanted => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
+                RowScope::All | RowScope::Outputs => ValueLocation::of(self.buffer(BufferKind::Temp, bytes)),
             };
             self.push(kernels, (kernel, which), ins, &[between], scope)?;
             let read = std::iter::once(between).chain(reads.iter().map(|&i| ins[i]));
@@ -500,7 +500,7 @@ impl<'a> EntryLowering<'a> {
         let each = |work| RepeatMode::EachSequence { work, of: SequenceFilter::All };
         let repeat = match scope {
             RowScope::All => RepeatMode::Once,
-            RowScope::Wanted => RepeatMode::Wanted,
+            RowScope::Outputs => RepeatMode::Outputs,
             RowScope::Sequence if made.args.iter().all(alone) => each(Dim::from(1)),
             RowScope::Sequence => each(self.work(made, kernels.keys[kernel].as_ref())),
         };
@@ -524,7 +524,7 @@ impl<'a> EntryLowering<'a> {
             .collect();
         let dims = made.kernel.dims.iter().map(|(s, _)| (*s).into()).collect();
         let (work, grid) = (LaunchWork::Kernel(kernel), made.grid.clone());
-        Ok(LoweredLaunch { work, args, dims, grid, repeat, shares: WorkSchedule::Static })
+        Ok(LoweredLaunch { work, args, dims, grid, repeat, schedule: WorkSchedule::Static })
     }
 
     /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units, so that it can be
@@ -554,7 +554,7 @@ impl<'a> EntryLowering<'a> {
                 self.entry.buffers[buffer].memory = memory;
                 continue;
             }
-            let kernel = kernels.copy(self.f.ty(v), [ALIGN; 2])?;
+            let kernel = kernels.copy_kernel(self.f.ty(v), [ALIGN; 2])?;
             let scope = self.scopes.as_ref().map_or(RowScope::All, |scopes| scopes[v.0 as usize]);
             let bytes = self.entry.buffers[buffer].bytes.clone();
             let out = self.entry.buffers.push(LoweredBuffer { memory, bytes, apart: false });
@@ -567,6 +567,6 @@ impl<'a> EntryLowering<'a> {
 }
 
 /// Accesses of a launch that write.
-pub fn writes(launch: &LoweredLaunch) -> impl Iterator<Item = &BufferArg> {
+pub fn written_args(launch: &LoweredLaunch) -> impl Iterator<Item = &BufferArg> {
     launch.args.iter().filter(|a| a.access != ParamAccess::In)
 }

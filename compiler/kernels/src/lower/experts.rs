@@ -1,8 +1,8 @@
 //! Groups of one op of a mixture of experts.
 
-use super::contraction::activation;
+use super::contraction::float_activation;
 use super::error::LowerError;
-use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finish_kernel};
 use super::operands::result_name;
 use super::plan::Partition;
 use crate::experts::{GpuExpertMatmul, TopK};
@@ -25,7 +25,7 @@ use mlcc_quant::TILE;
 use mlcc_target::Arch;
 
 /// The operand of a product with chosen experts that holds their matrices.
-pub fn weight(node: &GraphNode) -> Option<ValueId> {
+pub fn expert_weight(node: &GraphNode) -> Option<ValueId> {
     match node.op {
         Op::MatMulExperts { .. } => node.inputs.get(1).copied(),
         Op::MatMulExpertsI8 { .. } => node.inputs.get(3).copied(),
@@ -36,7 +36,7 @@ pub fn weight(node: &GraphNode) -> Option<ValueId> {
 /// True if CPU kernels read the experts' matrices in tiles: each has whole ones.
 pub fn is_tiled(f: &Function, node: &GraphNode) -> bool {
     let (Op::MatMulExperts { experts } | Op::MatMulExpertsI8 { experts, .. }) = node.op else { return false };
-    let rows = weight(node).and_then(|w| f.ty(w).dims[0].as_const()).unwrap_or(0) as usize;
+    let rows = expert_weight(node).and_then(|w| f.ty(w).dims[0].as_const()).unwrap_or(0) as usize;
     (rows / experts).is_multiple_of(TILE)
 }
 
@@ -50,16 +50,16 @@ pub fn weight_packing(target: &KernelTarget) -> Packing {
 
 /// How the activations of a product that takes no codes enter it.
 fn activation_of(f: &Function, node: &GraphNode) -> Option<MatmulActivation> {
-    activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
+    float_activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
 }
 
 /// A lone op that has a kernel here, for weights in these packings.
-pub fn find<'f>(
+pub fn find_experts<'f>(
     f: &'f Function,
     packings: &[Option<Packing>],
     target: &KernelTarget,
 ) -> Option<&'f GraphNode> {
-    let (_, node) = f.live().next().filter(|_| f.body.len() == 1)?;
+    let (_, node) = f.live_nodes().next().filter(|_| f.body.len() == 1)?;
     let tiled = |v: ValueId| {
         let position = f.inputs.iter().position(|&i| i == v);
         position.is_some_and(|i| packings[i] == Some(Packing::Tile16)) && is_tiled(f, node)
@@ -68,7 +68,7 @@ pub fn find<'f>(
         Op::TopK { .. } => true,
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => true,
         Op::MatMulExperts { .. } if activation_of(f, node).is_none() => false,
-        _ => weight(node).is_some_and(tiled),
+        _ => expert_weight(node).is_some_and(tiled),
     };
     fits.then_some(node)
 }
@@ -106,25 +106,25 @@ pub(super) fn choose_long(
         of_op
     };
     let outputs = || f.outputs.iter().map(|_| arg(ParamAccess::Out));
-    let plan = format!("the largest {} by blocks, {} tiles of a row", choice.count, choice.tiles());
+    let plan = format!("the largest {} by blocks, {} tiles of a row", choice.count, choice.tile_count());
     let emitted = |args, plan| TemplateResult { args, generator: "likeliest", plan };
-    if choice.tiles() == 1 {
+    if choice.tile_count() == 1 {
         let [values, ids] = results(&mut kb);
         Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Results { values, ids }));
-        return finished(kb, f, emitted(inputs().chain(outputs()).collect(), plan), target);
+        return finish_kernel(kb, f, emitted(inputs().chain(outputs()).collect(), plan), target);
     }
-    let between = rows.scale(choice.between());
+    let between = rows.scale(choice.partial_keys());
     let keys = kb.param("keys", DType::I64, between.clone(), ParamAccess::Out, 64);
-    Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Between(keys)));
+    Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Partial(keys)));
     let mut merge = KernelBuilder::new(format!("{}_merge", kb.kernel().name));
     let from = merge.param("keys", DType::I64, between.clone(), ParamAccess::In, 64);
     let of_merge = results(&mut merge);
     Recorder::within(&mut merge, |k| choice.emit_merge(k, &rows, from, of_merge));
     let args = std::iter::once(arg(ParamAccess::In)).chain(outputs()).collect();
-    let joins = format!("joins {} tiles", choice.tiles());
-    let kernel = Box::new(finished(merge, f, emitted(args, joins), target)?);
+    let joins = format!("joins {} tiles", choice.tile_count());
+    let kernel = Box::new(finish_kernel(merge, f, emitted(args, joins), target)?);
     let args = inputs().chain([arg(ParamAccess::Out)]).collect();
-    let first = finished(kb, f, emitted(args, plan), target)?;
+    let first = finish_kernel(kb, f, emitted(args, plan), target)?;
     Ok(GroupKernel { merge: Some(MergeKernel { kernel, bytes: between.scale(8), reads: vec![] }), ..first })
 }
 
@@ -151,10 +151,11 @@ pub(super) fn emit(
             let x = node.inputs[0];
             let (values, ids) = (out(0), out(1));
             Recorder::within(kb, |rec| {
-                TopK { k: rec, inliner, x, count: k as i64, values, ids }.emit(MachineKind::of(target));
+                TopK { k: rec, inliner, x, count: k as i64, values, ids }
+                    .emit(MachineKind::for_target(target));
             });
             let rows = Partition::Rows(f.ty(x).dims[0].clone());
-            let plan = format!("top k, a round for each of {k}, {}", MachineKind::of(target));
+            let plan = format!("top k, a round for each of {k}, {}", MachineKind::for_target(target));
             Ok(emitted(Some(rows), "experts", plan))
         }
         Op::MatMulExperts { .. } if target.arch == Arch::Nvptx => {
@@ -220,8 +221,8 @@ fn product(
         (_, Some(&[x, w, ids])) => (x, activation_of(f, node).ok_or_else(missing)?, w, ids),
         _ => return Err(missing()),
     };
-    let weight_ty = weight(node).map(|w| f.ty(w)).ok_or_else(missing)?;
-    let Some(kind) = MatmulWeight::of(weight_ty.dtype) else {
+    let weight_ty = expert_weight(node).map(|w| f.ty(w)).ok_or_else(missing)?;
+    let Some(kind) = MatmulWeight::from_dtype(weight_ty.dtype) else {
         return Err(LowerError::internal(format!("a product with weights of type {weight_ty}")));
     };
     let ids_ty = f.ty(node.inputs[node.inputs.len() - 1]);

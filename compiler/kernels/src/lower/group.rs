@@ -4,8 +4,8 @@ use super::attention::attention_group;
 use super::contraction::{self, Contraction};
 use super::error::LowerError;
 use super::experts;
-use super::kernel::{ArgContract, GroupKernel, finished};
-use super::operands::{AppendedRows, InPages, bound, result_name};
+use super::kernel::{ArgContract, GroupKernel, finish_kernel};
+use super::operands::{AppendedRows, InPages, bind_inputs, result_name};
 use super::{rows, scan};
 use crate::attention::{self, decode::NewRows};
 use crate::params::KernelTarget;
@@ -28,21 +28,21 @@ pub enum KernelTemplate<'a> {
 }
 
 /// Chooses the template; `packings` as in [`lower_group`].
-pub fn template<'a>(
+pub fn choose_template<'a>(
     f: &'a Function,
     packings: &[Option<Packing>],
     target: &KernelTarget,
 ) -> KernelTemplate<'a> {
-    if let Some((_, node)) = f.live().find(|(_, n)| matches!(n.op, Op::Scan { .. })) {
+    if let Some((_, node)) = f.live_nodes().find(|(_, n)| matches!(n.op, Op::Scan { .. })) {
         return KernelTemplate::Scan(node);
     }
-    if let Some(node) = attention::find(f) {
+    if let Some(node) = attention::find_attention(f) {
         return KernelTemplate::Attention(node);
     }
-    if let Some(node) = experts::find(f, packings, target) {
+    if let Some(node) = experts::find_experts(f, packings, target) {
         return KernelTemplate::Experts(node);
     }
-    match contraction::find(f, packings, target) {
+    match contraction::find_contraction(f, packings, target) {
         Some(contraction) => KernelTemplate::Contraction(contraction),
         None => KernelTemplate::Rows,
     }
@@ -52,14 +52,14 @@ pub fn template<'a>(
 pub(super) fn reads_pages(f: &Function, template: &KernelTemplate) -> bool {
     match template {
         KernelTemplate::Attention(_) => true,
-        KernelTemplate::Rows => !f.live().any(|(_, n)| matches!(n.op, Op::QuantizeRows { .. })),
+        KernelTemplate::Rows => !f.live_nodes().any(|(_, n)| matches!(n.op, Op::QuantizeRows { .. })),
         KernelTemplate::Scan(_) | KernelTemplate::Experts(_) | KernelTemplate::Contraction(_) => false,
     }
 }
 
 /// Whether a group reads codes that lie in blocks and planes, as only the generators of products know them.
 fn reads_codes(f: &Function, target: &KernelTarget) -> bool {
-    target.arch != Arch::Nvptx && f.live().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }))
+    target.arch != Arch::Nvptx && f.live_nodes().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }))
 }
 
 /// Lowers a group function. `packings[i]` is the packing of input `i` if it is a parameter.
@@ -85,12 +85,12 @@ pub fn lower_appending(
 ) -> Result<GroupKernel, LowerError> {
     let mut kb = KernelBuilder::new(name);
     let written = |i: usize| rows.iter().any(|group| group.into.contains(&i));
-    let (inputs, mut inliner) = bound(&mut kb, f, packings, pages, target, written)?;
-    let chosen = template(f, packings, target);
+    let (inputs, mut inliner) = bind_inputs(&mut kb, f, packings, pages, target, written)?;
+    let chosen = choose_template(f, packings, target);
     if let KernelTemplate::Attention(node) = chosen {
         let mut appended = Vec::new();
         for group in rows {
-            let (_, inliner) = bound(&mut kb, group.f, group.packings, None, target, |_| false)?;
+            let (_, inliner) = bind_inputs(&mut kb, group.f, group.packings, None, target, |_| false)?;
             let caches = group.into.iter().map(|&i| inputs[i]);
             let stores = group.f.outputs.iter().copied().zip(caches).collect();
             appended.push(NewRows { inliner, stores, pages: Vec::new() });
@@ -142,7 +142,7 @@ pub fn lower_appending(
         let arg = ArgContract { access: ParamAccess::In, partition: None, in_place: vec![] };
         emitted.args.insert(f.inputs.len(), arg);
     }
-    let mut lowered = finished(kb, f, emitted, target)?;
+    let mut lowered = finish_kernel(kb, f, emitted, target)?;
     if product {
         lowered.kernel = interleave_steps(lowered.kernel);
     }

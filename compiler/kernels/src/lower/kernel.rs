@@ -34,7 +34,7 @@ pub struct KernelExplanation {
 
 impl KernelExplanation {
     /// Of kernels in one launch.
-    pub fn together(parts: &[&KernelExplanation]) -> KernelExplanation {
+    pub fn combine(parts: &[&KernelExplanation]) -> KernelExplanation {
         let all = parts.iter().map(|made| made.to_string()).collect::<Vec<_>>().join(" | ");
         KernelExplanation {
             ops: all,
@@ -78,13 +78,13 @@ pub(super) struct TemplateResult {
 }
 
 /// The kernel of group `f` with its launch shape.
-pub(super) fn finished(
+pub(super) fn finish_kernel(
     kb: KernelBuilder,
     f: &Function,
     TemplateResult { args, generator, plan }: TemplateResult,
     target: &KernelTarget,
 ) -> Result<GroupKernel, LowerError> {
-    let kernel = expand_math(&kb.finish(), target.quotient());
+    let kernel = expand_math(&kb.finish(), target.quotient_method());
     let grid = if target.arch == Arch::Nvptx { Some(grid(&kernel)?) } else { None };
     let made = KernelExplanation { ops: summary(f), generator, plan };
     Ok(GroupKernel { kernel, args, grid, merge: None, made })
@@ -93,7 +93,7 @@ pub(super) fn finished(
 /// Ops of a group in order, each once, with the types of its inputs and outputs.
 fn summary(f: &Function) -> String {
     let mut ops: Vec<&str> = Vec::new();
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         if !ops.contains(&node.op.name()) {
             ops.push(node.op.name());
         }

@@ -4,13 +4,13 @@ use super::attention::keys_of_row;
 use super::cost::{self, LaunchCost};
 use super::error::LowerError;
 use super::group::lower_appending;
-use super::kernel::{ArgContract, GroupKernel, TemplateResult, finished};
-use super::operands::{AppendedRows, InPages, elements_of_pages, table};
+use super::kernel::{ArgContract, GroupKernel, TemplateResult, finish_kernel};
+use super::operands::{AppendedRows, InPages, elements_of_pages, page_table_param};
 use super::plan::Partition;
 use crate::attention;
 use crate::inline::PagedBuffer;
 use crate::machine::MachineKind;
-use crate::pages::{PageLayout, emit_append, identity, row_elements};
+use crate::pages::{PageLayout, emit_append, identity_function, row_elements};
 use crate::params::KernelTarget;
 use crate::scan::{self, matrix::ChunkScan};
 use mlcc_ir::builder::KernelBuilder;
@@ -79,18 +79,18 @@ enum KernelKey {
 impl<'a> KernelCache<'a> {
     pub fn new(module: &'a Module, target: &'a KernelTarget) -> Self {
         let (made, kernels, costs) = (Vec::new(), Vec::new(), Vec::new());
-        let pages = PageLayout::of(module, target.arch);
+        let pages = PageLayout::for_module(module, target.arch);
         KernelCache { module, target, pages, made, kernels, costs, keys: Vec::new(), merges: Vec::new() }
     }
 
-    pub fn group(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
+    pub fn group_kernel(&mut self, group: PackedGroup) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let (packings, pages) = (group.packings.clone(), group.rows.clone());
         self.get(KernelKey::Group(group), f, f.name.clone(), (&packings, &pages), &[])
     }
 
     /// The kernel of an attention that appends `rows` to its caches.
-    pub fn appending(&mut self, group: PackedGroup, rows: &[AppendGroup]) -> Result<usize, LowerError> {
+    pub fn append_kernel(&mut self, group: PackedGroup, rows: &[AppendGroup]) -> Result<usize, LowerError> {
         let f = &self.module.functions[group.f];
         let (packings, pages) = (group.packings.clone(), group.rows.clone());
         self.get(KernelKey::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
@@ -99,7 +99,7 @@ impl<'a> KernelCache<'a> {
     /// The kernel of a group for one row, if it has another one for that: attention of one query, a step of a scan over matrices.
     pub fn one_row(&mut self, group: &PackedGroup) -> Result<Option<usize>, LowerError> {
         let several = &self.module.functions[group.f];
-        let is_other = attention::find(several).is_some() || self.steps_matrices_otherwise(several);
+        let is_other = attention::find_attention(several).is_some() || self.steps_matrices_otherwise(several);
         if !is_other || self.target.batch_invariant {
             return Ok(None);
         }
@@ -114,15 +114,15 @@ impl<'a> KernelCache<'a> {
         let is_other = |node: &GraphNode| match node.op {
             Op::Scan { body, carries, .. } => {
                 let body = &self.module.functions[body];
-                let of_gpu = matches!(MachineKind::of(self.target), MachineKind::Gpu { .. });
+                let of_gpu = matches!(MachineKind::for_target(self.target), MachineKind::Gpu { .. });
                 scan::shape_of(body, carries).is_some_and(|shape| {
                     let length = &f.ty(node.inputs[carries]).dims[0];
-                    !of_gpu || ChunkScan::of(body, (carries, length), shape, self.target).is_some()
+                    !of_gpu || ChunkScan::analyze(body, (carries, length), shape, self.target).is_some()
                 })
             }
             _ => false,
         };
-        f.live().any(|(_, node)| is_other(node))
+        f.live_nodes().any(|(_, node)| is_other(node))
     }
 
     /// The group that a kernel is of.
@@ -135,8 +135,8 @@ impl<'a> KernelCache<'a> {
     }
 
     /// A kernel that copies a tensor between places of these alignments.
-    pub fn copy(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
-        let f = identity(self.module, "copy", ty).map_err(LowerError::internal)?;
+    pub fn copy_kernel(&mut self, ty: &TensorType, align: [u32; 2]) -> Result<usize, LowerError> {
+        let f = identity_function(self.module, "copy", ty).map_err(LowerError::internal)?;
         let index =
             self.get(KernelKey::Copy(ty.clone(), align), &f, name_of("copy", ty), (&[None], &[None]), &[])?;
         let kernel = &mut self.kernels[index].kernel;
@@ -148,14 +148,14 @@ impl<'a> KernelCache<'a> {
     }
 
     /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it there.
-    pub fn gather(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
-        let f = identity(self.module, "gather", ty).map_err(LowerError::internal)?;
+    pub fn gather_kernel(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
+        let f = identity_function(self.module, "gather", ty).map_err(LowerError::internal)?;
         let key = KernelKey::Gather(ty.clone(), row);
         self.get(key, &f, name_of("gather", ty), (&[None], &[Some(row)]), &[])
     }
 
     /// A kernel that appends rows of type `ty` to a cache in pages: rows, table, cache.
-    pub fn append(&mut self, ty: &TensorType) -> Result<usize, LowerError> {
+    pub fn append_rows_kernel(&mut self, ty: &TensorType) -> Result<usize, LowerError> {
         let key = KernelKey::Append(ty.clone());
         if let Some(kernel) = self.known(&key) {
             return Ok(kernel);
@@ -163,14 +163,14 @@ impl<'a> KernelCache<'a> {
         let unfit = || LowerError::internal(format!("rows of type {ty} are none of a cache in pages"));
         let layout = self.pages.as_ref().ok_or_else(unfit)?;
         let row = row_elements(ty).ok_or_else(unfit)?;
-        let f = identity(self.module, "append", ty).map_err(LowerError::internal)?;
+        let f = identity_function(self.module, "append", ty).map_err(LowerError::internal)?;
         let mut kb = KernelBuilder::new(self.free_name(name_of("append", ty)));
         let rows = kb.param("rows", ty.dtype, ty.elements(), ParamAccess::In, 64);
-        let table = table(&mut kb, layout);
+        let table = page_table_param(&mut kb, layout);
         let cache =
             kb.param("cache", ty.dtype, elements_of_pages(layout, ty.dtype, row), ParamAccess::InOut, 64);
         let paged = PagedBuffer { table, bytes: layout.bytes as i64, row };
-        let machine = MachineKind::of(self.target);
+        let machine = MachineKind::for_target(self.target);
         let plan = match machine {
             MachineKind::Cpu { lanes, .. } => format!("{lanes} lanes"),
             MachineKind::Gpu { .. } => "a block for each row".into(),
@@ -184,7 +184,7 @@ impl<'a> KernelCache<'a> {
         let args =
             vec![arg(ParamAccess::In, of_rows), arg(ParamAccess::In, None), arg(ParamAccess::InOut, None)];
         let emitted = TemplateResult { args, generator: "pages", plan };
-        let made = finished(kb, &f, emitted, self.target)?;
+        let made = finish_kernel(kb, &f, emitted, self.target)?;
         let mut cost = cost::of_group(self.module, &f, &[None])?;
         cost.bytes.insert(1, Dim::from(0));
         self.kernels.push(made);

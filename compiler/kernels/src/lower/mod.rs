@@ -36,7 +36,7 @@ pub struct LoweredModule {
     /// By kernel.
     pub costs: Vec<LaunchCost>,
     /// By kernel, for `--explain-passes`; none where the kernels were read from text.
-    pub made: Vec<KernelExplanation>,
+    pub explanations: Vec<KernelExplanation>,
     pub entries: Vec<LoweredEntry>,
 }
 
@@ -45,13 +45,13 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
     // What each reader wants; row-major where they do not agree.
     let mut wanted: Vec<Option<Packing>> = vec![None; module.params.len()];
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
-        for (_, node) in f.live() {
+        for (_, node) in f.live_nodes() {
             let Op::Call(callee) = node.op else { continue };
             let callee = &module.functions[callee];
-            for (_, inner) in callee.live() {
+            for (_, inner) in callee.live_nodes() {
                 let (weight, packing) = match inner.op {
                     _ if experts::is_tiled(callee, inner) => {
-                        (experts::weight(inner), experts::weight_packing(target))
+                        (experts::expert_weight(inner), experts::weight_packing(target))
                     }
                     _ if contraction::is_contraction(callee, &inner.op, &inner.inputs) => {
                         let packing = contraction::weight_packing(callee, &inner.inputs, target);
@@ -60,7 +60,7 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
                     _ => continue,
                 };
                 let position = callee.inputs.iter().position(|&i| Some(i) == weight);
-                let argument = position.and_then(|i| f.def(node.inputs[i]));
+                let argument = position.and_then(|i| f.defining_node(node.inputs[i]));
                 if let Some(Op::Param(p)) = argument.map(|n| &n.op) {
                     let wanted = &mut wanted[p.0 as usize];
                     let agree = wanted.is_none_or(|other| other == packing);
@@ -84,7 +84,7 @@ pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<L
     }
     let costs = kernels.costs;
     let (kernels, made) = kernels.kernels.into_iter().map(|g| (g.kernel, g.made)).unzip();
-    let mut lowered = LoweredModule { kernels, costs, made, entries };
+    let mut lowered = LoweredModule { kernels, costs, explanations: made, entries };
     only_launched(&mut lowered);
     Ok(lowered)
 }
@@ -107,5 +107,5 @@ pub fn only_launched(lowered: &mut LoweredModule) {
     }
     keep(&mut lowered.kernels, &numbers);
     keep(&mut lowered.costs, &numbers);
-    keep(&mut lowered.made, &numbers);
+    keep(&mut lowered.explanations, &numbers);
 }

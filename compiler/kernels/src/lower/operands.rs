@@ -26,14 +26,14 @@ pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, Low
         // Plain elements one after the other need no layout, whatever the number of axes.
         (None | Some(Packing::RowMajor), Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
         (packing, _) => {
-            let layout = layout(ty, packing.unwrap_or(Packing::RowMajor))?;
+            let layout = param_layout(ty, packing.unwrap_or(Packing::RowMajor))?;
             Ok(Dim::from(layout.bytes()))
         }
     }
 }
 
 /// Layout of a parameter; vectors count as one row.
-pub fn layout(ty: &TensorType, packing: Packing) -> Result<TensorLayout, LowerError> {
+pub fn param_layout(ty: &TensorType, packing: Packing) -> Result<TensorLayout, LowerError> {
     let sizes: Option<Vec<usize>> =
         ty.dims.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).collect();
     let (n, k) = match sizes.as_deref() {
@@ -59,7 +59,7 @@ impl InPages<'_> {
         if self.rows.iter().all(Option::is_none) {
             return None;
         }
-        let table = table(kb, self.layout);
+        let table = page_table_param(kb, self.layout);
         for (input, &row) in inliner.f.inputs.iter().zip(self.rows) {
             if let (Some(row), Some(Binding::Buffer { pages, .. })) = (row, inliner.bindings.get_mut(input)) {
                 *pages = Some(PagedBuffer { table, bytes: self.layout.bytes as i64, row });
@@ -70,7 +70,7 @@ impl InPages<'_> {
 }
 
 /// The parameter of a table of pages.
-pub(super) fn table(kb: &mut KernelBuilder, layout: &PageLayout) -> BufId {
+pub(super) fn page_table_param(kb: &mut KernelBuilder, layout: &PageLayout) -> BufId {
     kb.param("page_table", DType::I32, Dim::from(layout.pages as i64), ParamAccess::In, 4)
 }
 
@@ -90,7 +90,7 @@ pub struct AppendedRows<'a> {
 }
 
 /// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are both.
-pub(super) fn bound<'a>(
+pub(super) fn bind_inputs<'a>(
     kb: &mut KernelBuilder,
     f: &'a Function,
     packings: &[Option<Packing>],
@@ -116,7 +116,8 @@ pub(super) fn bound<'a>(
         let align = if len.as_const() == Some(1) { dtype.bytes().unwrap_or(1) as u32 } else { 64 };
         let buf = kb.param(&operand_name(f, v, packings[i]), dtype, len, access, align);
         let plain = matches!(packings[i], None | Some(Packing::RowMajor)) && !ty.dtype.is_packed();
-        let layout = if plain { None } else { Some(layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
+        let layout =
+            if plain { None } else { Some(param_layout(ty, packings[i].unwrap_or(Packing::RowMajor))?) };
         bindings.insert(v, Binding::Buffer { buf, layout, pages: None });
         inputs.push(buf);
     }
@@ -129,7 +130,7 @@ pub(super) fn bound<'a>(
 fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
     let named = |node: &GraphNode| (0..node.inputs.len()).any(|i| operand_of(&node.op, i).is_some());
     let unnamed = match packing {
-        _ if f.live().any(|(_, node)| named(node)) => "operand",
+        _ if f.live_nodes().any(|(_, node)| named(node)) => "operand",
         Some(_) => "w",
         None => "x",
     };
@@ -139,7 +140,7 @@ fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
 /// What a value is for the first op that has names for its operands, through what is computed element by element. Beside rows
 /// of that op, a factor of fewer elements is their scales.
 fn name_of_use(f: &Function, v: ValueId) -> Option<String> {
-    let users = f.live().filter(|(_, node)| node.inputs.contains(&v));
+    let users = f.live_nodes().filter(|(_, node)| node.inputs.contains(&v));
     users.into_iter().find_map(|(_, node)| {
         let at = node.inputs.iter().position(|&i| i == v)?;
         if let Some(name) = operand_of(&node.op, at) {
@@ -185,7 +186,7 @@ fn operand_of(op: &Op, i: usize) -> Option<&'static str> {
 
 /// What a result is for the op that makes it, likewise.
 pub(super) fn result_name(f: &Function, v: ValueId) -> &'static str {
-    let Some(node) = f.def(v) else { return "y" };
+    let Some(node) = f.defining_node(v) else { return "y" };
     let at = node.outputs.iter().position(|&o| o == v).unwrap_or(0);
     let names: &[&str] = match node.op {
         Op::QuantizeRows { .. } => &["codes", "scales", "starts"],

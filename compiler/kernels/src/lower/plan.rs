@@ -66,7 +66,7 @@ impl Partition {
             Partition::Tiles(t) => *t == 1,
         }
     }
-    pub fn agrees(&self, other: &Partition) -> bool {
+    pub fn matches(&self, other: &Partition) -> bool {
         self == other || self.is_single() && other.is_single()
     }
 }
@@ -93,7 +93,7 @@ pub enum LaunchWork {
     /// Index into the kernels of the [`LoweredModule`](super::LoweredModule) program.
     Kernel(usize),
     /// Joins what all ranks have, by one worker: of its two arguments the first is this rank's part.
-    Exchange(GatherShape),
+    AllGather(GatherShape),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -103,20 +103,20 @@ pub struct LoweredLaunch {
     pub dims: Vec<Dim>,
     pub grid: Option<LaunchGrid>,
     pub repeat: RepeatMode,
-    pub shares: WorkSchedule,
+    pub schedule: WorkSchedule,
 }
 
 impl LoweredLaunch {
     pub fn kernel(&self) -> Option<usize> {
         match self.work {
             LaunchWork::Kernel(kernel) => Some(kernel),
-            LaunchWork::Exchange(_) => None,
+            LaunchWork::AllGather(_) => None,
         }
     }
 
     /// An exchange by the first worker, who need not be the one that has the only share of a kernel: nobody's shares are those of an
     /// exchange.
-    pub fn exchange(part: BufferId, all: BufferId, parts: GatherShape, wanted: bool) -> LoweredLaunch {
+    pub fn all_gather(part: BufferId, all: BufferId, parts: GatherShape, wanted: bool) -> LoweredLaunch {
         let arg = |buffer, access| BufferArg {
             buffer,
             access,
@@ -126,12 +126,12 @@ impl LoweredLaunch {
             sequence_bytes: 0,
         };
         LoweredLaunch {
-            work: LaunchWork::Exchange(parts),
+            work: LaunchWork::AllGather(parts),
             args: vec![arg(part, ParamAccess::In), arg(all, ParamAccess::Out)],
             dims: Vec::new(),
             grid: None,
-            repeat: if wanted { RepeatMode::Wanted } else { RepeatMode::Once },
-            shares: WorkSchedule::Static,
+            repeat: if wanted { RepeatMode::Outputs } else { RepeatMode::Once },
+            schedule: WorkSchedule::Static,
         }
     }
 }

@@ -32,10 +32,10 @@ pub(super) fn emit(
         return Err(LowerError::internal(format!("group {} stores rows of different shapes", f.name)));
     }
     let codes = row_codes(f, outputs)?;
-    let stored = |v: &ValueId| f.def(*v).is_none_or(|n| !matches!(n.op, Op::QuantizeRows { .. }));
+    let stored = |v: &ValueId| f.defining_node(*v).is_none_or(|n| !matches!(n.op, Op::QuantizeRows { .. }));
     let pairs = f.outputs.iter().copied().zip(outputs.iter().copied());
     let stores: Vec<(ValueId, BufId)> = pairs.filter(|(v, _)| stored(v)).collect();
-    let (machine, block) = (MachineKind::of(target), code_block(target));
+    let (machine, block) = (MachineKind::for_target(target), code_block(target));
     Recorder::within(kb, |k| {
         let (inliner, leading, outputs, codes) = (&inliner, rows.as_slice(), stores.as_slice(), &codes);
         RowKernel { k, inliner, leading, outputs, codes, block, machine }.emit();
@@ -43,9 +43,9 @@ pub(super) fn emit(
 
     let first = rows.first().cloned().unwrap_or(Dim::from(1));
     let single = first.as_const() == Some(1);
-    let moves = f.live().any(|(_, n)| !is_row_local(f, n));
+    let moves = f.live_nodes().any(|(_, n)| !is_row_local(f, n));
     // Ops on groups of columns read columns whose places an output may have taken already.
-    let columnwise = f.live().all(|(_, n)| n.op.is_elementwise() || matches!(n.op, Op::Reduce { .. }));
+    let columnwise = f.live_nodes().all(|(_, n)| n.op.is_elementwise() || matches!(n.op, Op::Reduce { .. }));
     let partition = |v: ValueId, output: bool| {
         let same_rows = codes.is_empty() && f.ty(v).rank() > 1 && f.ty(v).dims.first() == Some(&first);
         (single || same_rows && (output || !moves)).then(|| Partition::Rows(first.clone()))
@@ -79,7 +79,7 @@ pub(super) fn emit(
 /// The rows that a group quantizes, with the buffers of the results.
 fn row_codes(f: &Function, outputs: &[BufId]) -> Result<Vec<RowCodes>, LowerError> {
     let mut all = Vec::new();
-    for (_, node) in f.live() {
+    for (_, node) in f.live_nodes() {
         let Op::QuantizeRows { group, bits, part, zero } = node.op else { continue };
         let buffer = |v: &ValueId| f.outputs.iter().position(|o| o == v).map(|at| outputs[at]);
         let buffers: Option<Vec<BufId>> = node.outputs.iter().map(buffer).collect();
@@ -120,5 +120,5 @@ pub fn is_row_local(f: &Function, n: &GraphNode) -> bool {
 }
 
 fn is_reduction(f: &Function, v: ValueId) -> bool {
-    f.def(v).is_some_and(|n| matches!(n.op, Op::Reduce { .. }))
+    f.defining_node(v).is_some_and(|n| matches!(n.op, Op::Reduce { .. }))
 }

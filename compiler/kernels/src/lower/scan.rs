@@ -1,7 +1,7 @@
 //! Groups of one scan; of one over channels also with what is computed of its stacked values element by element.
 
 use super::error::LowerError;
-use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finished};
+use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finish_kernel};
 use super::operands::result_name;
 use super::plan::Partition;
 use crate::inline::Inliner;
@@ -110,7 +110,9 @@ pub(super) fn chunks_of(
 ) -> Result<Option<ChunkScan>, LowerError> {
     let scanned = GroupScan::of(module, f, node)?;
     let shape = scanned.matrices()?;
-    Ok(shape.and_then(|shape| ChunkScan::of(scanned.body, (scanned.carries, &scanned.length), shape, target)))
+    Ok(shape.and_then(|shape| {
+        ChunkScan::analyze(scanned.body, (scanned.carries, &scanned.length), shape, target)
+    }))
 }
 
 /// A scan over matrices in chunks: one kernel prepares them, another one goes through them. `kb` has the inputs.
@@ -146,7 +148,7 @@ pub(super) fn in_chunks(
     ];
     let emitted =
         TemplateResult { args: args.into(), generator: "scan::chunks", plan: "from chunk to chunk".into() };
-    let kernel = Box::new(finished(walk, f, emitted, target)?);
+    let kernel = Box::new(finish_kernel(walk, f, emitted, target)?);
 
     let to = kb.param("prepared", DType::BF16, elements.clone(), ParamAccess::Out, 64);
     let operands = scanned.operands(inputs);
@@ -160,7 +162,7 @@ pub(super) fn in_chunks(
         .chain([arg(ParamAccess::Out, vec![])])
         .collect();
     let emitted = TemplateResult { args, generator: "scan::chunks", plan: chunks.to_string() };
-    let first = finished(kb, f, emitted, target)?;
+    let first = finish_kernel(kb, f, emitted, target)?;
     let merge = MergeKernel { kernel, bytes: elements.scale(2), reads: vec![state] };
     Ok(GroupKernel { merge: Some(merge), ..first })
 }
@@ -174,13 +176,13 @@ pub(super) fn emit(
 ) -> Result<TemplateResult, LowerError> {
     let scanned = GroupScan::of(module, f, node)?;
     let body = scanned.body;
-    let machine = MachineKind::of(target);
+    let machine = MachineKind::for_target(target);
     if let Some(shape) = scanned.matrices()? {
         let (operands, outputs) = (scanned.operands(inputs), outputs.to_vec());
         return Ok(Recorder::within(kb, |k| {
             let scan = scanned.of_matrices(k, shape, operands, outputs);
             let plan = MatrixScanPlan::choose(&scan, machine);
-            scan.emit(plan, target.prefetch(DType::F32));
+            scan.emit(plan, target.prefetch_instr(DType::F32));
             let args = scanned.args(row_shares(&scan, plan.block_rows()));
             TemplateResult { args, generator: "scan::matrix", plan: plan.to_string() }
         }));
@@ -225,7 +227,7 @@ fn of_channels(
         let (inputs, outputs) = (scanned.operands(inputs), new_states.to_vec());
         let length = length.clone();
         let scan = ChannelScan { k, body, carries, seqs, inputs, outputs, epilogue, length, channels };
-        scan.emit(MachineKind::of(target));
+        scan.emit(MachineKind::for_target(target));
         Partition::Tiles(scan.blocks())
     })
 }

@@ -23,7 +23,7 @@ pub struct SequenceBounds {
 impl SequenceStrides {
     /// Places of values of so many bytes, by the rows `n` of the sequence and its `past`. None overlaps the next, and each is
     /// aligned. `None` if a size has no limit.
-    pub fn of(
+    pub fn for_batching(
         bytes: &Dim,
         batching: RowBatching,
         limits: SequenceBounds,
@@ -34,7 +34,7 @@ impl SequenceStrides {
             RowBatching::Ragged => line(bytes, limits)?,
             // Its one row is all that a sequence has.
             RowBatching::Single | RowBatching::OneEach => {
-                (bytes.range(&SizeBounds { chunk: 1, batch: 1, context })?.1.max(1), 0)
+                (bytes.value_range(&SizeBounds { chunk: 1, batch: 1, context })?.1.max(1), 0)
             }
         };
         let aligned = |bytes: i64| Some(u64::try_from(bytes).ok()?.next_multiple_of(align));
@@ -42,7 +42,7 @@ impl SequenceStrides {
     }
 
     /// Bytes of the values of all sequences: `n` rows of `b` sequences.
-    pub fn total(&self) -> Dim {
+    pub fn total_bytes(&self) -> Dim {
         let times = |sym, bytes: u64| Dim::sym(sym).scale(bytes as i64);
         times(SizeSymbol::N, self.row).add(&times(SizeSymbol::B, self.sequence))
     }
@@ -64,11 +64,11 @@ fn line(bytes: &Dim, SequenceBounds { rows, context }: SequenceBounds) -> Option
             DimAtom::Product(factors) if *coefficient > 0 && factors.contains(&n) => {
                 let mut others = factors.clone();
                 others.remove(factors.iter().position(|factor| *factor == n)?);
-                let (_, most) = others.iter().fold(Dim::from(1), |p, d| p.product(d)).range(&bounds)?;
+                let (_, most) = others.iter().fold(Dim::from(1), |p, d| p.product(d)).value_range(&bounds)?;
                 slope = slope.checked_add(most.max(0).checked_mul(*coefficient)?)?;
             }
             other => {
-                let (_, most) = Dim::of_atom(other.clone()).scale(*coefficient).range(&bounds)?;
+                let (_, most) = Dim::of_atom(other.clone()).scale(*coefficient).value_range(&bounds)?;
                 constant = constant.checked_add(most)?;
             }
         }
@@ -99,7 +99,8 @@ mod tests {
         let (context, most) = (40, 25);
         let limits = SequenceBounds { rows: most, context: Some(context) };
         for size in sizes {
-            let strides = SequenceStrides::of(&size, RowBatching::Ragged, limits, 64).expect("a limit");
+            let strides =
+                SequenceStrides::for_batching(&size, RowBatching::Ragged, limits, 64).expect("a limit");
             for rows in 1..=most {
                 let values = |past| mlcc_ir::dim::SymValues { n: rows, b: 1, past };
                 let most = (0..=context - rows).map(|past| size.eval(&values(past))).max();
@@ -107,12 +108,12 @@ mod tests {
                 assert!(most.is_some_and(|most| most as u64 <= room), "{rows} rows of {size}");
             }
         }
-        let exact = |size: &Dim| SequenceStrides::of(size, RowBatching::Ragged, limits, 64);
+        let exact = |size: &Dim| SequenceStrides::for_batching(size, RowBatching::Ragged, limits, 64);
         assert_eq!(exact(&n.scale(128)), Some(SequenceStrides { row: 128, sequence: 0 }));
         assert_eq!(exact(&Dim::from(100)), Some(SequenceStrides { row: 0, sequence: 128 }));
         let unlimited = SequenceBounds { rows: most, context: None };
-        let one = SequenceStrides::of(&Dim::from(100), RowBatching::OneEach, unlimited, 64);
+        let one = SequenceStrides::for_batching(&Dim::from(100), RowBatching::OneEach, unlimited, 64);
         assert_eq!(one, Some(SequenceStrides { row: 128, sequence: 0 }));
-        assert_eq!(SequenceStrides::of(&past, RowBatching::Ragged, unlimited, 64), None);
+        assert_eq!(SequenceStrides::for_batching(&past, RowBatching::Ragged, unlimited, 64), None);
     }
 }

@@ -27,7 +27,7 @@ use slice::{CpuMatmul, RowRange};
 ///
 /// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker. None where
 /// it depends on the number of rows, or workers share rows too.
-pub fn emit_product(
+pub fn emit_matmul(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
     plan: &CpuPlan,
@@ -41,8 +41,8 @@ pub fn emit_product(
                 None
             }
             _ => {
-                cpu.all_rows(RowRange { first: k.int(0), count: cpu.m() }, epilogue);
-                cpu.tall().is_none().then(|| cpu.slices(plan.tiles))
+                cpu.all_rows(RowRange { first: k.int(0), count: cpu.row_count() }, epilogue);
+                cpu.tall_tile().is_none().then(|| cpu.slice_count(plan.tiles))
             }
         }
     })
@@ -50,8 +50,8 @@ pub fn emit_product(
 
 /// Every slice of the weights against every chunk of `chunk` rows: what workers share out.
 fn slices_and_chunks(cpu: CpuMatmul, chunk: i64, epilogue: &mut MatmulEpilogue) {
-    let (m, tiles) = (cpu.m(), cpu.plan.tiles);
-    let slices = cpu.slices(tiles);
+    let (m, tiles) = (cpu.row_count(), cpu.plan.tiles);
+    let slices = cpu.slice_count(tiles);
     cpu.k.par("item", m.div_ceil(chunk) * slices, |item| {
         let slice = (item % slices).named("slice");
         let first = (item / slices * chunk).named("first");

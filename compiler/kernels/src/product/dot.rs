@@ -43,11 +43,11 @@ pub(super) trait DotOperands<'k> {
     fn pin(&self, name: &str, sum: Val<'k>) -> Val<'k>;
 
     /// The number of sums, and which are those of a row and part.
-    fn sums(&self) -> usize {
+    fn accumulator_count(&self) -> usize {
         let (rows, parts, _) = self.shape();
         (rows * parts) as usize
     }
-    fn index(&self, row: u32, part: u32) -> usize {
+    fn accumulator_index(&self, row: u32, part: u32) -> usize {
         let (_, parts, _) = self.shape();
         (row * parts + part) as usize
     }
@@ -58,7 +58,7 @@ pub(super) trait DotOperands<'k> {
 pub(super) struct WeightQuad<'k> {
     pub codes: Val<'k>,
     /// Without their signs, u8; the codes themselves where the product has no use for them.
-    pub magnitudes: Val<'k>,
+    pub absolutes: Val<'k>,
 }
 
 impl<'k> WeightQuad<'k> {
@@ -67,14 +67,14 @@ impl<'k> WeightQuad<'k> {
             CodeDot::SignedPairs { sign, .. } => {
                 let magnitudes = pairs::with_sign(sign, codes, codes);
                 let bytes = ExprType::vector(DType::U8, codes.lanes());
-                WeightQuad { codes, magnitudes: magnitudes.bits_as(bytes).named("magnitudes") }
+                WeightQuad { codes, absolutes: magnitudes.bits_as(bytes).named("magnitudes") }
             }
             CodeDot::Dot4 { .. }
             | CodeDot::PairSums { .. }
             | CodeDot::WidePairs { .. }
             | CodeDot::Long { .. }
             | CodeDot::Mmla { .. }
-            | CodeDot::Columns => WeightQuad { codes, magnitudes: codes },
+            | CodeDot::Columns => WeightQuad { codes, absolutes: codes },
         }
     }
 }
@@ -95,14 +95,14 @@ pub(super) fn dot_operand<'k>(
 }
 
 /// The exact sums of a group, i32, one for each row and part. `starts` are what they start with; `None` where that is zero.
-pub(super) fn group_totals<'k>(
+pub(super) fn group_dots<'k>(
     dot: CodeDot,
     group: &impl DotOperands<'k>,
     planes: usize,
     starts: Option<Vec<Val<'k>>>,
     zero: Val<'k>,
 ) -> Vec<Val<'k>> {
-    let zeros = vec![zero; group.sums()];
+    let zeros = vec![zero; group.accumulator_count()];
     if let CodeDot::WidePairs { words } = dot {
         return wide_pairs::add(group, words, starts.unwrap_or(zeros));
     }
@@ -138,7 +138,7 @@ fn add<'k>(dot: CodeDot, group: &impl DotOperands<'k>, first: usize, totals: &mu
     match dot {
         CodeDot::Dot4 { instr, .. } => dot4::add(group, instr, first, totals),
         CodeDot::PairSums { bytes, words, quads } => {
-            pairs::add_sums(group, (bytes, words, quads), first, totals)
+            pairs::add_pair_sums(group, (bytes, words, quads), first, totals)
         }
         CodeDot::SignedPairs { bytes, words, sign } => {
             pairs::add_signed(group, (bytes, words, sign), first, totals)
@@ -165,7 +165,7 @@ fn each_product<'k>(
                 for set in 0..sets {
                     let x = group.x(row, first + set, quad);
                     for (part, &w) in (0..).zip(&weights) {
-                        body(set, group.index(row, part), w, x);
+                        body(set, group.accumulator_index(row, part), w, x);
                     }
                 }
             }

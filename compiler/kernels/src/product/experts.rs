@@ -32,7 +32,7 @@ const LIST: i64 = 4096;
 /// rows of one matrix (whole tiles), the epilogue sees row `row * slots + slot`. Codes of integer activations come one row
 /// after the other.
 ///
-/// Gives the number of slices of columns that workers share out, as [`super::emit_product`] does.
+/// Gives the number of slices of columns that workers share out, as [`super::emit_matmul`] does.
 pub fn emit_experts(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
@@ -43,11 +43,11 @@ pub fn emit_experts(
     assert!(problem.n.is_multiple_of(TILE), "a matrix has whole tiles");
     Recorder::within(kb, |k| {
         let experts = ExpertMatmul { cpu: CpuMatmul::new(k, problem, plan), choice, ids: k.flat(choice.ids) };
-        match k.as_int(experts.cpu.m()) {
-            Some(1) => experts.single_row(epilogue),
+        match k.as_int(experts.cpu.row_count()) {
+            Some(1) => experts.gemv(epilogue),
             _ => experts.many_rows(epilogue),
         }
-        experts.cpu.slices(plan.tiles)
+        experts.cpu.slice_count(plan.tiles)
     })
 }
 
@@ -60,7 +60,7 @@ struct ExpertMatmul<'k, 'a> {
 
 impl<'k, 'a> ExpertMatmul<'k, 'a> {
     /// One matrix after the other.
-    fn single_row(self, epilogue: &mut MatmulEpilogue) {
+    fn gemv(self, epilogue: &mut MatmulEpilogue) {
         let k = self.cpu.k;
         k.serial("slot", self.choice.slots, |slot| {
             let chosen = ExpertMatrix { last: slot, ..self.matrix(self.expert(slot)) };
@@ -70,7 +70,7 @@ impl<'k, 'a> ExpertMatmul<'k, 'a> {
 
     /// As many rows as can be sorted at a time, matrix by matrix.
     fn many_rows(self, epilogue: &mut MatmulEpilogue) {
-        let (k, m, slots) = (self.cpu.k, self.cpu.m(), self.choice.slots);
+        let (k, m, slots) = (self.cpu.k, self.cpu.row_count(), self.choice.slots);
         let experts = self.choice.experts as i64;
         let together = (LIST / slots).max(1);
         let list = k.alloc("rows", DType::I32, [together * slots], MemorySpace::Stack);
@@ -95,7 +95,7 @@ impl<'k, 'a> ExpertMatmul<'k, 'a> {
 
     /// The product with one matrix.
     fn of(self, chosen: ExpertMatrix<'k>) -> CpuMatmul<'k, 'a> {
-        CpuMatmul { chosen: Some(chosen), ..self.cpu }
+        CpuMatmul { expert: Some(chosen), ..self.cpu }
     }
 
     /// The place of a matrix among the weights.

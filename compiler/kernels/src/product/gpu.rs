@@ -8,8 +8,8 @@ mod operand;
 mod row;
 mod row_tiles;
 
-pub use row::{ActivationPrologue, GemvEpilogue, GemvPlan, emit_gpu_row};
-pub use row_tiles::{TensorCoreGemvPlan, emit_row_tiles};
+pub use row::{ActivationPrologue, GemvEpilogue, GemvPlan, emit_gpu_gemv};
+pub use row_tiles::{TensorCoreGemvPlan, emit_tensor_core_gemv};
 
 use super::problem::{FinishedSums, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight};
 use crate::params::KernelTarget;
@@ -66,10 +66,10 @@ pub fn choose_gpu(
     single_row: bool,
 ) -> Result<GpuMatmulPlan, QuantError> {
     if single_row {
-        return Ok(GpuMatmulPlan::Row(GemvPlan::new(problem.n, 1, false).of(problem)));
+        return Ok(GpuMatmulPlan::Row(GemvPlan::new(problem.n, 1, false).for_problem(problem)));
     }
     let layout = layout(problem)?;
-    let tile = tile.filter(|tile| matrix::fits(problem, &layout, tile));
+    let tile = tile.filter(|tile| matrix::fits_tensor_cores(problem, &layout, tile));
     Ok(tile.map_or(GpuMatmulPlan::Tiles, GpuMatmulPlan::Matrix))
 }
 
@@ -80,7 +80,7 @@ fn layout(problem: &MatmulProblem) -> Result<TensorLayout, QuantError> {
 
 /// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
 /// sums, each in the one thread that holds it. Activations are floats.
-pub fn emit_gpu_product(
+pub fn emit_gpu_matmul(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
     plan: &GpuMatmulPlan,
@@ -92,13 +92,15 @@ pub fn emit_gpu_product(
             let epilogue: &mut GemvEpilogue = &mut |k, col, sums| {
                 epilogue(k, FinishedSums { row: k.int(0), col, lanes: 1, acc: sums[0], mask: None });
             };
-            return emit_gpu_row(kb, problem, plan, None, epilogue);
+            return emit_gpu_gemv(kb, problem, plan, None, epilogue);
         }
         GpuMatmulPlan::Tiles => {
             Recorder::within(kb, |k| GpuMatmul { k, problem, layout: &layout }.matmul(epilogue));
         }
         GpuMatmulPlan::Matrix(tile) => {
-            Recorder::within(kb, |k| GpuMatmul { k, problem, layout: &layout }.matrix(&tile, epilogue));
+            Recorder::within(kb, |k| {
+                GpuMatmul { k, problem, layout: &layout }.tensor_core_matmul(&tile, epilogue)
+            });
         }
     }
     Ok(())

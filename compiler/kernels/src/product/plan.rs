@@ -133,7 +133,7 @@ pub enum CodeDot {
 
 impl CodeDot {
     /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
-    pub fn of(dot: IntDot, format: QuantFormat, planes: usize) -> CodeDot {
+    pub fn for_weights(dot: IntDot, format: QuantFormat, planes: usize) -> CodeDot {
         const SMALL: usize = 24;
         match (dot, format.largest_number()) {
             (IntDot::Unsigned(instr), _) => CodeDot::Dot4 { instr, centred: false },
@@ -175,7 +175,7 @@ impl CodeDot {
     }
 
     /// Vectors of sums that the rows of one vector of weights have with a row of activations, or with two.
-    pub fn sums_per_vector(self) -> usize {
+    pub fn accumulators_per_vector(self) -> usize {
         if let CodeDot::Mmla { .. } = self { 2 } else { 1 }
     }
 }
@@ -211,8 +211,9 @@ pub fn choose(
         | MatmulActivation::BF16
         | MatmulActivation::Codes(_) => None,
     };
-    let mmla = target.squares().filter(|_| !single_row && matches!(activation, MatmulActivation::Codes(_)));
-    let prefetch = target.prefetch(weight);
+    let mmla =
+        target.mmla_instr().filter(|_| !single_row && matches!(activation, MatmulActivation::Codes(_)));
+    let prefetch = target.prefetch_instr(weight);
     let (rows, tiles) = register_tile(target, weight, activation, single_row);
     let tall = tall(target, weight, activation, dot).filter(|_| !single_row);
     let stream = match prefetch.filter(|_| single_row) {
@@ -255,7 +256,7 @@ pub fn choose(
         tall,
         chunk: (!single_row).then_some(sizes.chunk_rows),
         in_order: target.in_order().filter(|_| !single_row && matches!(dot, IntDot::Pairs { .. })),
-        epilogue_prefetch: target.prefetch(DType::F32).filter(|_| !single_row),
+        epilogue_prefetch: target.prefetch_instr(DType::F32).filter(|_| !single_row),
         shares: MatmulShares::Slices,
         sizes,
         why: reasons.into_iter().filter(|(holds, _)| *holds).map(|(_, why)| why).collect(),
@@ -329,7 +330,7 @@ fn even_tiles(most: u32, tiles: u32) -> u32 {
 /// How the codes of integer activations lie for products with more than one row.
 pub fn code_block(target: &KernelTarget) -> CodeBlock {
     let rows = target.tune.tile.codes.rows[0];
-    CodeBlock { rows, columns: if target.squares().is_some() { 8 } else { 4 } }
+    CodeBlock { rows, columns: if target.mmla_instr().is_some() { 8 } else { 4 } }
 }
 
 /// Register tiles of more rows, where the machine has registers for them and codes are unpacked for a dot.

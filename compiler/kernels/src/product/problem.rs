@@ -43,7 +43,7 @@ pub enum MatmulWeight {
 }
 
 impl MatmulWeight {
-    pub fn of(dtype: DType) -> Option<MatmulWeight> {
+    pub fn from_dtype(dtype: DType) -> Option<MatmulWeight> {
         match dtype {
             DType::F32 => Some(MatmulWeight::Plain(PlainType::F32)),
             DType::F16 => Some(MatmulWeight::Plain(PlainType::F16)),
@@ -80,7 +80,7 @@ impl MatmulProblem {
     /// Elements of a tile of 16 rows.
     pub fn tile_len(&self) -> usize {
         match self.weight {
-            MatmulWeight::Plain(plain) => self.k.next_multiple_of(plain.pair()) * TILE,
+            MatmulWeight::Plain(plain) => self.k.next_multiple_of(plain.pair_columns()) * TILE,
             MatmulWeight::Packed(format) => TileSizes::new(format, self.k).tile(),
         }
     }

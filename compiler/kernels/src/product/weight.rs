@@ -22,7 +22,7 @@ pub(super) struct MatrixOrigin<'k> {
 
 impl<'k> MatrixOrigin<'k> {
     /// Where element `at` of the matrix lies.
-    pub fn place(self, at: Val<'k>) -> Val<'k> {
+    pub fn element_offset(self, at: Val<'k>) -> Val<'k> {
         self.matrix.map_or(at, |matrix| matrix + at) + self.offset
     }
 }

@@ -14,7 +14,7 @@ const MAGNITUDE: i64 = 0x7fff_ffff;
 impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are compared by their
     /// bits: an instruction, where the larger of two floats that may be NaN takes four.
-    pub(super) fn measure(&self, row: &BlockRow<'_, 'k>, group: CodeGroup<'k>) {
+    pub(super) fn measure_absmax(&self, row: &BlockRow<'_, 'k>, group: CodeGroup<'k>) {
         let mut sizes: Vec<Option<Val>> = vec![None; self.codes.len()];
         let lanes = self.lanes_at_once(group.columns);
         for begin in self.vectors(group.columns).step_by((lanes / self.block.lanes) as usize) {
@@ -38,7 +38,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         }
         for (work, size) in self.work.iter().zip(sizes) {
             let size = size.expect("a group has columns");
-            work.sizes.set([group.i], size.reduce_lanes(BinOp::Max));
+            work.absmax.set([group.i], size.reduce_lanes(BinOp::Max));
         }
     }
 
@@ -48,7 +48,8 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         let block = self.block;
         let wide = block.sizes.vectors * block.lanes;
         let fits = |size: usize| size.is_multiple_of(wide as usize);
-        let long = block.inliner.f.live().any(|(_, node)| matches!(node.op, Op::Unary(op) if is_long(op)));
+        let long =
+            block.inliner.f.live_nodes().any(|(_, node)| matches!(node.op, Op::Unary(op) if is_long(op)));
         let registers = block.lanes == 16;
         if long && registers && fits(columns) && fits(self.codes[0].group) { wide } else { block.lanes }
     }

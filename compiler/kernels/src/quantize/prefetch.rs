@@ -18,7 +18,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
     /// What is worked on after a row's piece, `groups` groups from `first` on: the same piece of the next row of the block,
     /// or the next piece of its first row, or the first piece of the next block. Gives that row, and how many columns further
     /// right the piece is there.
-    pub(super) fn next(
+    pub(super) fn next_row(
         &self,
         (r, row): (Val<'k>, Val<'k>),
         first: Val<'k>,
@@ -73,7 +73,7 @@ fn prefetch_operands<'k>(
     };
     let shared = loads(row);
     for &load in loads(next).difference(&shared) {
-        k.val(load).request(instr);
+        k.val(load).prefetch_load(instr);
     }
 }
 

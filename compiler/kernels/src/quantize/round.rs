@@ -21,7 +21,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
     ) {
         let out = self.k.flat(codes.codes);
         let begin = row.row * codes.row_elements() + group.g * codes.group_elements();
-        let inverse = work.inverses.at([row.r, group.i]).named("inverse");
+        let inverse = work.inverse_scales.at([row.r, group.i]).named("inverse");
         let elements = self.block.lanes as usize / 4 * codes.quad();
         let mut sums = CodeSums::default();
         for first in self.vectors(group.columns) {
@@ -46,7 +46,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
             BlockRow { r: k.int(r), row, inliner: self.block.inliner.clone(), next: None }
         };
         let rows: Vec<BlockRow> = (0..size as i64).map(row).collect();
-        let inverse = |row: &BlockRow<'_, 'k>| work.inverses.at([row.r, group.i]).named("inverse");
+        let inverse = |row: &BlockRow<'_, 'k>| work.inverse_scales.at([row.r, group.i]).named("inverse");
         let inverses: Vec<Val> = rows.iter().map(inverse).collect();
         let mut sums: Vec<CodeSums> = rows.iter().map(|_| CodeSums::default()).collect();
         let group_begin = group.g * (codes.group_elements() * size as i64);
@@ -163,9 +163,9 @@ fn interleaved<'k>(vectors: &[Val<'k>], rows: usize) -> Val<'k> {
     let lanes = vectors[0].lanes() as usize;
     let shift = |(i, &v): (usize, &Val<'k>)| if i == 0 { v } else { v << (8 * i as i64) };
     let shifted: Vec<Val> = vectors.iter().enumerate().map(shift).collect();
-    let low = chosen(0xff, shifted[0], shifted[1]);
-    let high = chosen(0xff_0000, shifted[2], shifted[3]);
-    let all = chosen(0xffff, low, high);
+    let low = select_bits(0xff, shifted[0], shifted[1]);
+    let high = select_bits(0xff_0000, shifted[2], shifted[3]);
+    let all = select_bits(0xffff, low, high);
     let bytes = all.bits_as(ExprType::vector(DType::I8, (BYTES * lanes) as u32)).named("bytes");
     bytes.shuffle((0..BYTES * lanes).map(|to| {
         let (column, row, quad) = (to % 4, to / 4 % rows, to / 4 / rows);
@@ -187,6 +187,6 @@ fn quads_by_row<'k>(first: Val<'k>, second: Val<'k>, rows: usize) -> [Val<'k>; 2
 }
 
 /// The bits of `a` that are in `mask`, the others of `b`.
-fn chosen<'k>(mask: i64, a: Val<'k>, b: Val<'k>) -> Val<'k> {
+fn select_bits<'k>(mask: i64, a: Val<'k>, b: Val<'k>) -> Val<'k> {
     (a & mask) | (b & !mask)
 }

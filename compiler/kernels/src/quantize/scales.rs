@@ -16,35 +16,35 @@ const LEAST: f64 = 1.0 / (1_u128 << 64) as f64;
 pub(super) struct ScaleCarry<T> {
     pub scale: T,
     pub largest: T,
-    pub size: T,
+    pub absmax: T,
 }
 
 impl<T> ScaleCarry<T> {
     fn map<U>(self, mut to: impl FnMut(T) -> U) -> ScaleCarry<U> {
-        ScaleCarry { scale: to(self.scale), largest: to(self.largest), size: to(self.size) }
+        ScaleCarry { scale: to(self.scale), largest: to(self.largest), absmax: to(self.absmax) }
     }
     fn into_array(self) -> [T; 3] {
-        [self.scale, self.largest, self.size]
+        [self.scale, self.largest, self.absmax]
     }
 }
 
 impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their reciprocals.
-    pub(super) fn scales(&self, row: &BlockRow<'_, 'k>, first: Val<'k>, groups: i64) {
+    pub(super) fn compute_scales(&self, row: &BlockRow<'_, 'k>, first: Val<'k>, groups: i64) {
         // What is carried stays in registers meanwhile.
         let load =
-            |work: &QuantizeBuffers<'k>| work.carried.map(|kept| self.k.reg("carried", kept.at([row.r])));
+            |work: &QuantizeBuffers<'k>| work.carry.map(|kept| self.k.reg("carried", kept.at([row.r])));
         let own: Vec<ScaleCarry<RegisterVar>> = self.work.iter().map(load).collect();
         self.k.serial("g", groups, |i| {
             for ((codes, work), carried) in self.codes.iter().zip(&self.work).zip(&own) {
-                let scale = scale_of_group(carried, work.sizes.at([i]), codes.bits);
+                let scale = scale_of_group(carried, work.absmax.at([i]), codes.bits);
                 let ratio = scale.before / scale.own;
                 codes.scales(self.k).set([row.row, first + i], ratio);
-                work.inverses.set([row.r, i], 1.0 / scale.own);
+                work.inverse_scales.set([row.r, i], 1.0 / scale.own);
             }
         });
         for (work, own) in self.work.iter().zip(own) {
-            for (kept, reg) in work.carried.into_array().into_iter().zip(own.into_array()) {
+            for (kept, reg) in work.carry.into_array().into_iter().zip(own.into_array()) {
                 kept.set([row.r], reg.get());
             }
         }
@@ -53,7 +53,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
     /// them on.
     pub(super) fn store_unit(&self, codes: &RowCodes, work: &QuantizeBuffers<'k>, r: Val<'k>, row: Val<'k>) {
-        let (scale, size) = (work.carried.scale.at([r]), work.carried.size.at([r]));
+        let (scale, size) = (work.carry.scale.at([r]), work.carry.absmax.at([r]));
         let poison = size.bits_as(ExprType::scalar(DType::F32)) * 0.0;
         codes.scales(self.k).set((row, 0), scale + poison);
     }
@@ -68,7 +68,7 @@ struct ScalePair<'k> {
 /// The scale of a group whose largest magnitude has these bits.
 fn scale_of_group<'k>(carried: &ScaleCarry<RegisterVar<'k>>, size: Val<'k>, bits: usize) -> ScalePair<'k> {
     let size = size.named("size");
-    carried.size.set(carried.size.get().max(size));
+    carried.absmax.set(carried.absmax.get().max(size));
     let size = size.bits_as(ExprType::scalar(DType::F32));
 
     let before = carried.scale.get().named("before");

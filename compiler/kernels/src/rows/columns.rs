@@ -1,7 +1,7 @@
 //! Loops over the columns of a row.
 
 use super::{RowExecutor, columns_of};
-use crate::inline::known::borders;
+use crate::inline::known::part_borders;
 use crate::inline::{Inliner, RowAt, store_all};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -51,7 +51,7 @@ fn vectors<'k>(
     match k.as_int(end) {
         _ if lanes == 1 => {}
         Some(end) => {
-            for part_of_row in borders(inliner, width, end).windows(2) {
+            for part_of_row in part_borders(inliner, width, end).windows(2) {
                 part(part_of_row[0], k.int((part_of_row[1] - part_of_row[0]) / width));
             }
         }

@@ -28,14 +28,14 @@ pub(super) struct ColumnSplit {
 }
 
 impl ColumnSplit {
-    pub fn of(rows: &RowKernel) -> ColumnSplit {
-        let (f, lanes) = (rows.inliner.f, most_lanes(rows.inliner));
+    pub fn for_rows(rows: &RowKernel) -> ColumnSplit {
+        let (f, lanes) = (rows.inliner.f, max_lanes(rows.inliner));
         let of_row = |axis, v| is_over_columns(rows.inliner, axis, v, rows.leading.len());
         let reduced = |n: &GraphNode| match n.op {
             Op::Reduce { axis, .. } if of_row(axis, n.inputs[0]) => Some(n.inputs[0]),
             _ => None,
         };
-        let reduced: Vec<ValueId> = f.live().filter_map(|(_, n)| reduced(n)).collect();
+        let reduced: Vec<ValueId> = f.live_nodes().filter_map(|(_, n)| reduced(n)).collect();
         let all = rows.outputs.iter().map(|(v, _)| *v).chain(reduced.iter().copied());
         let vectors = |v: ValueId| {
             let columns = columns_of(rows.inliner, v);
@@ -58,13 +58,13 @@ impl ColumnSplit {
 
     /// Of a block with so many threads, which has whole rows.
     pub fn of_one_block(inliner: &Inliner, threads: i64) -> ColumnSplit {
-        ColumnSplit { threads, blocks: 1, lanes: most_lanes(inliner) }
+        ColumnSplit { threads, blocks: 1, lanes: max_lanes(inliner) }
     }
 }
 
 /// Most lanes for the values of a function: the parts of a row that is put together would be read with masks.
-fn most_lanes(inliner: &Inliner) -> u32 {
-    let joins = inliner.f.live().any(|(_, n)| matches!(n.op, Op::Concat { .. }));
+fn max_lanes(inliner: &Inliner) -> u32 {
+    let joins = inliner.f.live_nodes().any(|(_, n)| matches!(n.op, Op::Concat { .. }));
     if joins { 1 } else { LANES }
 }
 
@@ -149,7 +149,7 @@ impl<'k> ColumnBlock<'k> {
             self.strided(&columns, lanes, t, |column| {
                 let index = [leading, &[LaneIndex::from(column, lanes)]].concat();
                 let value = inliner.value(k, input, &index).to_lanes(lanes).cast(dtype);
-                acc.set(acc.get().with(bin, value));
+                acc.set(acc.get().binary(bin, value));
             });
             let own = if lanes > 1 { acc.get().reduce_lanes(bin) } else { acc.get() };
             let sum = fold_lanes(own, bin, WARP);

@@ -20,8 +20,8 @@ pub struct RowHeads {
 
 impl RowHeads {
     /// Of a value `[1, heads * size]` whose heads neighbouring lanes of a warp can share out.
-    pub fn of(f: &Function, v: ValueId) -> Option<RowHeads> {
-        let node = f.def(v).filter(|node| matches!(node.op, Op::Reshape { .. }))?;
+    pub fn of_value(f: &Function, v: ValueId) -> Option<RowHeads> {
+        let node = f.defining_node(v).filter(|node| matches!(node.op, Op::Reshape { .. }))?;
         let rows = node.inputs[0];
         let sizes = |v| f.ty(v).dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
         let (&[1, heads, size], &[1, columns]) = (&sizes(rows)?[..], &sizes(v)?[..]) else { return None };
@@ -74,7 +74,7 @@ impl RowHeads {
         sharers: i64,
     ) -> Inliner<'f, 'k> {
         let mut inliner = inliner.with_lanes(LANES);
-        for (_, node) in inliner.f.live() {
+        for (_, node) in inliner.f.live_nodes() {
             let Op::Reduce { op, axis } = node.op else { continue };
             let (input, output) = (node.inputs[0], node.outputs[0]);
             if self.reduces(inliner.f, axis, input) {

@@ -14,7 +14,7 @@ use mlcc_target::QuantizeTuning;
 
 impl<'k> RowKernel<'_, '_, 'k> {
     /// For each row first what is stored as it is, then the codes of all rows.
-    pub(super) fn quantized(
+    pub(super) fn emit_quantized(
         self,
         count: &Dim,
         (lanes, prefetch): (u32, Option<InstrId>),
@@ -82,7 +82,7 @@ fn stored_with(
 /// Room for the reductions of the rows of a block.
 fn kept_reductions<'k>(k: &'k Recorder, inliner: &Inliner, size: u32) -> Vec<(ValueId, BufferView<'k, 1>)> {
     let space = if size == 1 { MemorySpace::Local } else { MemorySpace::Stack };
-    let reductions = inliner.f.live().map(|(_, node)| node).filter(|node| match node.op {
+    let reductions = inliner.f.live_nodes().map(|(_, node)| node).filter(|node| match node.op {
         Op::Reduce { axis, .. } => is_over_columns(inliner, axis, node.inputs[0], 1),
         _ => false,
     });

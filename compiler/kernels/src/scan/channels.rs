@@ -52,7 +52,7 @@ pub fn is_channelwise(body: &Function) -> bool {
     shape.len() == 1
         && body.inputs.iter().all(same)
         && body.outputs.iter().all(same)
-        && body.live().all(|(_, n)| n.op.is_elementwise())
+        && body.live_nodes().all(|(_, n)| n.op.is_elementwise())
 }
 
 impl<'k> ChannelScan<'_, 'k> {

@@ -100,11 +100,11 @@ pub fn shape_of(body: &Function, carries: usize) -> Option<StateShape> {
     let (&[rows, columns], heads) = sizes.split_last_chunk::<2>().map(|(heads, last)| (last, heads))?;
     let shape = StateShape { heads: heads.iter().product(), rows, columns };
     let extent = |v: ValueId| extent_of(body.ty(v), state, shape);
-    let local = body.live().all(|(_, node)| match node.op {
+    let local = body.live_nodes().all(|(_, node)| match node.op {
         Op::Reduce { axis, .. } => axis + 1 == state.rank() && body.ty(node.inputs[0]).rank() == state.rank(),
         _ => node.op.is_elementwise(),
     });
-    let values = body.live().flat_map(|(_, n)| &n.outputs).chain(&body.inputs);
+    let values = body.live_nodes().flat_map(|(_, n)| &n.outputs).chain(&body.inputs);
     let per_row = body.inputs[..carries].iter().chain(&body.outputs);
     let fits = sizes.iter().all(|&size| size > 0)
         && local

@@ -92,7 +92,7 @@ impl<'k> SequenceRing<'k> {
         self.fill(k.int(0), length);
         k.serial("part", parts, |part| {
             if self.asynchronous {
-                k.wait(0);
+                k.wait_copies(0);
             }
             // All copies have landed, and nobody reads any more what is filled next.
             k.barrier();
@@ -122,18 +122,18 @@ impl<'k> SequenceRing<'k> {
                 let from = (part * STEPS + step).min(last) * s.of_step + from;
                 let to_at = (part % STAGES, step, element);
                 match self.asynchronous {
-                    true => to.copy(to_at, 4 * together as u32, s.from, [from]),
+                    true => to.start_copy(to_at, 4 * together as u32, s.from, [from]),
                     false => to.set(to_at, s.from.load([from], together as u32)),
                 }
             });
         }
         if self.asynchronous {
-            k.commit();
+            k.commit_copies();
         }
     }
 
     /// The elements of sequence `i` at a step, from that on which the block reads first.
     pub fn at(&self, i: usize, place: RingSlot<'k>) -> BufferView<'k, 1> {
-        self.sequences[i].1.tail((place.stage, place.step, 0))
+        self.sequences[i].1.starting_at((place.stage, place.step, 0))
     }
 }

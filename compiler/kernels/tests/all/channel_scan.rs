@@ -109,7 +109,7 @@ fn wkv(channels: usize, weights: WeightVariant) -> Module {
 /// Inputs of that: nothing seen before, and decays as models have them.
 fn wkv_inputs(module: &Module, n: usize, empty: f64) -> Vec<Tensor> {
     let (_, f) = module.function("f").unwrap();
-    let mut inputs = random_inputs(f, &SymValues::tokens(n as i64), n as u64);
+    let mut inputs = random_inputs(f, &SymValues::for_tokens(n as i64), n as u64);
     for (carry, first) in [(0, 0.0), (1, 0.0), (2, empty)] {
         inputs[carry].data.fill(first);
     }
@@ -127,7 +127,7 @@ fn wkv_inputs(module: &Module, n: usize, empty: f64) -> Vec<Tensor> {
 
 fn kernel(module: &Module, machine: &str) -> Kernel {
     let (_, f) = module.function("f").unwrap();
-    let target = mlcc_target::resolve(machine).unwrap();
+    let target = mlcc_target::resolve_target(machine).unwrap();
     let target = KernelTarget::new(target.arch, &target.levels[0]);
     lower_group(module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap().kernel
 }
@@ -146,7 +146,7 @@ fn run_on(
     options: &ExecutionOptions,
 ) -> Vec<KernelBuffer> {
     let (_, f) = module.function("f").unwrap();
-    let syms = SymValues::tokens(n as i64);
+    let syms = SymValues::for_tokens(n as i64);
     let given = inputs.iter().zip(&f.inputs);
     let mut buffers: Vec<KernelBuffer> =
         given.map(|(t, v)| KernelBuffer::from_floats(f.ty(*v).dtype, &t.to_f32())).collect();
@@ -160,13 +160,14 @@ fn run_on(
 /// Kernels of machines against the interpreter.
 fn check(module: &Module, inputs: &[Tensor], n: usize, machines: &[&str], what: &str) {
     let (_, f) = module.function("f").unwrap();
-    let syms = SymValues::tokens(n as i64);
+    let syms = SymValues::for_tokens(n as i64);
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
     let want = interpreter.run_named("f", inputs, &mut StateValues::new(module).unwrap(), syms).unwrap();
     for name in machines {
-        for options in
-            [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
-        {
+        for options in [
+            ExecutionOptions::with_workers(3),
+            ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse },
+        ] {
             let found = run_on(module, inputs, n, name, &options);
             for (i, (found, want)) in found.iter().zip(&want).enumerate() {
                 let found = found.to_f32().into_iter().map(f64::from);
@@ -186,7 +187,7 @@ fn channels_run_through_time_on_every_machine() {
     for ((channels, n), gated) in shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)]) {
         let module = module(channels, channels != 128, gated);
         let (_, f) = module.function("f").unwrap();
-        let inputs = random_inputs(f, &SymValues::tokens(n as i64), channels as u64);
+        let inputs = random_inputs(f, &SymValues::for_tokens(n as i64), channels as u64);
         let what = format!("{channels} channels, gated: {gated}");
         check(&module, &inputs, n, &["x86-64-v2", "x86-64-v4", "sm_70", "sm_80"], &what);
     }
@@ -199,7 +200,7 @@ fn steps_in_parts_make_what_all_in_turn_make() {
             let module = module(5, false, gated);
             assert!(GPUS.iter().all(|name| has_parts(&module, name)));
             let (_, f) = module.function("f").unwrap();
-            let inputs = random_inputs(f, &SymValues::tokens(n as i64), n as u64);
+            let inputs = random_inputs(f, &SymValues::for_tokens(n as i64), n as u64);
             check(&module, &inputs, n, &GPUS, &format!("gated: {gated}"));
         }
     }
@@ -223,7 +224,7 @@ fn the_step_of_rwkv4_in_parts() {
 fn carries_go_on_from_call_to_call() {
     let (module, channels, n) = (wkv(6, WeightVariant::Chosen), 6, 90);
     let inputs = wkv_inputs(&module, n, -1e38);
-    let options = ExecutionOptions::workers(1);
+    let options = ExecutionOptions::with_workers(1);
     for name in GPUS {
         let whole = run_on(&module, &inputs, n, name, &options);
         for first in [1, 6, 64, 77] {

@@ -113,7 +113,7 @@ fn module(rule: UpdateRule, sizes: ChunkScanSizes) -> Module {
 /// Values as models have them: decays between nothing and one, corrections that keep the state in bounds.
 fn values(rule: UpdateRule, module: &Module, n: i64, seed: u64) -> Vec<Tensor> {
     let (_, f) = module.function("f").unwrap();
-    let mut all = mlcc_interp::equivalence::random_inputs(f, &SymValues::tokens(n), seed);
+    let mut all = mlcc_interp::equivalence::random_inputs(f, &SymValues::for_tokens(n), seed);
     let mut decays = all[4].data.iter().map(|x| 1.0 / (1.0 + (3.0 - 2.0 * x).exp())).collect::<Vec<f64>>();
     // Some forget everything.
     decays.iter_mut().step_by(7).for_each(|w| *w = 1e-38);
@@ -135,7 +135,7 @@ fn values(rule: UpdateRule, module: &Module, n: i64, seed: u64) -> Vec<Tensor> {
 
 fn lowered(module: &Module, name: &str) -> GroupKernel {
     let (_, f) = module.function("f").unwrap();
-    let target = mlcc_target::resolve(name).unwrap();
+    let target = mlcc_target::resolve_target(name).unwrap();
     let target = KernelTarget::new(target.arch, &target.levels[0]);
     lower_group(module, f, "scan", &vec![None; f.inputs.len()], &target).unwrap()
 }
@@ -143,7 +143,7 @@ fn lowered(module: &Module, name: &str) -> GroupKernel {
 fn check(rule: UpdateRule, sizes: ChunkScanSizes, n: i64) {
     let module = module(rule, sizes);
     let inputs = values(rule, &module, n, n as u64 + sizes[3] as u64);
-    let syms = SymValues::tokens(n);
+    let syms = SymValues::for_tokens(n);
     let interpreter = Interpreter::new(&module, |_| unreachable!("no parameters"));
     let want = interpreter.run_named("f", &inputs, &mut StateValues::new(&module).unwrap(), syms).unwrap();
     let group = lowered(&module, "sm_80");
@@ -152,7 +152,7 @@ fn check(rule: UpdateRule, sizes: ChunkScanSizes, n: i64) {
     assert_eq!(merge.reads, [0]);
     let given: Vec<KernelBuffer> = inputs.iter().map(|t| KernelBuffer::from_f32(&t.to_f32())).collect();
     for options in
-        [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
+        [ExecutionOptions::with_workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
     {
         let mut buffers = given.clone();
         buffers.push(KernelBuffer::zeros(DType::BF16, merge.bytes.eval(&syms) as usize / 2));

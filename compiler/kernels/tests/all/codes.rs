@@ -62,7 +62,7 @@ fn run_codes(
         KernelBuffer::zeros(DType::I32, m * k.div_ceil(32)),
     ];
     let options = ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse };
-    run_with(kernel, &mut buffers, &SymValues::tokens(m as i64), &options).unwrap();
+    run_with(kernel, &mut buffers, &SymValues::for_tokens(m as i64), &options).unwrap();
 
     let together = if m == 1 { CodeBlock::SINGLE } else { code_block(target) };
     let (block, run) = (together.rows as usize, together.columns as usize);
@@ -236,7 +236,7 @@ fn codes_alone_are_those_of_products() {
             KernelBuffer::zeros(DType::I8, m * k),
         ];
         let options = ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse };
-        run_with(&codes_alone(&target, k, group), &mut buffers, &SymValues::tokens(m as i64), &options)
+        run_with(&codes_alone(&target, k, group), &mut buffers, &SymValues::for_tokens(m as i64), &options)
             .unwrap();
         let found: Vec<i32> = buffers[2].bytes.iter().map(|&b| i32::from(b as i8)).collect();
         assert!(found == wanted, "{target:?}");

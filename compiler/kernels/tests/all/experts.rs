@@ -78,7 +78,7 @@ impl ExpertMatmulCase {
     }
 
     fn run(&self, kernel: &Kernel, buffers: &mut [KernelBuffer], options: &ExecutionOptions) {
-        let rows = SymValues::tokens(self.shape.rows as i64);
+        let rows = SymValues::for_tokens(self.shape.rows as i64);
         if let Err(e) = run_with(kernel, buffers, &rows, options) {
             panic!("{:?}, {}: {e}", self.shape, self.weight);
         }
@@ -236,7 +236,8 @@ fn rows_of_every_number() {
 #[test]
 fn blocks_of_threads() {
     let mut rng = TestRng(5);
-    let level = |name: &str| KernelTarget::new(Arch::Nvptx, &mlcc_target::resolve(name).unwrap().levels[0]);
+    let level =
+        |name: &str| KernelTarget::new(Arch::Nvptx, &mlcc_target::resolve_target(name).unwrap().levels[0]);
     let targets = [("sm_70", level("sm_70")), ("sm_80", level("sm_80"))];
     for round in 0..24_usize {
         let experts = 2 + rng.below(5);

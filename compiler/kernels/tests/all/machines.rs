@@ -6,13 +6,13 @@ use mlcc_kernel_lang::math::QuotientMethod;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::product::MatmulActivation;
 use mlcc_kernels::product::plan::{choose, code_block};
-use mlcc_target::{Arch, DivisionMethod, RegisterTileSize, StreamPrefetch, resolve};
+use mlcc_target::{Arch, DivisionMethod, RegisterTileSize, StreamPrefetch, resolve_target};
 use std::path::Path;
 
 const Q8: DType = DType::Packed(QuantFormat::Q8G32);
 
 fn target(name: &str) -> KernelTarget {
-    let target = resolve(name).unwrap();
+    let target = resolve_target(name).unwrap();
     KernelTarget::new(target.arch, &target.levels[0])
 }
 
@@ -28,11 +28,11 @@ fn read(machine: &KernelTarget) -> Option<(i64, bool)> {
 #[test]
 fn schedules_follow_the_tuning() {
     let mut machine = target("x86-64-v4-vnni");
-    assert_eq!((machine.quotient(), machine.drops_requests()), (QuotientMethod::Polynomial, false));
+    assert_eq!((machine.quotient_method(), machine.drops_requests()), (QuotientMethod::Polynomial, false));
     assert_eq!(read(&machine), Some((5120, false)));
     machine.tune.division = DivisionMethod::Divider;
     machine.tune.drops_requests = true;
-    assert_eq!((machine.quotient(), machine.drops_requests()), (QuotientMethod::Division, true));
+    assert_eq!((machine.quotient_method(), machine.drops_requests()), (QuotientMethod::Division, true));
     machine.tune.stream.q8 = StreamPrefetch::One { distance: 320 };
     assert_eq!(read(&machine), Some((320, true)));
     machine.tune.stream.q8 = StreamPrefetch::None;
@@ -51,8 +51,8 @@ fn schedules_follow_the_tuning() {
 fn processors_are_told_apart_by_data() {
     let (zen, sapphire, ice) = (target("znver4"), target("sapphirerapids"), target("icelake-server"));
     assert!(zen.drops_requests() && !sapphire.drops_requests() && !ice.drops_requests());
-    assert_eq!(zen.quotient(), QuotientMethod::Division);
-    assert_eq!(sapphire.quotient(), QuotientMethod::Polynomial);
+    assert_eq!(zen.quotient_method(), QuotientMethod::Division);
+    assert_eq!(sapphire.quotient_method(), QuotientMethod::Polynomial);
     assert_eq!([&zen, &sapphire, &ice].map(read), [None, Some((4096, true)), Some((5120, false))]);
     // Levels of instructions have what was measured on their processors.
     assert_eq!(zen.tune, target("x86-64-v4-bf16").tune);

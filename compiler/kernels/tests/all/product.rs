@@ -13,7 +13,7 @@ use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::product::plan::TallTile;
 use mlcc_kernels::product::{
     CpuPlan, FinishedSums, GpuMatmulPlan, MatmulActivation, TensorCoreGemvPlan, choose, choose_gpu,
-    emit_gpu_product, emit_product, emit_row_tiles,
+    emit_gpu_matmul, emit_matmul, emit_tensor_core_gemv,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::packed::TileSizes;
@@ -219,7 +219,7 @@ fn prefetches() {
         let plan = choose(&target, weight, kind(CaseActivation::I8), true);
         let case = MatmulTestCase::new(weight, Packing::Tile16, CaseActivation::I8, (1, 32, 256));
         let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-            emit_product(kb, &problem, &plan, epilogue);
+            emit_matmul(kb, &problem, &plan, epilogue);
         });
         let instr = plan.stream.instr().map_or("prefetch", |instr| instr.def().name);
         print_kernel(&kernel).matches(instr).count()
@@ -330,7 +330,7 @@ fn gpu() {
             let case = MatmulTestCase::new(weight, Packing::RowMajor, x, (m, n, k));
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
                 let plan = choose_gpu(None, &problem, m == 1).unwrap();
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
+                emit_gpu_matmul(kb, &problem, &plan, epilogue).unwrap()
             });
             assert!(kernel.is_gpu());
             case.check("gpu", &kernel, CodeBlock::SINGLE, &options);
@@ -346,9 +346,9 @@ fn gpu_rows_of_fragments_lane_by_lane() {
             let case = MatmulTestCase::new(weight, Packing::Fragments, x, shape);
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
                 let plan = choose_gpu(None, &problem, true).unwrap();
-                emit_gpu_product(kb, &problem, &plan, epilogue).unwrap()
+                emit_gpu_matmul(kb, &problem, &plan, epilogue).unwrap()
             });
-            case.check("lane by lane", &kernel, CodeBlock::SINGLE, &ExecutionOptions::workers(1));
+            case.check("lane by lane", &kernel, CodeBlock::SINGLE, &ExecutionOptions::with_workers(1));
         }
     }
 }
@@ -358,7 +358,7 @@ fn check_with_tile(case: &MatmulTestCase, tile: MatrixTile, seed: usize) -> Opti
     let mut chosen = None;
     let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
         let plan = choose_gpu(Some(tile), &problem, false).unwrap();
-        emit_gpu_product(kb, &problem, &plan, epilogue).unwrap();
+        emit_gpu_matmul(kb, &problem, &plan, epilogue).unwrap();
         chosen = Some(plan);
     });
     let options = ExecutionOptions { workers: 1, order: ExecutionOrder::Shuffled(seed as u64) };
@@ -393,7 +393,7 @@ fn tiles_that_tuning_tries() {
     let mut tiles = Vec::new();
     for field in level.fields().iter().filter(|field| field.key.ends_with("product")) {
         for (_, change) in field.candidates(&level) {
-            let target = KernelTarget::new(Arch::Nvptx, &level.tuned(&change).unwrap());
+            let target = KernelTarget::new(Arch::Nvptx, &level.with_changes(&change).unwrap());
             let tile = if field.key == "product" { target.matrix } else { target.code_matrix }.unwrap();
             if !tiles.contains(&tile) {
                 tiles.push(tile);
@@ -450,9 +450,9 @@ fn gpu_rows_of_fragments() {
             let case = MatmulTestCase::new(weight, Packing::Fragments, x, shape);
             let mut joined = 0;
             let kernel = case.kernel(CodeBlock::SINGLE, |kb, problem, epilogue| {
-                let plan = TensorCoreGemvPlan::of(&problem, parts, false).unwrap();
+                let plan = TensorCoreGemvPlan::for_problem(&problem, parts, false).unwrap();
                 let apart = shape.1 as i64 / i64::from(parts);
-                emit_row_tiles(kb, &problem, plan, None, &mut |k, column, sums| {
+                emit_tensor_core_gemv(kb, &problem, plan, None, &mut |k, column, sums| {
                     joined = sums.len();
                     for (part, &acc) in (0..).zip(sums) {
                         let col = column + part * apart;
@@ -543,7 +543,7 @@ fn unpack_scalar_reads_every_packing() {
                 KernelBuffer::new(layout.buffer_dtype(), bytes.clone()),
                 KernelBuffer::zeros(DType::F32, n * k),
             ];
-            run_with(&kb.finish(), &mut buffers, &SymValues::tokens(1), &ExecutionOptions::default())
+            run_with(&kb.finish(), &mut buffers, &SymValues::for_tokens(1), &ExecutionOptions::default())
                 .unwrap();
             let want = dequantize(weight, packing, n, k, &bytes).unwrap();
             assert_eq!(buffers[1].to_f32(), want, "{weight} {}", packing.name());

@@ -127,7 +127,7 @@ fn random_node(b: &mut GraphBuilder, rng: &mut TestRng, pool: &[ValueId]) -> Val
 }
 
 fn target(name: &str) -> KernelTarget {
-    let target = mlcc_target::resolve(name).unwrap();
+    let target = mlcc_target::resolve_target(name).unwrap();
     KernelTarget::new(target.arch, &target.levels[0])
 }
 
@@ -160,7 +160,7 @@ fn check_case(
         columns: sizes.2 as i64,
     };
     assert_eq!(shape_of(body, carries), Some(expected), "seed {seed}");
-    let syms = SymValues::tokens(n);
+    let syms = SymValues::for_tokens(n);
     let inputs = mlcc_interp::equivalence::random_inputs(f, &syms, seed);
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
     let want = interpreter.run_named("f", &inputs, &mut StateValues::new(module).unwrap(), syms).unwrap();
@@ -172,9 +172,10 @@ fn check_case(
             let expected = target.arch != Arch::Nvptx && fits;
             assert_eq!(has_lanes_over_rows(&group.kernel), expected, "seed {seed}, {sizes:?}, {name}");
         }
-        for options in
-            [ExecutionOptions::workers(3), ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse }]
-        {
+        for options in [
+            ExecutionOptions::with_workers(3),
+            ExecutionOptions { workers: 2, order: ExecutionOrder::Reverse },
+        ] {
             let mut buffers: Vec<KernelBuffer> =
                 inputs.iter().map(|t| KernelBuffer::from_f32(&t.to_f32())).collect();
             buffers.extend(want.iter().map(|t| KernelBuffer::zeros(DType::F32, t.data.len())));

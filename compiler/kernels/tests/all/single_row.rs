@@ -12,7 +12,7 @@ use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, Packing, TensorType};
-use mlcc_kernels::lower::group::{KernelTemplate, lower_group, template};
+use mlcc_kernels::lower::group::{KernelTemplate, choose_template, lower_group};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::{FragmentSizes, PackOptions, dequantize, pack};
 
@@ -74,9 +74,9 @@ fn check(weight: DType, (n, k): (usize, usize), around: FusedOps, says: &[&str])
 /// Runs the function `f`, whose third input is a weight `[n, k]`, and compares.
 fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), says: &[&str], what: &str) {
     let (_, f) = module.function("f").unwrap();
-    let syms = SymValues::tokens(1);
+    let syms = SymValues::for_tokens(1);
     let rounded = f
-        .live()
+        .live_nodes()
         .any(|(_, node)| matches!(node.op, Op::MatMul { .. }) && f.ty(node.inputs[0]).dtype == DType::F16);
     let packing = match FragmentSizes::new(weight, n, k) {
         Ok(_) if rounded => Packing::Fragments,
@@ -93,17 +93,18 @@ fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), s
     let interpreter = Interpreter::new(module, |_| unreachable!("no parameters"));
     let want = interpreter.run_named("f", &values, &mut StateValues::new(module).unwrap(), syms).unwrap();
 
-    let spec = mlcc_target::resolve("sm_80").unwrap();
+    let spec = mlcc_target::resolve_target("sm_80").unwrap();
     let target = KernelTarget::new(spec.arch, &spec.levels[0]);
     let packings: Vec<_> = (0..f.inputs.len()).map(|i| (i == 2).then_some(packing)).collect();
-    assert!(matches!(template(f, &packings, &target), KernelTemplate::Contraction(_)), "{what}");
+    assert!(matches!(choose_template(f, &packings, &target), KernelTemplate::Contraction(_)), "{what}");
     let group = lower_group(module, f, "row", &packings, &target).unwrap();
     for word in says {
         assert!(group.made.plan.contains(word), "{what}: no {word:?} in {}", group.made.plan);
     }
-    for options in
-        [ExecutionOptions::workers(1), ExecutionOptions { workers: 1, order: ExecutionOrder::Shuffled(3) }]
-    {
+    for options in [
+        ExecutionOptions::with_workers(1),
+        ExecutionOptions { workers: 1, order: ExecutionOrder::Shuffled(3) },
+    ] {
         let mut buffers: Vec<KernelBuffer> = values
             .iter()
             .zip(&f.inputs)

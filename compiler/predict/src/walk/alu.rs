@@ -3,9 +3,9 @@
 //! NVIDIA documents their names ("CUDA Binary Utilities") and not their meaning. What stands here is what the results of `ptxas` need to compute what
 //! its PTX says; tests compare with places that kernels are known to touch.
 
-use super::lanes::{LANES, LaneWords, lanes};
+use super::lanes::{LANES, LaneWords, active_lanes};
 use super::op::{ComparisonOp, PredicateJoin, ProductPart, SassOp};
-use super::warp::{OperandGroups, WalkedWarp, after};
+use super::warp::{OperandGroups, WalkedWarp, next_register};
 use crate::sass::{SassInstr, SassOperand, SassRegister};
 
 /// What a block has that its warps do not.
@@ -37,10 +37,10 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
         }
         _ => {}
     }
-    let parts = OperandGroups::of(&i.operands, true);
+    let parts = OperandGroups::group(&i.operands, true);
     let Some(result) = parts.result else { return false };
-    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
-    let second = || parts.sources.get(1).map_or(LaneWords::all(0), |o| read(w, o, c));
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::splat(0), |o| read_source(w, o, c));
+    let second = || parts.sources.get(1).map_or(LaneWords::splat(0), |o| read_source(w, o, c));
     let value = match op {
         SassOp::Move | SassOp::ToUniform => source(0),
         SassOp::Add { extended } => {
@@ -57,12 +57,13 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
             value
         }
         SassOp::Shift { right, high, signed, double, wrap } => {
-            source(0)
-                .with(source(1), source(2), |a, by, b| shift(a, by, b, (right, high, signed, double, wrap)))
+            source(0).zip_map(source(1), source(2), |a, by, b| {
+                shift(a, by, b, (right, high, signed, double, wrap))
+            })
         }
         SassOp::Logic => {
-            let table = parts.sources.get(3).map_or(0, immediate) as u32;
-            let value = source(0).with(source(1), source(2), |a, b, c| logic(a, b, c, table));
+            let table = parts.sources.get(3).map_or(0, immediate_value) as u32;
+            let value = source(0).zip_map(source(1), source(2), |a, b, c| logic(a, b, c, table));
             if let Some(&(number, uniform)) = parts.out.first() {
                 let bits = bits(&value, |v| v != 0);
                 w.set_predicate(number, uniform, bits, mask);
@@ -75,8 +76,8 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
             let v = std::array::from_fn(|l| if chosen >> l & 1 == 1 { a.v[l] } else { b.v[l] });
             LaneWords { v, known: a.known & chosen | b.known & !chosen }
         }
-        SassOp::Permute => source(0).with(source(1), source(2), permute),
-        SassOp::Extend { signed } => source(0).with(second(), second(), |a, width, _| match width {
+        SassOp::Permute => source(0).zip_map(source(1), source(2), permute),
+        SassOp::Extend { signed } => source(0).zip_map(second(), second(), |a, width, _| match width {
             32.. => a,
             0 => 0,
             width if signed => ((a << (32 - width)) as i32 >> (32 - width)) as u32,
@@ -102,7 +103,7 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
             }
         }),
         SassOp::Reverse => source(0).map(u32::reverse_bits),
-        SassOp::Mask => source(0).with(second(), second(), |at, width, _| {
+        SassOp::Mask => source(0).zip_map(second(), second(), |at, width, _| {
             let ones = if width >= 32 { u32::MAX } else { (1 << width) - 1 };
             ones.checked_shl(at).unwrap_or(0)
         }),
@@ -112,20 +113,20 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
         },
         SassOp::Zero => {
             let zero = matches!(i.operands.get(1), Some(SassOperand::Special(name)) if name == "SRZ");
-            let value = if zero { LaneWords::all(0) } else { LaneWords::UNKNOWN };
-            w.set(after(result, 1), &value, mask);
+            let value = if zero { LaneWords::splat(0) } else { LaneWords::UNKNOWN };
+            w.set(next_register(result, 1), &value, mask);
             value
         }
         SassOp::PackPredicates => {
-            let which = parts.sources.last().map_or(0, immediate) as u32;
+            let which = parts.sources.last().map_or(0, immediate_value) as u32;
             let of =
                 |l: usize| (0..7).map(|p| (w.predicate(p, false, false) >> l & 1) << p).sum::<u32>() & which;
             LaneWords { v: std::array::from_fn(of), known: u32::MAX }
         }
         SassOp::ToFloat { double, signed } => {
             let low = source(0);
-            let high = if double { upper(w, &parts) } else { LaneWords::all(0) };
-            low.with(high, high, |low, high, _| match (double, signed) {
+            let high = if double { upper(w, &parts) } else { LaneWords::splat(0) };
+            low.zip_map(high, high, |low, high, _| match (double, signed) {
                 (true, true) => ((u64::from(high) << 32 | u64::from(low)) as i64 as f32).to_bits(),
                 (true, false) => ((u64::from(high) << 32 | u64::from(low)) as f32).to_bits(),
                 (false, true) => (low as i32 as f32).to_bits(),
@@ -144,7 +145,7 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
                 }
             };
             if double {
-                w.set(after(result, 1), &from.map(|v| (whole(v) >> 32) as u32), mask);
+                w.set(next_register(result, 1), &from.map(|v| (whole(v) >> 32) as u32), mask);
             }
             from.map(|v| whole(v) as u32)
         }
@@ -156,7 +157,7 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
                 _ => None,
             };
             match (half(2), half(3)) {
-                (Some(high), Some(low)) => LaneWords::all(high << 16 | low),
+                (Some(high), Some(low)) => LaneWords::splat(high << 16 | low),
                 _ => LaneWords::UNKNOWN,
             }
         }
@@ -167,7 +168,7 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
 }
 
 /// A source in each lane.
-pub fn read(w: &WalkedWarp, operand: &SassOperand, c: &dyn ConstantReader) -> LaneWords {
+pub fn read_source(w: &WalkedWarp, operand: &SassOperand, c: &dyn ConstantReader) -> LaneWords {
     match operand {
         SassOperand::Register { reg, negated, inverted } => {
             let value = w.get(*reg);
@@ -177,17 +178,17 @@ pub fn read(w: &WalkedWarp, operand: &SassOperand, c: &dyn ConstantReader) -> La
                 _ => value,
             }
         }
-        SassOperand::Immediate(value) => LaneWords::all(*value as u32),
+        SassOperand::Immediate(value) => LaneWords::splat(*value as u32),
         SassOperand::Constant { bank, offset, index, negated } => {
             let word = |at: i64| {
                 c.constant(*bank, *offset + at).map(|v| if *negated { v.wrapping_neg() } else { v })
             };
             match index {
-                None => word(0).map_or(LaneWords::UNKNOWN, LaneWords::all),
+                None => word(0).map_or(LaneWords::UNKNOWN, LaneWords::splat),
                 Some(index) => {
                     let index = w.get(*index);
                     let mut value = LaneWords::UNKNOWN;
-                    for l in lanes(index.known) {
+                    for l in active_lanes(index.known) {
                         if let Some(found) = word(i64::from(index.v[l] as i32)) {
                             value.v[l] = found;
                             value.known |= 1 << l;
@@ -219,12 +220,12 @@ fn half_bits(value: f64) -> u32 {
 /// The upper word of the first source.
 fn upper(w: &WalkedWarp, parts: &OperandGroups<'_>) -> LaneWords {
     match parts.sources.first() {
-        Some(SassOperand::Register { reg, .. }) => w.get(after(*reg, 1)),
-        _ => LaneWords::all(0),
+        Some(SassOperand::Register { reg, .. }) => w.get(next_register(*reg, 1)),
+        _ => LaneWords::splat(0),
     }
 }
 
-pub fn immediate(operand: &SassOperand) -> i64 {
+pub fn immediate_value(operand: &SassOperand) -> i64 {
     match operand {
         SassOperand::Immediate(value) => *value,
         _ => 0,
@@ -233,7 +234,7 @@ pub fn immediate(operand: &SassOperand) -> i64 {
 
 /// A bit per lane whose value is known and is so.
 fn bits(value: &LaneWords, is: impl Fn(u32) -> bool) -> u32 {
-    lanes(value.known).filter(|&l| is(value.v[l])).map(|l| 1 << l).sum()
+    active_lanes(value.known).filter(|&l| is(value.v[l])).map(|l| 1 << l).sum()
 }
 
 /// A predicate behind the sources, from the front.
@@ -261,8 +262,8 @@ fn terms(
         Some(SassOperand::Register { reg, negated: true, .. }) => {
             (w.get(*reg).map(|v| !v), u64::from(!extended))
         }
-        Some(operand) => (read(w, operand, c), 0),
-        None => (LaneWords::all(0), 0),
+        Some(operand) => (read_source(w, operand, c), 0),
+        None => (LaneWords::splat(0), 0),
     }
 }
 
@@ -304,13 +305,13 @@ fn multiply(
     c: &dyn ConstantReader,
 ) -> bool {
     let Some(result) = parts.result else { return false };
-    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::splat(0), |o| read_source(w, o, c));
     let (a, b, low) = (source(0), source(1), source(2));
     // The third source of a wide product is a pair, of which the upper word is added to the upper word.
     let high = match (part, parts.sources.get(2)) {
-        (ProductPart::Low, _) => LaneWords::all(0),
-        (_, Some(SassOperand::Register { reg, .. })) => w.get(after(*reg, 1)),
-        _ => LaneWords::all(0),
+        (ProductPart::Low, _) => LaneWords::splat(0),
+        (_, Some(SassOperand::Register { reg, .. })) => w.get(next_register(*reg, 1)),
+        _ => LaneWords::splat(0),
     };
     let negated = matches!(parts.sources.get(2), Some(SassOperand::Register { negated: true, .. }));
     let carried = if extended { last(w, parts, 0, false) } else { 0 };
@@ -337,7 +338,7 @@ fn multiply(
         ProductPart::High => w.set(result, &upper, mask),
         ProductPart::Both => {
             w.set(result, &lower, mask);
-            w.set(after(result, 1), &upper, mask);
+            w.set(next_register(result, 1), &upper, mask);
         }
     }
     write_carries(w, parts, &[carries, 0], mask);
@@ -350,13 +351,13 @@ fn shift_add(
     (high, sign, extended): (bool, bool, bool),
     c: &dyn ConstantReader,
 ) -> (LaneWords, [u32; 2]) {
-    let a = parts.sources.first().map_or(LaneWords::all(0), |o| read(w, o, c));
+    let a = parts.sources.first().map_or(LaneWords::splat(0), |o| read_source(w, o, c));
     let (b, more) = terms(w, parts.sources.get(1), extended, c);
-    let by = parts.sources.last().map_or(0, immediate) as u32;
+    let by = parts.sources.last().map_or(0, immediate_value) as u32;
     let above = match (high, sign) {
         (true, true) => a.map(|v| ((v as i32) >> 31) as u32),
-        (true, false) => parts.sources.get(2).map_or(LaneWords::all(0), |o| read(w, o, c)),
-        _ => LaneWords::all(0),
+        (true, false) => parts.sources.get(2).map_or(LaneWords::splat(0), |o| read_source(w, o, c)),
+        _ => LaneWords::splat(0),
     };
     let carried = if extended { last(w, parts, 0, false) } else { 0 };
     let (mut out, mut carries) = (LaneWords { v: [0; LANES], known: a.known & b.known & above.known }, 0);
@@ -413,14 +414,14 @@ fn compare(
     mask: u32,
     c: &dyn ConstantReader,
 ) {
-    let parts = OperandGroups::of(&i.operands, false);
-    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::all(0), |o| read(w, o, c));
+    let parts = OperandGroups::group(&i.operands, false);
+    let source = |n: usize| parts.sources.get(n).map_or(LaneWords::splat(0), |o| read_source(w, o, c));
     let (a, b) = (source(0), source(1));
     let joined = last(w, &parts, 0, true);
     let below = if extended { last(w, &parts, 1, false) } else { 0 };
     let known = a.known & b.known;
     let mut found = 0u32;
-    for l in lanes(known) {
+    for l in active_lanes(known) {
         let order = match signed {
             true => (a.v[l] as i32).cmp(&(b.v[l] as i32)),
             false => a.v[l].cmp(&b.v[l]),
@@ -459,7 +460,7 @@ fn predicate_logic(w: &mut WalkedWarp, i: &SassInstr, mask: u32) {
         _ => u32::MAX,
     };
     let [a, b, c] = [of(2), of(3), of(4)];
-    let tables = [5, 6].map(|n| i.operands.get(n).map_or(0, immediate) as u32);
+    let tables = [5, 6].map(|n| i.operands.get(n).map_or(0, immediate_value) as u32);
     let results = tables.map(|table| logic(a, b, c, table));
     for (n, bits) in results.into_iter().enumerate() {
         if let Some(SassOperand::Predicate { number, uniform, .. }) = i.operands.get(n) {
@@ -477,7 +478,7 @@ fn vote(w: &mut WalkedWarp, i: &SassInstr, all: bool, mask: u32) {
     let holds = if all { bits == mask } else { bits != 0 };
     for operand in &i.operands[..i.operands.len().saturating_sub(1)] {
         match operand {
-            SassOperand::Register { reg, .. } => w.set(*reg, &LaneWords::all(bits), mask),
+            SassOperand::Register { reg, .. } => w.set(*reg, &LaneWords::splat(bits), mask),
             SassOperand::Predicate { number, uniform, .. } => {
                 w.set_predicate(*number, *uniform, if holds { u32::MAX } else { 0 }, mask);
             }
@@ -487,14 +488,14 @@ fn vote(w: &mut WalkedWarp, i: &SassInstr, all: bool, mask: u32) {
 }
 
 fn unpack(w: &mut WalkedWarp, i: &SassInstr, mask: u32, c: &dyn ConstantReader) {
-    let from = i.operands.get(1).map_or(LaneWords::UNKNOWN, |o| read(w, o, c));
-    let which = i.operands.get(2).map_or(0, immediate) as u32;
+    let from = i.operands.get(1).map_or(LaneWords::UNKNOWN, |o| read_source(w, o, c));
+    let which = i.operands.get(2).map_or(0, immediate_value) as u32;
     for number in (0..7u8).filter(|p| which >> p & 1 == 1) {
         w.set_predicate(number, false, bits(&from, |v| v >> number & 1 == 1), mask);
     }
 }
 
 /// The register that an instruction writes, if it writes one.
-pub fn result(i: &SassInstr) -> Option<SassRegister> {
-    OperandGroups::of(&i.operands, true).result
+pub fn result_register(i: &SassInstr) -> Option<SassRegister> {
+    OperandGroups::group(&i.operands, true).result
 }

@@ -14,7 +14,7 @@ pub struct LaneWords {
 impl LaneWords {
     pub const UNKNOWN: LaneWords = LaneWords { v: [0; LANES], known: 0 };
 
-    pub fn all(value: u32) -> LaneWords {
+    pub fn splat(value: u32) -> LaneWords {
         LaneWords { v: [value; LANES], known: ALL }
     }
 
@@ -23,7 +23,7 @@ impl LaneWords {
     }
 
     /// Of three values, lane by lane.
-    pub fn with(self, b: LaneWords, c: LaneWords, f: impl Fn(u32, u32, u32) -> u32) -> LaneWords {
+    pub fn zip_map(self, b: LaneWords, c: LaneWords, f: impl Fn(u32, u32, u32) -> u32) -> LaneWords {
         let known = self.known & b.known & c.known;
         LaneWords { v: std::array::from_fn(|i| f(self.v[i], b.v[i], c.v[i])), known }
     }
@@ -40,6 +40,6 @@ impl LaneWords {
 }
 
 /// The lanes of a mask.
-pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+pub fn active_lanes(mask: u32) -> impl Iterator<Item = usize> {
     (0..LANES).filter(move |i| mask >> i & 1 == 1)
 }

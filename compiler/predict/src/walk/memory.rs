@@ -2,13 +2,13 @@
 
 use mlcc_abi::{Control, arg};
 
-use super::access::{SECTOR_BYTES, lines, sectors, turns};
+use super::access::{SECTOR_BYTES, bank_cycles, count_lines, touched_sectors};
 use super::alu;
-use super::lanes::{LANES, LaneWords, lanes};
+use super::lanes::{LANES, LaneWords, active_lanes};
 use super::op::{AccessKind, ShuffleMode};
-use super::warp::{OperandGroups, WalkedWarp, after};
+use super::warp::{OperandGroups, WalkedWarp, next_register};
 use super::{BlockWalker, kind_of};
-use crate::launch::{DataResidency, value};
+use crate::launch::{DataResidency, memory_value};
 use crate::sass::{SassAddress, SassInstr, SassOperand, SassRegister};
 
 /// Shared memory of a block, as far as integers were stored there.
@@ -43,7 +43,7 @@ impl TrackedSharedMemory {
 
 impl BlockWalker<'_> {
     pub(super) fn constant(&mut self, w: &mut WalkedWarp, i: &SassInstr, bytes: u64, mask: u32) {
-        let Some(result) = alu::result(i) else { return };
+        let Some(result) = alu::result_register(i) else { return };
         let Some(operand) = i.operands.get(1) else { return };
         for word in 0..bytes.div_ceil(4) {
             let operand = match operand {
@@ -53,8 +53,8 @@ impl BlockWalker<'_> {
                 }
                 other => other.clone(),
             };
-            let value = alu::read(w, &operand, &self.place);
-            w.set(after(result, word as u8), &value, mask);
+            let value = alu::read_source(w, &operand, &self.place);
+            w.set(next_register(result, word as u8), &value, mask);
         }
     }
 
@@ -62,7 +62,7 @@ impl BlockWalker<'_> {
     fn addresses(&self, w: &WalkedWarp, address: &SassAddress, global: bool) -> ([u64; LANES], u32) {
         let register = |reg: SassRegister, wide: bool| match wide {
             true => w.pair(reg),
-            false => [w.get(reg), LaneWords::all(0)],
+            false => [w.get(reg), LaneWords::splat(0)],
         };
         let base = address.base.map(|reg| register(reg, global && (address.wide || reg.uniform)));
         let more = address.more.map(|reg| register(reg, global));
@@ -106,13 +106,13 @@ impl BlockWalker<'_> {
             self.loaded(w, i, &at, (known & mask, mask), bytes);
         } else if let (AccessKind::Copy { .. }, Some(target)) = (kind, i.operands.iter().find_map(memory)) {
             let (to, known) = self.addresses(w, &target, false);
-            lanes(known & mask).for_each(|l| self.shared.store(to[l], bytes, None));
-            self.counts.load_turns += turns(&to, known & mask, bytes);
+            active_lanes(known & mask).for_each(|l| self.shared.store(to[l], bytes, None));
+            self.counts.bank_cycles += bank_cycles(&to, known & mask, bytes);
         } else if kind == AccessKind::Atomic {
             self.unknown(w, i, 1, mask);
         }
-        let touched = sectors(&at, known & mask, bytes);
-        self.counts.load_turns += lines(&touched).max(1);
+        let touched = touched_sectors(&at, known & mask, bytes);
+        self.counts.bank_cycles += count_lines(&touched).max(1);
         let unknown = u64::from((mask & !known).count_ones()) * bytes;
         self.counts.unknown_sectors += unknown.div_ceil(SECTOR_BYTES);
         self.counts.l2_sectors += unknown.div_ceil(SECTOR_BYTES);
@@ -156,18 +156,18 @@ impl BlockWalker<'_> {
         (known, mask): (u32, u32),
         bytes: u64,
     ) {
-        let Some(result) = alu::result(i) else { return };
+        let Some(result) = alu::result_register(i) else { return };
         for word in 0..bytes.div_ceil(4) {
             let mut out = LaneWords::UNKNOWN;
-            for l in lanes(known) {
-                if let Some(found) = value(at[l] + 4 * word, bytes.min(4), self.call) {
+            for l in active_lanes(known) {
+                if let Some(found) = memory_value(at[l] + 4 * word, bytes.min(4), self.call) {
                     out.v[l] = found as u32;
                     out.known |= 1 << l;
                 }
             }
-            w.set(after(result, word as u8), &out, mask);
+            w.set(next_register(result, word as u8), &out, mask);
         }
-        self.counts.reads_past |= lanes(known).any(|l| is_past(at[l]));
+        self.counts.reads_past |= active_lanes(known).any(|l| is_past(at[l]));
     }
 
     pub(super) fn shared(
@@ -184,7 +184,7 @@ impl BlockWalker<'_> {
         });
         let Some(address) = address else { return 0 };
         let (at, known) = self.addresses(w, &address, false);
-        self.counts.load_turns += turns(&at, known & mask, bytes);
+        self.counts.bank_cycles += bank_cycles(&at, known & mask, bytes);
         let words = bytes.div_ceil(4);
         let width = bytes.min(4);
         if store {
@@ -192,10 +192,12 @@ impl BlockWalker<'_> {
             let atomic = i.name == "ATOMS";
             for word in 0..words {
                 let value = match &data {
-                    Some(SassOperand::Register { reg, .. }) if !atomic => w.get(after(*reg, word as u8)),
+                    Some(SassOperand::Register { reg, .. }) if !atomic => {
+                        w.get(next_register(*reg, word as u8))
+                    }
                     _ => LaneWords::UNKNOWN,
                 };
-                for l in lanes(known & mask) {
+                for l in active_lanes(known & mask) {
                     let value = (value.known >> l & 1 == 1).then_some(value.v[l]);
                     self.shared.store(at[l] + 4 * word, width, value);
                 }
@@ -203,16 +205,16 @@ impl BlockWalker<'_> {
             if atomic {
                 self.unknown(w, i, 1, mask);
             }
-        } else if let Some(result) = alu::result(i) {
+        } else if let Some(result) = alu::result_register(i) {
             for word in 0..words {
                 let mut out = LaneWords::UNKNOWN;
-                for l in lanes(known & mask) {
+                for l in active_lanes(known & mask) {
                     if let Some(found) = self.shared.word(at[l] + 4 * word, width) {
                         out.v[l] = found;
                         out.known |= 1 << l;
                     }
                 }
-                w.set(after(result, word as u8), &out, mask);
+                w.set(next_register(result, word as u8), &out, mask);
             }
         }
         u64::from(self.latency.shared)
@@ -223,21 +225,22 @@ impl BlockWalker<'_> {
         if let Some(SassOperand::Memory(address)) = i.operands.get(1) {
             let (at, known) = self.addresses(w, address, false);
             let rows = if count >= 4 { u32::MAX } else { (1 << (8 * count)) - 1 };
-            self.counts.load_turns += turns(&at, known & mask & rows, 16);
+            self.counts.bank_cycles += bank_cycles(&at, known & mask & rows, 16);
         }
         self.unknown(w, i, count as u8, mask);
         u64::from(self.latency.shared)
     }
 
     pub(super) fn shuffle(&mut self, w: &mut WalkedWarp, i: &SassInstr, how: ShuffleMode, mask: u32) {
-        let parts = OperandGroups::of(&i.operands, true);
+        let parts = OperandGroups::group(&i.operands, true);
         let Some(result) = parts.result else { return };
-        let source =
-            |n: usize| parts.sources.get(n).map_or(LaneWords::UNKNOWN, |o| alu::read(w, o, &self.place));
+        let source = |n: usize| {
+            parts.sources.get(n).map_or(LaneWords::UNKNOWN, |o| alu::read_source(w, o, &self.place))
+        };
         let (value, by, clamp) = (source(0), source(1), source(2));
         let mut out = LaneWords::UNKNOWN;
         let mut inside = 0;
-        for l in lanes(by.known & clamp.known & mask) {
+        for l in active_lanes(by.known & clamp.known & mask) {
             let (lane, by) = (l as u32, by.v[l]);
             let (segment, last) = (clamp.v[l] >> 8 & 31, clamp.v[l] & 31);
             let first = lane & segment;
@@ -267,7 +270,8 @@ impl BlockWalker<'_> {
 /// Whether an address is that of the tokens before, in the control block or in the table of sequences.
 fn is_past(address: u64) -> bool {
     use std::mem::offset_of;
-    let begin = |kind: u32| crate::launch::address(&mlcc_abi::LaunchArg { kind, reserved: 0, offset: 0 }, 0);
+    let begin =
+        |kind: u32| crate::launch::arg_address(&mlcc_abi::LaunchArg { kind, reserved: 0, offset: 0 }, 0);
     let control = begin(arg::CONTROL) + offset_of!(Control, past) as u64;
     address & !7 == control || address >= begin(arg::SEQUENCES) && address < begin(arg::SEQUENCES + 1)
 }

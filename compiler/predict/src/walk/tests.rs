@@ -48,7 +48,7 @@ fn walked(
 ) -> WalkedBlock {
     let shape =
         LaunchConfig { grid: [8, 1, 1], block: [threads, 1, 1], shared_bytes: 0, args, repeat: repeat::ONCE };
-    walk(kernel, &shape, call, &gpu(), block).unwrap()
+    walk_block(kernel, &shape, call, &gpu(), block).unwrap()
 }
 
 /// With latencies that the sums below are made of.
@@ -86,7 +86,7 @@ fn what_is_read_and_how_long_it_takes() {
     let counts = one.counts;
     assert_eq!(counts.instructions, 2 * 10);
     assert_eq!((counts.read.len(), counts.l2_sectors), (2 * 512 / 32, 32));
-    assert_eq!(counts.load_turns, 2 * 4, "four lines of each warp");
+    assert_eq!(counts.bank_cycles, 2 * 4, "four lines of each warp");
     let by = |pipe: ExecutionPipe| counts.by_pipe[pipe as usize];
     assert_eq!([ExecutionPipe::Float, ExecutionPipe::Integer, ExecutionPipe::Load].map(by), [2, 2 * 4, 2]);
     let other = walked(&kernel, &[WEIGHTS], 64, &call(1, 0), [1, 0, 0]);
@@ -164,7 +164,7 @@ fn warps_wait_for_the_slowest_at_a_barrier() {
     let gpu = gpu();
     let shape =
         LaunchConfig { grid: [1; 3], block: [64, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
-    let walked = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap();
+    let walked = walk_block(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap();
     assert_eq!(walked.alone, 3 + 30 + 1);
 }
 
@@ -202,7 +202,7 @@ fn stores_to_shared_memory_are_read_back() {
         ("EXIT", plain(1)),
     ]);
     let counts = walked(&kernel, &[], 32, &call(1, 0), [0, 0, 0]).counts;
-    assert_eq!((counts.by_pipe[ExecutionPipe::Float as usize], counts.load_turns), (1, 3));
+    assert_eq!((counts.by_pipe[ExecutionPipe::Float as usize], counts.bank_cycles), (1, 3));
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn what_is_not_known_is_refused() {
     let shape =
         LaunchConfig { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };
     let gpu = gpu();
-    let error = walk(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap_err().to_string();
+    let error = walk_block(&kernel, &shape, &call(1, 0), &gpu, [0; 3]).unwrap_err().to_string();
     assert!(error.contains("an end without an exit"), "{error}");
 }
 

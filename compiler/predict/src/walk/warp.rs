@@ -33,7 +33,7 @@ impl WalkedWarp {
             next: [0; LANES],
             alive,
             // What a register holds that nobody set is no program's business; single bits of it that are set later are.
-            registers: vec![LaneWords::all(0); REGISTERS],
+            registers: vec![LaneWords::splat(0); REGISTERS],
             uniform: vec![LaneWords::UNKNOWN; REGISTERS],
             predicates: [0; 8],
             uniform_predicates: [0; 8],
@@ -46,7 +46,7 @@ impl WalkedWarp {
 
     pub fn get(&self, reg: SassRegister) -> LaneWords {
         match (reg.number, reg.uniform) {
-            (SassRegister::ZERO, _) => LaneWords::all(0),
+            (SassRegister::ZERO, _) => LaneWords::splat(0),
             (number, false) => self.registers[usize::from(number)],
             (number, true) => self.uniform[usize::from(number)],
         }
@@ -54,7 +54,7 @@ impl WalkedWarp {
 
     /// The register and the one after it, as 64 bits.
     pub fn pair(&self, reg: SassRegister) -> [LaneWords; 2] {
-        [self.get(reg), self.get(after(reg, 1))]
+        [self.get(reg), self.get(next_register(reg, 1))]
     }
 
     pub fn set(&mut self, reg: SassRegister, value: &LaneWords, mask: u32) {
@@ -66,7 +66,7 @@ impl WalkedWarp {
                 let lane = mask.trailing_zeros().min(31) as usize;
                 let known = value.known >> lane & 1 == 1;
                 let to = &mut self.uniform[usize::from(number)];
-                *to = if known { LaneWords::all(value.v[lane]) } else { LaneWords::UNKNOWN };
+                *to = if known { LaneWords::splat(value.v[lane]) } else { LaneWords::UNKNOWN };
             }
         }
     }
@@ -93,13 +93,13 @@ impl WalkedWarp {
         }
     }
 
-    pub fn guarded(&self, guard: Option<PredicateGuard>) -> u32 {
+    pub fn guard_mask(&self, guard: Option<PredicateGuard>) -> u32 {
         guard.map_or(ALL, |g| self.predicate(g.register, g.uniform, g.negated))
     }
 }
 
 /// A register further on.
-pub fn after(reg: SassRegister, by: u8) -> SassRegister {
+pub fn next_register(reg: SassRegister, by: u8) -> SassRegister {
     match reg.number {
         SassRegister::ZERO => reg,
         number => SassRegister { number: number.saturating_add(by), ..reg },
@@ -118,7 +118,7 @@ pub struct OperandGroups<'a> {
 
 impl<'a> OperandGroups<'a> {
     /// `register`: whether the instruction has a register for its result.
-    pub fn of(operands: &'a [SassOperand], register: bool) -> OperandGroups<'a> {
+    pub fn group(operands: &'a [SassOperand], register: bool) -> OperandGroups<'a> {
         let is_predicate = |o: &SassOperand| matches!(o, SassOperand::Predicate { .. });
         let mut parts = OperandGroups { result: None, out: vec![], sources: &[], last: vec![] };
         let mut at = 0;

@@ -34,13 +34,13 @@ pub fn dequantize(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-fn half_at(block: &[u8], at: usize) -> f32 {
+fn read_half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
 /// Scale, then 16 bytes: low nibbles are weights 0 to 15, high ones 16 to 31.
 fn q4_0(block: &[u8], out: &mut [f32]) {
-    let d = half_at(block, 0);
+    let d = read_half(block, 0);
     for (j, &byte) in block[2..18].iter().enumerate() {
         out[j] = (i32::from(byte & 15) - 8) as f32 * d;
         out[j + 16] = (i32::from(byte >> 4) - 8) as f32 * d;
@@ -49,7 +49,7 @@ fn q4_0(block: &[u8], out: &mut [f32]) {
 
 /// Scale and minimum, then as Q4_0.
 fn q4_1(block: &[u8], out: &mut [f32]) {
-    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    let (d, m) = (read_half(block, 0), read_half(block, 2));
     for (j, &byte) in block[4..20].iter().enumerate() {
         out[j] = f32::from(byte & 15) * d + m;
         out[j + 16] = f32::from(byte >> 4) * d + m;
@@ -62,7 +62,7 @@ fn fifth_bits(bytes: &[u8]) -> u32 {
 }
 
 fn q5_0(block: &[u8], out: &mut [f32]) {
-    let (d, high) = (half_at(block, 0), fifth_bits(&block[2..6]));
+    let (d, high) = (read_half(block, 0), fifth_bits(&block[2..6]));
     for (j, &byte) in block[6..22].iter().enumerate() {
         let bit = |at: usize| (high >> at & 1) << 4;
         out[j] = ((u32::from(byte & 15) | bit(j)) as i32 - 16) as f32 * d;
@@ -71,7 +71,7 @@ fn q5_0(block: &[u8], out: &mut [f32]) {
 }
 
 fn q5_1(block: &[u8], out: &mut [f32]) {
-    let (d, m, high) = (half_at(block, 0), half_at(block, 2), fifth_bits(&block[4..8]));
+    let (d, m, high) = (read_half(block, 0), read_half(block, 2), fifth_bits(&block[4..8]));
     for (j, &byte) in block[8..24].iter().enumerate() {
         let bit = |at: usize| (high >> at & 1) << 4;
         out[j] = (u32::from(byte & 15) | bit(j)) as f32 * d + m;
@@ -80,7 +80,7 @@ fn q5_1(block: &[u8], out: &mut [f32]) {
 }
 
 fn q8_0(block: &[u8], out: &mut [f32]) {
-    let d = half_at(block, 0);
+    let d = read_half(block, 0);
     for (value, &code) in out.iter_mut().zip(&block[2..34]) {
         *value = f32::from(code as i8) * d;
     }
@@ -100,7 +100,7 @@ fn scale_and_minimum(group: usize, packed: &[u8]) -> (f32, f32) {
 
 /// `d`, `dmin`, 12 bytes of scales, 128 bytes: per 64 weights 32 bytes, low nibbles first.
 fn q4_k(block: &[u8], out: &mut [f32]) {
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let (d, dmin) = (read_half(block, 0), read_half(block, 2));
     let (scales, codes) = (&block[4..16], &block[16..144]);
     for (group, values) in out.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = scale_and_minimum(group, scales);
@@ -114,7 +114,7 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
 
 /// As Q4_K with a fifth bit of each weight in 32 bytes before the nibbles: bit `g` of byte `j` for weight `j` of group `g`.
 fn q5_k(block: &[u8], out: &mut [f32]) {
-    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    let (d, dmin) = (read_half(block, 0), read_half(block, 2));
     let (scales, high, codes) = (&block[4..16], &block[16..48], &block[48..176]);
     for (group, values) in out.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = scale_and_minimum(group, scales);
@@ -130,7 +130,7 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
 /// 128 bytes of low four bits, 64 bytes of high two bits, 16 scales (int8), `d`. Each half of the block has 128 weights,
 /// of which numbers `j`, `j+32`, `j+64`, `j+96` share a byte of high bits.
 fn q6_k(block: &[u8], out: &mut [f32]) {
-    let d = half_at(block, 208);
+    let d = read_half(block, 208);
     for (half, values) in out.chunks_exact_mut(128).enumerate() {
         let low = &block[64 * half..64 * half + 64];
         let high = &block[128 + 32 * half..160 + 32 * half];
@@ -150,7 +150,7 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
 /// `j+32`, `j+64`, `j+96` share a byte.
 fn q2_k(block: &[u8], out: &mut [f32]) {
     let (scales, codes) = (&block[..16], &block[16..80]);
-    let (d, dmin) = (half_at(block, 80), half_at(block, 82));
+    let (d, dmin) = (read_half(block, 80), read_half(block, 82));
     for (group, values) in out.chunks_exact_mut(16).enumerate() {
         let (half, quarter) = (group / 8, group % 8 / 2);
         let (scale, minimum) = (d * f32::from(scales[group] & 15), dmin * f32::from(scales[group] >> 4));
@@ -164,7 +164,7 @@ fn q2_k(block: &[u8], out: &mut [f32]) {
 /// 32 bytes of third bits (bit `2 * half + quarter` of byte `j`), 64 bytes of low two bits as in Q2_K, 16 scales of 6 bits in 12
 /// bytes, `d`.
 fn q3_k(block: &[u8], out: &mut [f32]) {
-    let (high, codes, scales, d) = (&block[..32], &block[32..96], &block[96..108], half_at(block, 108));
+    let (high, codes, scales, d) = (&block[..32], &block[32..96], &block[96..108], read_half(block, 108));
     for (group, values) in out.chunks_exact_mut(16).enumerate() {
         let (half, quarter) = (group / 8, group % 8 / 2);
         let low = scales[group % 8] >> (4 * (group / 8)) & 15;
@@ -183,7 +183,7 @@ fn q3_k(block: &[u8], out: &mut [f32]) {
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Low nibbles are weights 0 to 15, high ones 16 to 31.
-fn by_table(codes: &[u8], scale: f32, table: &[i8; 16], out: &mut [f32]) {
+fn dequantize_by_table(codes: &[u8], scale: f32, table: &[i8; 16], out: &mut [f32]) {
     let half = codes.len();
     for (j, &byte) in codes.iter().enumerate() {
         out[j] = scale * f32::from(table[usize::from(byte & 15)]);
@@ -192,17 +192,17 @@ fn by_table(codes: &[u8], scale: f32, table: &[i8; 16], out: &mut [f32]) {
 }
 
 fn iq4_nl(block: &[u8], out: &mut [f32]) {
-    by_table(&block[2..18], half_at(block, 0), &IQ4, out);
+    dequantize_by_table(&block[2..18], read_half(block, 0), &IQ4, out);
 }
 
 /// `d`, high two bits of eight scales, their low four bits, 128 bytes of codes.
 fn iq4_xs(block: &[u8], out: &mut [f32]) {
-    let (d, high) = (half_at(block, 0), u16::from_le_bytes([block[2], block[3]]));
+    let (d, high) = (read_half(block, 0), u16::from_le_bytes([block[2], block[3]]));
     for (group, values) in out.chunks_exact_mut(32).enumerate() {
         let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
         let scale = low | ((high >> (2 * group) & 3) as u8) << 4;
         let codes = &block[8 + 16 * group..24 + 16 * group];
-        by_table(codes, d * f32::from(scale as i8 - 32), &IQ4, values);
+        dequantize_by_table(codes, d * f32::from(scale as i8 - 32), &IQ4, values);
     }
 }
 
@@ -215,7 +215,7 @@ fn mxfp4(block: &[u8], out: &mut [f32]) {
         255 => f32::NAN,
         exponent => 2f64.powi(i32::from(exponent) - 128) as f32,
     };
-    by_table(&block[1..17], scale, &E2M1, out);
+    dequantize_by_table(&block[1..17], scale, &E2M1, out);
 }
 
 /// Four scales in E4M3 without a sign, then the codes of four groups of 16. 0x7f stands for 0 there.
@@ -228,6 +228,6 @@ fn nvfp4(block: &[u8], out: &mut [f32]) {
             (_, 0) => mantissa * 2f32.powi(-9),
             _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
         };
-        by_table(&block[4 + 8 * group..12 + 8 * group], 0.5 * scale, &E2M1, values);
+        dequantize_by_table(&block[4 + 8 * group..12 + 8 * group], 0.5 * scale, &E2M1, values);
     }
 }

@@ -4,8 +4,8 @@
 //! the tensors, the rest stands in [`super::families`].
 
 use super::super::bytes::FileBytes;
-use super::families::family;
-use super::{GgufMetadata, RawTensor, headers};
+use super::families::write_family_fields;
+use super::{GgufMetadata, RawTensor, read_headers};
 use super::{encoders, hybrids, rope};
 use crate::config::ConfigFields;
 use crate::config::published::GGUF;
@@ -13,16 +13,18 @@ use crate::error::CheckpointError;
 use serde_json::{Map, Value, json};
 
 /// Reads a GGUF file's configuration. `files` are all files of the model, the first one has the metadata.
-pub(in crate::checkpoint) fn fields(files: &[FileBytes]) -> Result<ConfigFields, CheckpointError> {
-    let (tensors, metadata) = headers(files)?;
+pub(in crate::checkpoint) fn read_config_fields(
+    files: &[FileBytes],
+) -> Result<ConfigFields, CheckpointError> {
+    let (tensors, metadata) = read_headers(files)?;
     let arch = metadata.architecture()?.to_string();
     let mut writer =
         ConfigFieldWriter { metadata: &metadata, arch: &arch, tensors: &tensors, raw: Map::new() };
-    writer.set(GGUF, arch.as_str());
-    writer.common()?;
-    family(&mut writer)?;
-    encoders::pooling(&mut writer)?;
-    writer.rope(files)?;
+    writer.set_field(GGUF, arch.as_str());
+    writer.copy_common_fields()?;
+    write_family_fields(&mut writer)?;
+    encoders::copy_pooling(&mut writer)?;
+    writer.copy_rope_scaling(files)?;
     Ok(ConfigFields { origin: metadata.origin.clone(), raw: writer.raw })
 }
 
@@ -91,52 +93,52 @@ pub(super) struct ConfigFieldWriter<'a> {
 }
 
 impl ConfigFieldWriter<'_> {
-    pub(super) fn set(&mut self, field: &str, value: impl Into<Value>) {
+    pub(super) fn set_field(&mut self, field: &str, value: impl Into<Value>) {
         self.raw.insert(field.to_string(), value.into());
     }
 
-    pub(super) fn key(&self, name: &str) -> String {
+    pub(super) fn metadata_key(&self, name: &str) -> String {
         format!("{}.{name}", self.arch)
     }
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>, CheckpointError> {
-        self.metadata.number(&self.key(name))
+        self.metadata.number(&self.metadata_key(name))
     }
     pub(super) fn float(&self, name: &str) -> Result<Option<f64>, CheckpointError> {
-        self.metadata.float(&self.key(name))
+        self.metadata.float(&self.metadata_key(name))
     }
 
     /// Copies a number under another name, where it is there.
-    pub(super) fn copy(&mut self, name: &str, field: &str) -> Result<(), CheckpointError> {
+    pub(super) fn copy_number(&mut self, name: &str, field: &str) -> Result<(), CheckpointError> {
         if let Some(number) = self.number(name)? {
-            self.set(field, number);
+            self.set_field(field, number);
         }
         Ok(())
     }
     pub(super) fn copy_float(&mut self, name: &str, field: &str) -> Result<(), CheckpointError> {
         if let Some(number) = self.float(name)? {
-            self.set(field, number);
+            self.set_field(field, number);
         }
         Ok(())
     }
 
-    pub(super) fn has(&self, tensor: &str) -> bool {
+    pub(super) fn has_tensor(&self, tensor: &str) -> bool {
         self.tensors.iter().any(|raw| raw.name == tensor)
     }
 
     /// Rows of a tensor that is there.
-    pub(super) fn rows(&self, tensor: &str) -> Option<usize> {
+    pub(super) fn tensor_rows(&self, tensor: &str) -> Option<usize> {
         self.tensors.iter().find(|raw| raw.name == tensor)?.shape.first().copied()
     }
 
     /// A number that the model cannot do without.
-    pub(super) fn need(&self, name: &str) -> Result<u64, CheckpointError> {
+    pub(super) fn required_number(&self, name: &str) -> Result<u64, CheckpointError> {
         self.number(name)?.ok_or_else(|| CheckpointError::Unsupported {
             file: self.metadata.origin.clone(),
-            detail: format!("has no metadata `{}`, which its configuration needs", self.key(name)),
+            detail: format!("has no metadata `{}`, which its configuration needs", self.metadata_key(name)),
         })
     }
 
-    pub(super) fn refuse(&self, what: &str) -> CheckpointError {
+    pub(super) fn unsupported_error(&self, what: &str) -> CheckpointError {
         CheckpointError::Unsupported {
             file: self.metadata.origin.clone(),
             detail: format!("{what}, which is not read from GGUF files; use the model's own checkpoint"),
@@ -144,27 +146,27 @@ impl ConfigFieldWriter<'_> {
     }
 
     /// Sizes and tokens that all families have, under the names that most of them use.
-    fn common(&mut self) -> Result<(), CheckpointError> {
+    fn copy_common_fields(&mut self) -> Result<(), CheckpointError> {
         let embedding = self.tensors.iter().find(|raw| raw.name == "token_embd.weight");
         if let Some(rows) = embedding.and_then(|raw| raw.shape.first()) {
-            self.set("vocab_size", *rows);
+            self.set_field("vocab_size", *rows);
         }
-        self.set("hidden_size", self.need("embedding_length")?);
-        self.set("num_hidden_layers", self.layers()?);
-        self.copy("context_length", "max_position_embeddings")?;
-        self.copy("attention.head_count", "num_attention_heads")?;
+        self.set_field("hidden_size", self.required_number("embedding_length")?);
+        self.set_field("num_hidden_layers", self.layer_count()?);
+        self.copy_number("context_length", "max_position_embeddings")?;
+        self.copy_number("attention.head_count", "num_attention_heads")?;
         // Layers of this one may differ in both.
         if self.arch != "gemma4" {
-            self.copy("feed_forward_length", "intermediate_size")?;
-            self.copy("attention.head_count_kv", "num_key_value_heads")?;
+            self.copy_number("feed_forward_length", "intermediate_size")?;
+            self.copy_number("attention.head_count_kv", "num_key_value_heads")?;
         }
-        self.copy("attention.key_length", "head_dim")?;
+        self.copy_number("attention.key_length", "head_dim")?;
         self.copy_float("attention.layer_norm_rms_epsilon", "rms_norm_eps")?;
         self.copy_float("rope.freq_base", "rope_theta")?;
-        self.set("tie_word_embeddings", !self.has("output.weight"));
+        self.set_field("tie_word_embeddings", !self.has_tensor("output.weight"));
         for (key, field) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
             if let Some(id) = self.metadata.number(&format!("tokenizer.ggml.{key}"))? {
-                self.set(field, id);
+                self.set_field(field, id);
             }
         }
         // Chat models end a turn with this one.
@@ -173,34 +175,36 @@ impl ConfigFieldWriter<'_> {
             self.metadata.number("tokenizer.ggml.eot_token_id")?,
         ) && eos != turn
         {
-            self.set("eos_token_id", json!([eos, turn]));
+            self.set_field("eos_token_id", json!([eos, turn]));
         }
         Ok(())
     }
 
     /// Layers, without those of a draft head, which are counted among them.
-    pub(super) fn layers(&self) -> Result<u64, CheckpointError> {
+    pub(super) fn layer_count(&self) -> Result<u64, CheckpointError> {
         let draft = self.number("nextn_predict_layers")?.unwrap_or(0);
-        Ok(self.need("block_count")?.saturating_sub(draft))
+        Ok(self.required_number("block_count")?.saturating_sub(draft))
     }
 
     /// Elements of a head: `attention.key_length`, else an equal share.
     pub(super) fn head_size(&self) -> Result<u64, CheckpointError> {
-        let share = self.need("embedding_length")?.checked_div(self.need("attention.head_count")?);
+        let share = self
+            .required_number("embedding_length")?
+            .checked_div(self.required_number("attention.head_count")?);
         Ok(self.number("attention.key_length")?.or(share).unwrap_or(0))
     }
 
     /// `rope.dimension_count` as a share of the head.
-    pub(super) fn partial_rotary(&mut self, field: &str) -> Result<(), CheckpointError> {
+    pub(super) fn copy_partial_rotary(&mut self, field: &str) -> Result<(), CheckpointError> {
         let head = self.head_size()?;
         if let Some(dims) = self.number("rope.dimension_count")?.filter(|&dims| head > 0 && dims != head) {
-            self.set(field, dims as f64 / head as f64);
+            self.set_field(field, dims as f64 / head as f64);
         }
         Ok(())
     }
 
     /// What YaRN has beside its factor, and what stands with it.
-    fn yarn(&mut self, fields: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+    fn copy_yarn(&mut self, fields: &mut Map<String, Value>) -> Result<(), CheckpointError> {
         for (key, field) in [("beta_fast", "beta_fast"), ("beta_slow", "beta_slow")] {
             if let Some(number) = self.float(&format!("rope.scaling.yarn_{key}"))? {
                 fields.insert(field.to_string(), json!(number));
@@ -220,7 +224,7 @@ impl ConfigFieldWriter<'_> {
                     .insert("rope_theta".to_string(), json!(self.float("rope.freq_base")?.unwrap_or(1e6)));
                 let beta = self.float("attention.temperature_scale")?.unwrap_or(0.0);
                 parameters.insert("llama_4_scaling_beta".to_string(), json!(beta));
-                self.set("rope_parameters", parameters);
+                self.set_field("rope_parameters", parameters);
             }
             "deepseek2" | "mistral4" => {
                 // A tenth of what the others have there.
@@ -235,7 +239,7 @@ impl ConfigFieldWriter<'_> {
                     // As published, where a file does not say it.
                     let beta = self.float("attention.temperature_scale")?.unwrap_or(0.1);
                     parameters.insert("llama_4_scaling_beta".to_string(), json!(beta));
-                    self.set("rope_parameters", parameters);
+                    self.set_field("rope_parameters", parameters);
                 }
             }
             _ => {}
@@ -244,17 +248,17 @@ impl ConfigFieldWriter<'_> {
     }
 
     /// `rope_scaling`.
-    fn rope(&mut self, files: &[FileBytes]) -> Result<(), CheckpointError> {
+    fn copy_rope_scaling(&mut self, files: &[FileBytes]) -> Result<(), CheckpointError> {
         if self.arch == "gemma4" {
             return hybrids::gemma4_rope(self, files);
         }
         let original = self.number("rope.scaling.original_context_length")?;
         let attention = self.float("rope.scaling.attn_factor")?;
-        if let Some(fields) = rope::scaling(files, self.tensors, original, attention) {
-            self.set("rope_scaling", fields);
+        if let Some(fields) = rope::read_rope_scaling(files, self.tensors, original, attention) {
+            self.set_field("rope_scaling", fields);
             return Ok(());
         }
-        let kind = self.metadata.string(&self.key("rope.scaling.type"))?;
+        let kind = self.metadata.string(&self.metadata_key("rope.scaling.type"))?;
         // As llama.cpp reads files that were written before the type was: their factor is a linear one, under one of two names.
         let factor = self.float("rope.scaling.factor")?.or(self.float("rope.scale_linear")?);
         let kind = kind.or(factor.filter(|&factor| factor != 0.0 && factor != 1.0).map(|_| "linear"));
@@ -267,10 +271,10 @@ impl ConfigFieldWriter<'_> {
                 if let Some(original) = original {
                     fields.insert("original_max_position_embeddings".to_string(), json!(original));
                 }
-                self.yarn(&mut fields)?;
-                self.set("rope_scaling", fields);
+                self.copy_yarn(&mut fields)?;
+                self.set_field("rope_scaling", fields);
             }
-            (Some(kind), _) => return Err(self.refuse(&format!("has rope scaling `{kind}`"))),
+            (Some(kind), _) => return Err(self.unsupported_error(&format!("has rope scaling `{kind}`"))),
         }
         Ok(())
     }

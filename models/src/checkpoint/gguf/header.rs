@@ -28,37 +28,41 @@ impl GgufHeader {
     /// `number` is the file's place in the list of files.
     pub fn read(number: usize, file: &FileBytes) -> Result<GgufHeader, CheckpointError> {
         let mut cursor = HeaderCursor { file, position: 0 };
-        if cursor.take(4, "the magic number")? != b"GGUF" {
-            return Err(cursor.unsupported("is no GGUF file: it does not begin with `GGUF`"));
+        if cursor.take_bytes(4, "the magic number")? != b"GGUF" {
+            return Err(cursor.unsupported_error("is no GGUF file: it does not begin with `GGUF`"));
         }
-        let version = cursor.u32("the version")?;
+        let version = cursor.read_u32("the version")?;
         match version {
             2 | 3 => {}
             1 => {
                 return Err(
-                    cursor.unsupported("is GGUF version 1, 2 and 3 are read; convert the model again")
+                    cursor.unsupported_error("is GGUF version 1, 2 and 3 are read; convert the model again")
                 );
             }
             v if v.swap_bytes() <= 3 => {
-                return Err(cursor.unsupported("is a big-endian GGUF file, only little-endian ones are read"));
+                return Err(
+                    cursor.unsupported_error("is a big-endian GGUF file, only little-endian ones are read")
+                );
             }
-            other => return Err(cursor.unsupported(&format!("is GGUF version {other}, 2 and 3 are read"))),
+            other => {
+                return Err(cursor.unsupported_error(&format!("is GGUF version {other}, 2 and 3 are read")));
+            }
         }
-        let tensors = cursor.u64("the number of tensors")?;
-        let pairs = cursor.u64("the number of metadata pairs")?;
+        let tensors = cursor.read_u64("the number of tensors")?;
+        let pairs = cursor.read_u64("the number of metadata pairs")?;
         if tensors > MOST_TENSORS || pairs > MOST_KEYS {
-            return Err(cursor.damaged(format!("claims {tensors} tensors and {pairs} metadata pairs")));
+            return Err(cursor.damaged_error(format!("claims {tensors} tensors and {pairs} metadata pairs")));
         }
         let mut values = BTreeMap::new();
         for _ in 0..pairs {
-            let key = cursor.string("a metadata key", LONGEST_KEY)?;
-            let value = cursor.typed_value(&key)?;
+            let key = cursor.read_string("a metadata key", LONGEST_KEY)?;
+            let value = cursor.read_typed_value(&key)?;
             if values.insert(key.clone(), value).is_some() {
-                return Err(cursor.damaged(format!("has metadata `{key}` twice")));
+                return Err(cursor.damaged_error(format!("has metadata `{key}` twice")));
             }
         }
         let metadata = GgufMetadata { origin: file.label.clone(), values };
-        let entries = (0..tensors).map(|_| cursor.tensor()).collect::<Result<Vec<_>, _>>()?;
+        let entries = (0..tensors).map(|_| cursor.read_tensor()).collect::<Result<Vec<_>, _>>()?;
         let alignment = alignment(&metadata)?;
         let data = (cursor.position as u64).next_multiple_of(alignment);
         let tensors = place_tensors(number, file, entries, data, alignment)?;
@@ -121,8 +125,8 @@ fn place_tensors(
         }
         let start = data.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(bytes as u64));
-        let (Some(start), Some(end)) = (start, end.filter(|&end| end <= file.all().len() as u64)) else {
-            let length = file.all().len();
+        let (Some(start), Some(end)) = (start, end.filter(|&end| end <= file.as_bytes().len() as u64)) else {
+            let length = file.as_bytes().len();
             return Err(damaged(format!(
                 "would have {bytes} bytes from {}, the file has {length}",
                 entry.offset
@@ -155,56 +159,56 @@ struct HeaderCursor<'a> {
 }
 
 impl<'a> HeaderCursor<'a> {
-    fn damaged(&self, detail: String) -> CheckpointError {
+    fn damaged_error(&self, detail: String) -> CheckpointError {
         CheckpointError::Damaged { file: self.file.label.clone(), detail }
     }
-    fn unsupported(&self, detail: &str) -> CheckpointError {
+    fn unsupported_error(&self, detail: &str) -> CheckpointError {
         CheckpointError::Unsupported { file: self.file.label.clone(), detail: detail.to_string() }
     }
 
-    fn take(&mut self, length: usize, what: &str) -> Result<&'a [u8], CheckpointError> {
-        let end = self.position.checked_add(length).filter(|&end| end <= self.file.all().len());
-        let end = end.ok_or_else(|| self.damaged(format!("ends inside {what}")))?;
+    fn take_bytes(&mut self, length: usize, what: &str) -> Result<&'a [u8], CheckpointError> {
+        let end = self.position.checked_add(length).filter(|&end| end <= self.file.as_bytes().len());
+        let end = end.ok_or_else(|| self.damaged_error(format!("ends inside {what}")))?;
         let start = std::mem::replace(&mut self.position, end);
-        Ok(&self.file.all()[start..end])
+        Ok(&self.file.as_bytes()[start..end])
     }
 
-    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], CheckpointError> {
+    fn take_array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], CheckpointError> {
         let mut array = [0; N];
-        array.copy_from_slice(self.take(N, what)?);
+        array.copy_from_slice(self.take_bytes(N, what)?);
         Ok(array)
     }
-    fn u32(&mut self, what: &str) -> Result<u32, CheckpointError> {
-        Ok(u32::from_le_bytes(self.array(what)?))
+    fn read_u32(&mut self, what: &str) -> Result<u32, CheckpointError> {
+        Ok(u32::from_le_bytes(self.take_array(what)?))
     }
-    fn u64(&mut self, what: &str) -> Result<u64, CheckpointError> {
-        Ok(u64::from_le_bytes(self.array(what)?))
+    fn read_u64(&mut self, what: &str) -> Result<u64, CheckpointError> {
+        Ok(u64::from_le_bytes(self.take_array(what)?))
     }
 
-    fn string(&mut self, what: &str, longest: usize) -> Result<String, CheckpointError> {
-        let length = self.u64(what)?;
+    fn read_string(&mut self, what: &str, longest: usize) -> Result<String, CheckpointError> {
+        let length = self.read_u64(what)?;
         let length = usize::try_from(length).ok().filter(|&length| length <= longest);
-        let length = length.ok_or_else(|| self.damaged(format!("has {what} that is too long")))?;
-        let text = std::str::from_utf8(self.take(length, what)?);
-        text.map(str::to_string).map_err(|_| self.damaged(format!("has {what} that is not UTF-8")))
+        let length = length.ok_or_else(|| self.damaged_error(format!("has {what} that is too long")))?;
+        let text = std::str::from_utf8(self.take_bytes(length, what)?);
+        text.map(str::to_string).map_err(|_| self.damaged_error(format!("has {what} that is not UTF-8")))
     }
 
-    fn tensor(&mut self) -> Result<ListedTensor, CheckpointError> {
-        let name = self.string("a tensor name", LONGEST_NAME)?;
-        let dims = self.u32("a tensor's description")?;
+    fn read_tensor(&mut self) -> Result<ListedTensor, CheckpointError> {
+        let name = self.read_string("a tensor name", LONGEST_NAME)?;
+        let dims = self.read_u32("a tensor's description")?;
         if dims > MOST_DIMS {
-            return Err(self.damaged(format!("has a tensor `{name}` of {dims} dimensions")));
+            return Err(self.damaged_error(format!("has a tensor `{name}` of {dims} dimensions")));
         }
         let mut shape = Vec::new();
         for _ in 0..dims {
-            let dim = self.u64("a tensor's description")?;
+            let dim = self.read_u64("a tensor's description")?;
             let dim = usize::try_from(dim)
-                .map_err(|_| self.damaged(format!("has a tensor `{name}` of {dim} elements")))?;
+                .map_err(|_| self.damaged_error(format!("has a tensor `{name}` of {dim} elements")))?;
             shape.push(dim);
         }
         shape.reverse();
-        let number = self.u32("a tensor's description")?;
-        let offset = self.u64("a tensor's description")?;
+        let number = self.read_u32("a tensor's description")?;
+        let offset = self.read_u64("a tensor's description")?;
         let dtype =
             StoredType::from_ggml(number).map_err(|type_name| CheckpointError::UnsupportedTensor {
                 file: self.file.label.clone(),
@@ -217,12 +221,12 @@ impl<'a> HeaderCursor<'a> {
         Ok(ListedTensor { name, dtype, shape, offset })
     }
 
-    fn typed_value(&mut self, key: &str) -> Result<MetadataValue, CheckpointError> {
-        let kind = self.u32("a metadata value")?;
+    fn read_typed_value(&mut self, key: &str) -> Result<MetadataValue, CheckpointError> {
+        let kind = self.read_u32("a metadata value")?;
         if kind == ARRAY {
-            return self.list(key);
+            return self.read_array(key);
         }
-        let mut list = self.elements(key, kind, 1)?;
+        let mut list = self.read_array_elements(key, kind, 1)?;
         let value = match &mut list {
             MetadataValue::Unsigneds(list) => list.pop().map(MetadataValue::Unsigned),
             MetadataValue::Signeds(list) => list.pop().map(MetadataValue::Signed),
@@ -231,32 +235,37 @@ impl<'a> HeaderCursor<'a> {
             MetadataValue::Strings(list) => list.pop().map(MetadataValue::String),
             _ => None,
         };
-        value.ok_or_else(|| self.damaged(format!("has no value for metadata `{key}`")))
+        value.ok_or_else(|| self.damaged_error(format!("has no value for metadata `{key}`")))
     }
 
-    fn list(&mut self, key: &str) -> Result<MetadataValue, CheckpointError> {
-        let kind = self.u32("a metadata list")?;
-        let count = self.u64("a metadata list")?;
+    fn read_array(&mut self, key: &str) -> Result<MetadataValue, CheckpointError> {
+        let kind = self.read_u32("a metadata list")?;
+        let count = self.read_u64("a metadata list")?;
         if kind == ARRAY {
-            return Err(self.unsupported(&format!("has a list of lists in metadata `{key}`")));
+            return Err(self.unsupported_error(&format!("has a list of lists in metadata `{key}`")));
         }
         // Every element takes at least one byte, a string eight.
         let least = if kind == STRING { 8 } else { 1 };
-        let rest = (self.file.all().len() - self.position) as u64 / least;
+        let rest = (self.file.as_bytes().len() - self.position) as u64 / least;
         match usize::try_from(count).ok().filter(|_| count <= rest) {
-            Some(count) => self.elements(key, kind, count),
-            None => Err(self.damaged(format!("claims {count} elements in metadata `{key}`"))),
+            Some(count) => self.read_array_elements(key, kind, count),
+            None => Err(self.damaged_error(format!("claims {count} elements in metadata `{key}`"))),
         }
     }
 
     /// `count` values of the type with number `kind`.
-    fn elements(&mut self, key: &str, kind: u32, count: usize) -> Result<MetadataValue, CheckpointError> {
+    fn read_array_elements(
+        &mut self,
+        key: &str,
+        kind: u32,
+        count: usize,
+    ) -> Result<MetadataValue, CheckpointError> {
         let what = "a metadata value";
         macro_rules! numbers {
             ($variant:ident, $number:ty, $to:expr) => {{
                 let mut list = Vec::new();
                 for _ in 0..count {
-                    list.push($to(<$number>::from_le_bytes(self.array(what)?)));
+                    list.push($to(<$number>::from_le_bytes(self.take_array(what)?)));
                 }
                 MetadataValue::$variant(list)
             }};
@@ -268,23 +277,23 @@ impl<'a> HeaderCursor<'a> {
             3 => numbers!(Signeds, i16, i64::from),
             4 => numbers!(Unsigneds, u32, u64::from),
             5 => numbers!(Signeds, i32, i64::from),
-            6 => numbers!(Floats, f32, shortest),
+            6 => numbers!(Floats, f32, shortest_decimal),
             7 => {
                 let mut list = Vec::new();
-                for &byte in self.take(count, what)? {
+                for &byte in self.take_bytes(count, what)? {
                     list.push(byte);
                 }
                 match list.iter().find(|&&byte| byte > 1) {
                     None => MetadataValue::Bools(list.into_iter().map(|byte| byte == 1).collect()),
                     Some(byte) => {
-                        return Err(self.damaged(format!("has the bool {byte} in metadata `{key}`")));
+                        return Err(self.damaged_error(format!("has the bool {byte} in metadata `{key}`")));
                     }
                 }
             }
             STRING => {
                 let mut list = Vec::new();
                 for _ in 0..count {
-                    list.push(self.string(what, usize::MAX)?);
+                    list.push(self.read_string(what, usize::MAX)?);
                 }
                 MetadataValue::Strings(list)
             }
@@ -292,7 +301,9 @@ impl<'a> HeaderCursor<'a> {
             11 => numbers!(Signeds, i64, std::convert::identity),
             12 => numbers!(Floats, f64, std::convert::identity),
             other => {
-                return Err(self.damaged(format!("has type {other} in metadata `{key}`, 0 to 12 are known")));
+                return Err(
+                    self.damaged_error(format!("has type {other} in metadata `{key}`, 0 to 12 are known"))
+                );
             }
         })
     }
@@ -302,6 +313,6 @@ const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
 /// The f64 that prints like the f32.
-fn shortest(number: f32) -> f64 {
+fn shortest_decimal(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }

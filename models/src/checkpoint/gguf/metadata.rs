@@ -80,7 +80,7 @@ impl GgufMetadata {
     }
 
     /// A value that is there has to be of the kind asked for.
-    fn typed<'a, T>(
+    fn get_typed<'a, T>(
         &'a self,
         key: &str,
         expected: &str,
@@ -97,46 +97,46 @@ impl GgufMetadata {
     }
 
     pub fn string(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
-        self.typed(key, "a string", |value| match value {
+        self.get_typed(key, "a string", |value| match value {
             MetadataValue::String(text) => Some(text.as_str()),
             _ => None,
         })
     }
     pub fn number(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
-        self.typed(key, "a number, equal for all layers", MetadataValue::as_uniform_u64)
+        self.get_typed(key, "a number, equal for all layers", MetadataValue::as_uniform_u64)
     }
     pub fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
-        self.typed(key, "a number", MetadataValue::as_f64)
+        self.get_typed(key, "a number", MetadataValue::as_f64)
     }
     pub fn flag(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
-        self.typed(key, "a bool", |value| match value {
+        self.get_typed(key, "a bool", |value| match value {
             MetadataValue::Bool(flag) => Some(*flag),
             _ => None,
         })
     }
     pub fn strings(&self, key: &str) -> Result<&[String], CheckpointError> {
-        let list = self.typed(key, "a list of strings", |value| match value {
+        let list = self.get_typed(key, "a list of strings", |value| match value {
             MetadataValue::Strings(list) => Some(list.as_slice()),
             _ => None,
         })?;
         Ok(list.unwrap_or(&[]))
     }
     pub fn floats(&self, key: &str) -> Result<&[f64], CheckpointError> {
-        let list = self.typed(key, "a list of floats", |value| match value {
+        let list = self.get_typed(key, "a list of floats", |value| match value {
             MetadataValue::Floats(list) => Some(list.as_slice()),
             _ => None,
         })?;
         Ok(list.unwrap_or(&[]))
     }
     pub fn bools(&self, key: &str) -> Result<&[bool], CheckpointError> {
-        let list = self.typed(key, "a list of bools", |value| match value {
+        let list = self.get_typed(key, "a list of bools", |value| match value {
             MetadataValue::Bools(list) => Some(list.as_slice()),
             _ => None,
         })?;
         Ok(list.unwrap_or(&[]))
     }
     pub fn integers(&self, key: &str) -> Result<Vec<i64>, CheckpointError> {
-        let list = self.typed(key, "a list of integers", |value| match value {
+        let list = self.get_typed(key, "a list of integers", |value| match value {
             MetadataValue::Signeds(list) => Some(list.clone()),
             MetadataValue::Unsigneds(list) => list.iter().map(|&n| i64::try_from(n).ok()).collect(),
             _ => None,

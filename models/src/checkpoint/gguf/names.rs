@@ -6,7 +6,8 @@
 use super::super::TensorInfo;
 use super::config::ARCHITECTURES;
 use super::tables::{
-    ArchitectureVariant, CONFIGURATION, LLAMA_BLOCK, TensorConversion, TensorNameMap, ValueHeadAxis, family,
+    ArchitectureVariant, CONFIGURATION, LLAMA_BLOCK, TensorConversion, TensorNameMap, ValueHeadAxis,
+    tensor_name_map,
 };
 use super::view::GgufView;
 use super::{GgufMetadata, RawTensor};
@@ -53,7 +54,7 @@ impl ConversionSizes {
 }
 
 /// All tensors under their Hugging Face names. Files of an architecture that is not known keep their own names.
-pub(super) fn map(
+pub(super) fn map_tensors(
     label: &str,
     metadata: &GgufMetadata,
     tensors: &[RawTensor],
@@ -65,7 +66,7 @@ pub(super) fn map(
         fused_qkvz: tensors.iter().any(|raw| raw.name == "blk.0.ssm_in.weight"),
         packed_experts: tensors.iter().any(|raw| raw.name.ends_with(".ffn_gate_up_exps.weight")),
     };
-    let family = family(arch, kind);
+    let family = tensor_name_map(arch, kind);
     debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
     let mut reader =
         ConversionReader { label, sizes: ConversionSizes::read(metadata, arch)?, infos: Vec::new() };
@@ -73,9 +74,9 @@ pub(super) fn map(
     let is_draft = |name: &str| layer_of(name).is_some_and(|layer| draft.is_some_and(|first| layer >= first));
     let is_read = |raw: &&RawTensor| !CONFIGURATION.contains(&raw.name.as_str()) && !is_draft(&raw.name);
     for raw in tensors.iter().filter(is_read) {
-        match family.as_ref().and_then(|family| family.find(&raw.name)) {
-            Some(found) => reader.undo(raw, found)?,
-            None => reader.infos.push(raw.plain(raw.name.clone())),
+        match family.as_ref().and_then(|family| family.map_name(&raw.name)) {
+            Some(found) => reader.undo_conversion(raw, found)?,
+            None => reader.infos.push(raw.as_stored(raw.name.clone())),
         }
     }
     Ok(reader.infos)
@@ -101,7 +102,7 @@ struct MappedTensor {
 }
 
 impl TensorNameMap {
-    fn find(&self, gguf: &str) -> Option<MappedTensor> {
+    fn map_name(&self, gguf: &str) -> Option<MappedTensor> {
         if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
             return Some(MappedTensor { name: (*name).to_string(), change: *change, layer: 0 });
         }
@@ -136,74 +137,74 @@ struct ConversionReader<'a> {
 }
 
 impl ConversionReader<'_> {
-    fn undo(&mut self, raw: &RawTensor, found: MappedTensor) -> Result<(), CheckpointError> {
+    fn undo_conversion(&mut self, raw: &RawTensor, found: MappedTensor) -> Result<(), CheckpointError> {
         let MappedTensor { name, change, layer } = found;
-        let (view, sizes) = (GgufView::whole(raw), self.sizes);
+        let (view, sizes) = (GgufView::of_tensor(raw), self.sizes);
         match change {
-            Same => self.infos.push(raw.plain(name)),
-            QueryHeads => self.ordered(raw, name, interleaved(view.rows, sizes.query))?,
-            KeyHeads => self.ordered(raw, name, interleaved(view.rows, sizes.key))?,
-            HeadsInside => self.ordered(raw, name, heads_inside(view.rows, sizes.query))?,
-            FalconGroups => self.ordered(raw, name, falcon_groups(view.rows, sizes))?,
-            PlusOne => self.push(raw, name, raw.shape.clone(), GgufView { add: -1.0, ..view }),
+            Same => self.infos.push(raw.as_stored(name)),
+            QueryHeads => self.push_reordered(raw, name, interleaved_rows(view.rows, sizes.query))?,
+            KeyHeads => self.push_reordered(raw, name, interleaved_rows(view.rows, sizes.key))?,
+            HeadsInside => self.push_reordered(raw, name, order_heads_inside(view.rows, sizes.query))?,
+            FalconGroups => self.push_reordered(raw, name, order_falcon_groups(view.rows, sizes))?,
+            PlusOne => self.push_view(raw, name, raw.shape.clone(), GgufView { add: -1.0, ..view }),
             Rescaled => {
                 let halvings = layer.checked_div(sizes.rescale_every).unwrap_or(0);
                 let scale = 2f32.powi(halvings.min(100) as i32);
-                self.push(raw, name, raw.shape.clone(), GgufView { scale, ..view });
+                self.push_view(raw, name, raw.shape.clone(), GgufView { scale, ..view });
             }
             NegExp => {
                 // A number per head got an axis of its own.
                 let flat = raw.shape.last() == Some(&1);
                 let shape = if flat { vec![raw.elements()] } else { raw.shape.clone() };
-                self.push(raw, name, shape, GgufView { log: true, ..view });
+                self.push_view(raw, name, shape, GgufView { log: true, ..view });
             }
-            ValueHeads(axis) => self.value_heads(raw, name, axis)?,
-            HalvesByKeyHead(halves) => self.halves(raw, &name, halves)?,
+            ValueHeads(axis) => self.push_value_heads(raw, name, axis)?,
+            HalvesByKeyHead(halves) => self.push_halves(raw, &name, halves)?,
             Matrix => {
                 let shape = vec![view.rows, view.row];
-                self.infos.push(TensorInfo { shape, ..raw.plain(name) });
+                self.infos.push(TensorInfo { shape, ..raw.as_stored(name) });
             }
-            Flat => self.infos.push(TensorInfo { shape: vec![raw.elements()], ..raw.plain(name) }),
+            Flat => self.infos.push(TensorInfo { shape: vec![raw.elements()], ..raw.as_stored(name) }),
             Transposed => {
                 let &[rows, columns] = raw.shape.as_slice() else {
-                    return Err(self.wrong(raw, "expected a matrix"));
+                    return Err(self.conversion_error(raw, "expected a matrix"));
                 };
                 let view = GgufView { transpose: Some(rows), ..view };
-                self.push(raw, name, vec![columns, rows], view);
+                self.push_view(raw, name, vec![columns, rows], view);
             }
             TransposedEach => {
                 let &[count, rows, columns] = raw.shape.as_slice() else {
-                    return Err(self.wrong(raw, "expected a list of matrices"));
+                    return Err(self.conversion_error(raw, "expected a list of matrices"));
                 };
                 let view = GgufView { transpose: Some(rows), ..view };
-                self.push(raw, name, vec![count, columns, rows], view);
+                self.push_view(raw, name, vec![count, columns, rows], view);
             }
             SplitHeads => {
-                let heads = exact(raw.elements(), sizes.head_size).ok_or_else(|| {
-                    self.wrong(raw, &format!("which does not fit heads of {}", sizes.head_size))
+                let heads = exact_quotient(raw.elements(), sizes.head_size).ok_or_else(|| {
+                    self.conversion_error(raw, &format!("which does not fit heads of {}", sizes.head_size))
                 })?;
-                self.infos.push(TensorInfo { shape: vec![heads, sizes.head_size], ..raw.plain(name) });
+                self.infos.push(TensorInfo { shape: vec![heads, sizes.head_size], ..raw.as_stored(name) });
             }
             Experts | Heads => {
                 let parts: Vec<String> = (0..raw.shape.first().map_or(0, |&n| n.min(MOST_PARTS + 1)))
                     .map(|i| i.to_string())
                     .collect();
-                self.parts(raw, &name, &parts)?;
+                self.push_parts(raw, &name, &parts)?;
             }
             Stacked(names) => {
                 let parts: Vec<String> = names.iter().map(|part| (*part).to_string()).collect();
-                self.parts(raw, &name, &parts)?;
+                self.push_parts(raw, &name, &parts)?;
             }
         }
         Ok(())
     }
 
-    fn push(&mut self, raw: &RawTensor, name: String, shape: Vec<usize>, view: GgufView) {
-        self.infos.push(raw.viewed(name, shape, view));
+    fn push_view(&mut self, raw: &RawTensor, name: String, shape: Vec<usize>, view: GgufView) {
+        self.infos.push(raw.with_view(name, shape, view));
     }
 
     /// Rows in the order that the checkpoint has them in; `None` does not fit the heads.
-    fn ordered(
+    fn push_reordered(
         &mut self,
         raw: &RawTensor,
         name: String,
@@ -211,35 +212,35 @@ impl ConversionReader<'_> {
     ) -> Result<(), CheckpointError> {
         let ConversionSizes { query, key, .. } = self.sizes;
         let order = order.ok_or_else(|| {
-            self.wrong(raw, &format!("which does not fit {query} query and {key} key heads"))
+            self.conversion_error(raw, &format!("which does not fit {query} query and {key} key heads"))
         })?;
-        let view = GgufView { order: Some(order), ..GgufView::whole(raw) };
-        self.push(raw, name, raw.shape.clone(), view);
+        let view = GgufView { order: Some(order), ..GgufView::of_tensor(raw) };
+        self.push_view(raw, name, raw.shape.clone(), view);
         Ok(())
     }
 
     /// Value heads in the order of their key heads.
-    fn value_heads(
+    fn push_value_heads(
         &mut self,
         raw: &RawTensor,
         name: String,
         axis: ValueHeadAxis,
     ) -> Result<(), CheckpointError> {
-        let (view, sizes) = (GgufView::whole(raw), self.sizes);
+        let (view, sizes) = (GgufView::of_tensor(raw), self.sizes);
         let keys = match axis {
             ValueHeadAxis::RowsAfterKeys => sizes.key_heads.saturating_mul(sizes.key_size).saturating_mul(2),
             ValueHeadAxis::Rows | ValueHeadAxis::Columns | ValueHeadAxis::Decays => 0,
         };
         let along = if axis == ValueHeadAxis::Columns { view.row } else { view.rows };
-        let order = along.checked_sub(keys).and_then(|values| by_key_head(values, sizes));
+        let order = along.checked_sub(keys).and_then(|values| order_by_key_head(values, sizes));
         let Some(values) = order else {
             let ConversionSizes { key_heads, value_heads, .. } = sizes;
             let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
-            return Err(self.wrong(raw, &what));
+            return Err(self.conversion_error(raw, &what));
         };
         let log = axis == ValueHeadAxis::Decays;
         if sizes.key_heads == sizes.value_heads && !log {
-            self.infos.push(raw.plain(name));
+            self.infos.push(raw.as_stored(name));
             return Ok(());
         }
         let order = (0..keys as u32).chain(values.into_iter().map(|row| row + keys as u32)).collect();
@@ -249,45 +250,47 @@ impl ConversionReader<'_> {
                 GgufView { order: Some(order), log, ..view }
             }
         };
-        self.push(raw, name, raw.shape.clone(), view);
+        self.push_view(raw, name, raw.shape.clone(), view);
         Ok(())
     }
 
     /// Two tensors whose rows take turns by key head.
-    fn halves(&mut self, raw: &RawTensor, name: &str, halves: [&str; 2]) -> Result<(), CheckpointError> {
-        let (view, ConversionSizes { key_heads, value_heads, .. }) = (GgufView::whole(raw), self.sizes);
-        let group = exact(value_heads, key_heads).filter(|_| view.rows == value_heads.saturating_mul(2));
+    fn push_halves(&mut self, raw: &RawTensor, name: &str, halves: [&str; 2]) -> Result<(), CheckpointError> {
+        let (view, ConversionSizes { key_heads, value_heads, .. }) = (GgufView::of_tensor(raw), self.sizes);
+        let group =
+            exact_quotient(value_heads, key_heads).filter(|_| view.rows == value_heads.saturating_mul(2));
         let (Some(group), &[_, columns]) = (group, raw.shape.as_slice()) else {
             let what = format!("which does not fit {value_heads} value and {key_heads} key heads");
-            return Err(self.wrong(raw, &what));
+            return Err(self.conversion_error(raw, &what));
         };
         for (half, part) in halves.iter().enumerate() {
             let stored = |row: usize| row / group * 2 * group + half * group + row % group;
             let order = (0..value_heads).map(|row| stored(row) as u32).collect();
             let view = GgufView { order: Some(order), ..view.clone() };
-            self.push(raw, name.replace("{e}", part), vec![value_heads, columns], view);
+            self.push_view(raw, name.replace("{e}", part), vec![value_heads, columns], view);
         }
         Ok(())
     }
 
     /// The parts along the first axis as tensors of their own: `name` with each of `parts` in its place.
-    fn parts(&mut self, raw: &RawTensor, name: &str, parts: &[String]) -> Result<(), CheckpointError> {
+    fn push_parts(&mut self, raw: &RawTensor, name: &str, parts: &[String]) -> Result<(), CheckpointError> {
         let fits = raw.shape.len() > 1 && raw.shape[0] == parts.len() && raw.elements() > 0;
         if !fits || parts.len() > MOST_PARTS {
-            return Err(
-                self.wrong(raw, &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len()))
-            );
+            return Err(self.conversion_error(
+                raw,
+                &format!("expected a list of {} parts, at most {MOST_PARTS}", parts.len()),
+            ));
         }
-        let view = GgufView::whole(raw);
+        let view = GgufView::of_tensor(raw);
         let (shape, rows) = (&raw.shape[1..], view.rows / parts.len());
         for (number, part) in parts.iter().enumerate() {
             let view = GgufView { first: number * rows, ..view.clone() };
-            self.push(raw, name.replace("{e}", part), shape.to_vec(), view);
+            self.push_view(raw, name.replace("{e}", part), shape.to_vec(), view);
         }
         Ok(())
     }
 
-    fn wrong(&self, raw: &RawTensor, what: &str) -> CheckpointError {
+    fn conversion_error(&self, raw: &RawTensor, what: &str) -> CheckpointError {
         CheckpointError::UnsupportedTensor {
             file: self.label.to_string(),
             tensor: raw.name.clone(),
@@ -297,9 +300,9 @@ impl ConversionReader<'_> {
 }
 
 /// Rows of a head: (half, i) is stored at (i, half).
-fn interleaved(rows: usize, heads: usize) -> Option<Vec<u32>> {
-    let head = exact(rows, heads)?;
-    let half = exact(head, 2)?;
+fn interleaved_rows(rows: usize, heads: usize) -> Option<Vec<u32>> {
+    let head = exact_quotient(rows, heads)?;
+    let half = exact_quotient(head, 2)?;
     Some(
         (0..rows)
             .map(|row| row / head * head + row % head % half * 2 + row % head / half)
@@ -309,8 +312,8 @@ fn interleaved(rows: usize, heads: usize) -> Option<Vec<u32>> {
 }
 
 /// Row (head, part, i) of three parts is stored at (part, head, i).
-fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
-    let size = exact(rows, heads.checked_mul(3)?)?;
+fn order_heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
+    let size = exact_quotient(rows, heads.checked_mul(3)?)?;
     let stored = |row: usize| {
         let (head, part, i) = (row / (3 * size), row / size % 3, row % size);
         (part * heads + head) * size + i
@@ -319,9 +322,9 @@ fn heads_inside(rows: usize, heads: usize) -> Option<Vec<u32>> {
 }
 
 /// Row (group, part, i), where a group has its queries, one key and one value, is stored with all queries first.
-fn falcon_groups(rows: usize, heads: ConversionSizes) -> Option<Vec<u32>> {
-    let size = exact(rows, heads.key.checked_mul(2)?.checked_add(heads.query)?)?;
-    let queries = exact(heads.query, heads.key)?;
+fn order_falcon_groups(rows: usize, heads: ConversionSizes) -> Option<Vec<u32>> {
+    let size = exact_quotient(rows, heads.key.checked_mul(2)?.checked_add(heads.query)?)?;
+    let queries = exact_quotient(heads.query, heads.key)?;
     let stored = |row: usize| {
         let (group, part, i) = (row / ((queries + 2) * size), row / size % (queries + 2), row % size);
         let head = match part {
@@ -334,8 +337,9 @@ fn falcon_groups(rows: usize, heads: ConversionSizes) -> Option<Vec<u32>> {
 }
 
 /// Element (key head, value head of it, i) is stored at (value head of it, key head, i).
-fn by_key_head(count: usize, sizes: ConversionSizes) -> Option<Vec<u32>> {
-    let (size, group) = (exact(count, sizes.value_heads)?, exact(sizes.value_heads, sizes.key_heads)?);
+fn order_by_key_head(count: usize, sizes: ConversionSizes) -> Option<Vec<u32>> {
+    let (size, group) =
+        (exact_quotient(count, sizes.value_heads)?, exact_quotient(sizes.value_heads, sizes.key_heads)?);
     let stored = |at: usize| {
         let (head, i) = (at / size, at % size);
         (head % group * sizes.key_heads + head / group) * size + i
@@ -344,7 +348,7 @@ fn by_key_head(count: usize, sizes: ConversionSizes) -> Option<Vec<u32>> {
 }
 
 /// The quotient, if there is no rest.
-fn exact(number: usize, by: usize) -> Option<usize> {
+fn exact_quotient(number: usize, by: usize) -> Option<usize> {
     (by != 0 && number.is_multiple_of(by)).then(|| number / by)
 }
 
@@ -378,23 +382,28 @@ mod tests {
             pairs.flat_map(|(x, y)| (0..c).map(move |z| (x, y, z))).map(|(x, y, z)| f(x, y, z)).collect()
         };
         let stored = rows(&|head, i, half| head * 12 + half * 6 + i, 2, 6, 2);
-        assert_eq!(restored(&stored, &interleaved(24, 2).unwrap()), all);
+        assert_eq!(restored(&stored, &interleaved_rows(24, 2).unwrap()), all);
         // reshape(2, 3, 4) to q, k, v.
         let stored = rows(&|part, head, i| head * 12 + part * 4 + i, 3, 2, 4);
-        assert_eq!(restored(&stored, &heads_inside(24, 2).unwrap()), all);
+        assert_eq!(restored(&stored, &order_heads_inside(24, 2).unwrap()), all);
         // Two groups of one query head, a key and a value of 4; the same order as above.
-        let order = falcon_groups(24, sizes(2, 2)).unwrap();
+        let order = order_falcon_groups(24, sizes(2, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all);
         // Groups of two query heads: q q k v, elements of 3.
         let stored = [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17, 6, 7, 8, 18, 19, 20, 9, 10, 11, 21, 22, 23];
-        let order = falcon_groups(24, sizes(4, 2)).unwrap();
+        let order = order_falcon_groups(24, sizes(4, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all);
         // Value heads of 3 by 2 key heads: the first of each, then the second of each.
         let stored = [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11];
-        let order = by_key_head(12, sizes(4, 2)).unwrap();
+        let order = order_by_key_head(12, sizes(4, 2)).unwrap();
         assert_eq!(restored(&stored, &order), all[..12]);
-        assert_eq!(by_key_head(10, sizes(4, 2)), None);
-        for bad in [interleaved(24, 0), interleaved(24, 7), interleaved(24, 24), heads_inside(24, 3)] {
+        assert_eq!(order_by_key_head(10, sizes(4, 2)), None);
+        for bad in [
+            interleaved_rows(24, 0),
+            interleaved_rows(24, 7),
+            interleaved_rows(24, 24),
+            order_heads_inside(24, 3),
+        ] {
             assert_eq!(bad, None);
         }
     }
@@ -403,15 +412,17 @@ mod tests {
     fn every_architecture_has_names() {
         for (arch, _) in ARCHITECTURES {
             for separate_qkv in [false, true] {
-                let family =
-                    family(arch, ArchitectureVariant { separate_qkv, ..ArchitectureVariant::default() });
+                let family = tensor_name_map(
+                    arch,
+                    ArchitectureVariant { separate_qkv, ..ArchitectureVariant::default() },
+                );
                 let family = family.unwrap_or_else(|| panic!("{arch}"));
-                assert!(family.find("token_embd.weight").is_some(), "{arch}");
+                assert!(family.map_name("token_embd.weight").is_some(), "{arch}");
                 // Norms stand before a layer's parts, or behind them.
                 let norms = ["attn_norm", "post_attention_norm", "attn_output_norm"];
                 let stacks = if *arch == "t5" { &["enc.", "dec."][..] } else { &[""] };
                 let names = stacks.iter().flat_map(|s| norms.map(|norm| format!("{s}blk.3.{norm}.weight")));
-                let mut found = names.map(|name| family.find(&name));
+                let mut found = names.map(|name| family.map_name(&name));
                 assert!(found.any(|name| name.is_some()), "{arch}");
             }
         }
@@ -420,7 +431,7 @@ mod tests {
     #[test]
     fn names_with_and_without_a_suffix() {
         let find = |arch: &str, name: &str| {
-            family(arch, ArchitectureVariant::default()).unwrap().find(name).unwrap()
+            tensor_name_map(arch, ArchitectureVariant::default()).unwrap().map_name(name).unwrap()
         };
         let found = find("rwkv6", "blk.4.time_mix_first.weight");
         assert_eq!((found.name.as_str(), found.change), ("rwkv.blocks.4.attention.time_faaaa", Same));
@@ -430,7 +441,12 @@ mod tests {
         assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
         let found = find("t5", "dec.blk.2.cross_attn_q.weight");
         assert_eq!(found.name, "decoder.block.2.layer.1.EncDecAttention.q.weight");
-        assert!(family("t5", ArchitectureVariant::default()).unwrap().find("blk.2.attn_q.weight").is_none());
+        assert!(
+            tensor_name_map("t5", ArchitectureVariant::default())
+                .unwrap()
+                .map_name("blk.2.attn_q.weight")
+                .is_none()
+        );
         let found = find("gpt2", "blk.1.attn_qkv.bias");
         assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
     }
@@ -444,7 +460,7 @@ mod tests {
         let sizes = ConversionSizes { rescale_every: 2, head_size: 8, ..sizes(4, 2) };
         let mut reader = ConversionReader { label: "m.gguf", sizes, infos: Vec::new() };
         let found = MappedTensor { name: "n.{e}".into(), change, layer };
-        reader.undo(&raw("t", shape), found).map_err(|error| error.to_string())?;
+        reader.undo_conversion(&raw("t", shape), found).map_err(|error| error.to_string())?;
         Ok(reader.infos)
     }
 
@@ -452,7 +468,7 @@ mod tests {
     fn weights_that_were_halved_are_doubled() {
         for (layer, scale) in [(0, 1.0), (1, 1.0), (2, 2.0), (5, 4.0)] {
             let infos = undone(&[4, 4], Rescaled, layer).unwrap();
-            let crate::checkpoint::TensorStorage::View(view) = &infos[0].place else { panic!("a view") };
+            let crate::checkpoint::TensorStorage::View(view) = &infos[0].storage else { panic!("a view") };
             assert_eq!(view.scale, scale, "layer {layer}");
         }
     }

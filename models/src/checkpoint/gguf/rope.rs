@@ -8,13 +8,13 @@ use super::RawTensor;
 use serde_json::{Map, Value, json};
 
 /// The field `rope_scaling`; `None` where no tensor has factors.
-pub(super) fn scaling(
+pub(super) fn read_rope_scaling(
     files: &[FileBytes],
     tensors: &[RawTensor],
     original: Option<u64>,
     attention_factor: Option<f64>,
 ) -> Option<Map<String, Value>> {
-    let factors = |name: &str| factors(files, tensors, name);
+    let factors = |name: &str| read_rope_factors(files, tensors, name);
     let common = factors("rope_freqs.weight");
     let short = factors("rope_factors_short.weight").or_else(|| common.clone())?;
     let long = factors("rope_factors_long.weight").or(common)?;
@@ -30,7 +30,7 @@ pub(super) fn scaling(
 }
 
 /// The factors in a tensor of that name.
-pub(super) fn factors(files: &[FileBytes], tensors: &[RawTensor], name: &str) -> Option<Vec<f32>> {
+pub(super) fn read_rope_factors(files: &[FileBytes], tensors: &[RawTensor], name: &str) -> Option<Vec<f32>> {
     let tensor = tensors.iter().find(|tensor| tensor.name == name && tensor.dtype == StoredType::F32)?;
     let bytes = files.get(tensor.file)?.slice(tensor.start, tensor.elements() * 4);
     Some(bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw)).collect())

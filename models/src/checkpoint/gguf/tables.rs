@@ -204,7 +204,7 @@ pub(super) struct ArchitectureVariant {
     pub packed_experts: bool,
 }
 
-pub(super) fn family(arch: &str, kind: ArchitectureVariant) -> Option<TensorNameMap> {
+pub(super) fn tensor_name_map(arch: &str, kind: ArchitectureVariant) -> Option<TensorNameMap> {
     let llama = |block: &'static [NameMapping]| TensorNameMap {
         top: LLAMA_TOP,
         layers: "model.layers",

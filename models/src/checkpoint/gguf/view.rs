@@ -34,7 +34,7 @@ pub struct GgufView {
 }
 
 impl GgufView {
-    pub fn whole(raw: &RawTensor) -> GgufView {
+    pub fn of_tensor(raw: &RawTensor) -> GgufView {
         let row = match raw.shape.as_slice() {
             [_] | [] => 1,
             [.., row] => *row,
@@ -133,7 +133,7 @@ impl GgufView {
     }
 
     /// The whole of a transposed view: `[columns, rows]` of each stored matrix, row-major.
-    pub fn transposed(&self, file: &FileBytes) -> Vec<f32> {
+    pub fn read_transposed(&self, file: &FileBytes) -> Vec<f32> {
         let rows = self.transpose.unwrap_or(self.rows).max(1);
         let mut stored = vec![0.0; self.rows * self.row];
         GgufView { transpose: None, ..self.clone() }.read(file, 0, &mut stored);

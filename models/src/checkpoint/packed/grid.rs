@@ -1,7 +1,7 @@
 //! What a storage format needs to hold the codes of a packed weight as they are.
 
-use super::numbers::{E2M1, e4m3, table};
-use super::scales::integers;
+use super::numbers::{E2M1, decode_e4m3, decode_table};
+use super::scales::read_integers;
 use super::{ColumnGroups, FileBytes, PackedWeight, QuantizedValues, StoredType};
 use half::{bf16, f16};
 
@@ -35,7 +35,7 @@ pub struct StoredGroups {
 
 impl StoredGroups {
     /// What holds this weight and another one: both may be rows of one matrix. `None` if nothing does.
-    pub fn and(self, other: StoredGroups) -> Option<StoredGroups> {
+    pub fn combine(self, other: StoredGroups) -> Option<StoredGroups> {
         let alike = self.codes == other.codes && self.transposed == other.transposed;
         alike.then(|| StoredGroups {
             codes: self.codes,
@@ -65,7 +65,7 @@ impl PackedWeight {
             ColumnGroups::Runs(columns) => *columns,
             ColumnGroups::Listed { part, count } => {
                 let columns = self.columns.div_ceil((*count).max(1));
-                let numbers = integers(part, files);
+                let numbers = read_integers(part, files);
                 let unset = numbers.iter().all(|&number| number == -1);
                 let in_order = unset || is_in_order(&numbers, columns);
                 (in_order || sorted && self.column_order(files).is_some()).then_some(columns)?
@@ -73,8 +73,8 @@ impl PackedWeight {
         };
         let columns =
             if columns < self.columns || self.transposed { columns } else { columns.next_multiple_of(128) };
-        let (f16, bf16) = self.scale_types(files);
-        let zeros = self.zeros.as_ref().is_some_and(|zeros| !zeros.all_in_the_middle(files, self.rows));
+        let (f16, bf16) = self.scales_fit_types(files);
+        let zeros = self.zeros.as_ref().is_some_and(|zeros| !zeros.zeros_are_midpoints(files, self.rows));
         Some(StoredGroups {
             codes,
             transposed: self.transposed,
@@ -90,7 +90,7 @@ impl PackedWeight {
     pub(in super::super) fn column_order(&self, files: &[FileBytes]) -> Option<Vec<usize>> {
         let ColumnGroups::Listed { part, count } = &self.groups else { return None };
         let columns = self.columns.div_ceil((*count).max(1));
-        let numbers = integers(part, files);
+        let numbers = read_integers(part, files);
         let mut order: Vec<usize> = (0..numbers.len()).collect();
         order.sort_by_key(|&column| numbers[column]);
         let sorted: Vec<i64> = order.iter().map(|&column| numbers[column]).collect();
@@ -98,21 +98,21 @@ impl PackedWeight {
     }
 
     /// Whether all scales are numbers of f16, and of bf16.
-    fn scale_types(&self, files: &[FileBytes]) -> (bool, bool) {
+    fn scales_fit_types(&self, files: &[FileBytes]) -> (bool, bool) {
         let part = &self.scales.part;
         let bytes = part.bytes(files);
         match part.dtype {
             StoredType::F16 => {
-                let fits = |raw: &[u8; 2]| as_bf16(f16::from_le_bytes(*raw).to_f32());
+                let fits = |raw: &[u8; 2]| fits_bf16(f16::from_le_bytes(*raw).to_f32());
                 (true, bytes.as_chunks::<2>().0.iter().all(fits))
             }
             StoredType::BF16 => {
-                let fits = |raw: &[u8; 2]| as_f16(bf16::from_le_bytes(*raw).to_f32());
+                let fits = |raw: &[u8; 2]| fits_f16(bf16::from_le_bytes(*raw).to_f32());
                 (bytes.as_chunks::<2>().0.iter().all(fits), true)
             }
             StoredType::F32 => {
                 let scales = || bytes.as_chunks::<4>().0.iter().map(|raw| f32::from_le_bytes(*raw));
-                (scales().all(as_f16), scales().all(as_bf16))
+                (scales().all(fits_f16), scales().all(fits_bf16))
             }
             // Powers of two, which may be larger or smaller than those of f16.
             StoredType::F8E8M0 => (false, true),
@@ -128,7 +128,9 @@ fn stored_codes(values: &[f32]) -> Option<StoredCodes> {
     match () {
         () if whole => Some(StoredCodes::Whole),
         () if values == E2M1 => Some(StoredCodes::E2M1),
-        () if values.len() == 256 && values.iter().zip(table(e4m3)).all(same) => Some(StoredCodes::E4M3),
+        () if values.len() == 256 && values.iter().zip(decode_table(decode_e4m3)).all(same) => {
+            Some(StoredCodes::E4M3)
+        }
         () => None,
     }
 }
@@ -138,18 +140,18 @@ fn is_in_order(groups: &[i64], columns: usize) -> bool {
     (0..).zip(groups).all(|(column, &group)| group == (column / columns) as i64)
 }
 
-fn as_f16(scale: f32) -> bool {
+fn fits_f16(scale: f32) -> bool {
     f16::from_f32(scale).to_f32() == scale
 }
 
-fn as_bf16(scale: f32) -> bool {
+fn fits_bf16(scale: f32) -> bool {
     bf16::from_f32(scale).to_f32() == scale
 }
 
 impl QuantizedValues {
     /// Whether every number, of so many rows, stands for the half of what its bits have room for: 8 of 4 bits, or 0 of signed
     /// numbers.
-    fn all_in_the_middle(&self, files: &[FileBytes], rows: usize) -> bool {
+    fn zeros_are_midpoints(&self, files: &[FileBytes], rows: usize) -> bool {
         let bits = 1 << self.bits_log2;
         let signed = self.values.iter().any(|&value| value < 0.0);
         let middle = if signed { 0.0 } else { (1u32 << (bits - 1)) as f32 };

@@ -4,10 +4,10 @@ mod bits_and_bytes;
 mod floats;
 mod integers;
 
-use super::scales::{is_scale, number};
+use super::scales::{is_scale_type, read_number};
 use super::{
     ColumnGroups, ComponentTensor, FileBytes, GlobalScale, GroupScales, MatrixAxis, PackedKind, PackedWeight,
-    QuantMethod, Quantization, QuantizedValues, StoredType, TensorInfo, numbers, part,
+    QuantMethod, Quantization, QuantizedValues, StoredType, TensorInfo, component_of, numbers,
 };
 use crate::checkpoint::TensorStorage;
 use crate::error::CheckpointError;
@@ -30,7 +30,7 @@ const OF_ACTIVATIONS: [&str; 12] = [
 ];
 
 /// The tensors with each packed weight in place of what it is made of.
-pub(in super::super) fn unpack(
+pub(in super::super) fn collect_packed_weights(
     quantization: &Quantization,
     files: &[FileBytes],
     tensors: Vec<TensorInfo>,
@@ -39,7 +39,7 @@ pub(in super::super) fn unpack(
     let mut finder = PackedWeightFinder { quantization, files, by_name, used: BTreeSet::new() };
     let mut listed = Vec::with_capacity(tensors.len());
     for info in &tensors {
-        match finder.weight(info)? {
+        match finder.find_weight(info)? {
             Some(weight) => listed.push(Some(weight)),
             None => listed.push(None),
         }
@@ -73,12 +73,12 @@ struct WeightDescription {
 
 impl<'a> PackedWeightFinder<'a> {
     /// The weight whose codes `info` is.
-    fn weight(&mut self, info: &'a TensorInfo) -> Result<Option<TensorInfo>, CheckpointError> {
+    fn find_weight(&mut self, info: &'a TensorInfo) -> Result<Option<TensorInfo>, CheckpointError> {
         let name = info.stored_name.as_str();
         let module = |end: &str| name.strip_suffix(end);
         let weight = match self.quantization.method {
             QuantMethod::Awq | QuantMethod::Gptq { .. } => match module(".qweight") {
-                Some(module) => self.integers(info, module)?,
+                Some(module) => self.integer_weight(info, module)?,
                 None => return Ok(None),
             },
             QuantMethod::Mxfp4 => match module("_blocks") {
@@ -110,21 +110,21 @@ impl<'a> PackedWeightFinder<'a> {
             listed_name: name,
             dtype: StoredType::Packed(kind),
             shape,
-            place: TensorStorage::Packed(Box::new(packed)),
+            storage: TensorStorage::Packed(Box::new(packed)),
         }))
     }
 
     /// The tensor `name`, which is used up, if it is there.
-    fn optional(&mut self, name: &str) -> Result<Option<ComponentTensor>, CheckpointError> {
+    fn take_optional(&mut self, name: &str) -> Result<Option<ComponentTensor>, CheckpointError> {
         let Some((&name, &info)) = self.by_name.get_key_value(name) else { return Ok(None) };
         self.used.insert(name);
-        self.part(info).map(Some)
+        self.component(info).map(Some)
     }
 
-    fn part(&self, info: &TensorInfo) -> Result<ComponentTensor, CheckpointError> {
-        let part = part(info).filter(|part| part.elements() > 0);
+    fn component(&self, info: &TensorInfo) -> Result<ComponentTensor, CheckpointError> {
+        let part = component_of(info).filter(|part| part.elements() > 0);
         part.ok_or_else(|| CheckpointError::UnsupportedTensor {
-            file: self.file(info),
+            file: self.file_label(info),
             tensor: info.stored_name.clone(),
             detail: "is empty or not stored in one piece, which the parts of a quantized weight have to be; save the checkpoint as safetensors"
                 .into(),
@@ -132,16 +132,23 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// The same for one without which `codes` cannot be read.
-    fn required(&mut self, codes: &ComponentTensor, name: &str) -> Result<ComponentTensor, CheckpointError> {
-        self.optional(name)?.ok_or_else(|| self.missing(codes, name))
+    fn take_required(
+        &mut self,
+        codes: &ComponentTensor,
+        name: &str,
+    ) -> Result<ComponentTensor, CheckpointError> {
+        self.take_optional(name)?.ok_or_else(|| self.missing_error(codes, name))
     }
 
-    fn missing(&self, codes: &ComponentTensor, name: &str) -> CheckpointError {
-        codes.wrong(self.files, format!("is quantized, but there is no tensor `{name}`, which belongs to it"))
+    fn missing_error(&self, codes: &ComponentTensor, name: &str) -> CheckpointError {
+        codes.damaged_error(
+            self.files,
+            format!("is quantized, but there is no tensor `{name}`, which belongs to it"),
+        )
     }
 
-    fn file(&self, info: &TensorInfo) -> String {
-        match &info.place {
+    fn file_label(&self, info: &TensorInfo) -> String {
+        match &info.storage {
             TensorStorage::Contiguous { file, .. } | TensorStorage::Strided { file, .. } => {
                 self.files[*file].label.clone()
             }
@@ -150,7 +157,7 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// Checks type and shape of a part.
-    fn require(
+    fn check_component(
         &self,
         part: &ComponentTensor,
         types: &[StoredType],
@@ -161,7 +168,7 @@ impl<'a> PackedWeightFinder<'a> {
         }
         let types: Vec<_> = types.iter().map(|dtype| dtype.name()).collect();
         let (found, stored) = (&part.shape, part.dtype);
-        Err(part.wrong(
+        Err(part.damaged_error(
             self.files,
             format!("has shape {found:?} of {stored}, expected {shape:?} of {}; the parts of this weight do not fit together", types.join(" or ")),
         ))
@@ -170,7 +177,7 @@ impl<'a> PackedWeightFinder<'a> {
     /// Scales of `matrices` matrices `[rows, columns]`, by the shape of their tensor: one for each block of a grid, which may
     /// have one row, one column, or both. Blocks are those that the configuration states where they
     /// fit, else equal parts of one row or of all.
-    fn grid(
+    fn block_scales(
         &self,
         scales: ComponentTensor,
         matrices: usize,
@@ -197,10 +204,10 @@ impl<'a> PackedWeightFinder<'a> {
         };
         let found = grid.and_then(|(m, grid)| Some((m, grid, stated(grid).or_else(|| equal(grid))?)));
         let Some((count, [r, c], block)) =
-            found.filter(|_| is_scale(scales.dtype) && rows > 0 && columns > 0)
+            found.filter(|_| is_scale_type(scales.dtype) && rows > 0 && columns > 0)
         else {
             let (shape, stored) = (&scales.shape, scales.dtype);
-            return Err(scales.wrong(
+            return Err(scales.damaged_error(
                 self.files,
                 format!("has shape {shape:?} of {stored}, which does not fit the scales of a weight [{rows}, {columns}]"),
             ));
@@ -211,11 +218,11 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// A factor of all scales: one number that is not 0.
-    fn global(&self, part: &ComponentTensor, divides: bool) -> Result<GlobalScale, CheckpointError> {
-        let value = if part.elements() == 1 { number(part, self.files, 0) } else { None };
+    fn global_scale(&self, part: &ComponentTensor, divides: bool) -> Result<GlobalScale, CheckpointError> {
+        let value = if part.elements() == 1 { read_number(part, self.files, 0) } else { None };
         match value.filter(|value| value.is_finite() && *value != 0.0) {
             Some(value) => Ok(GlobalScale { value, divides }),
-            None => Err(part.wrong(
+            None => Err(part.damaged_error(
                 self.files,
                 format!(
                     "should be one number, finite and not 0; it has shape {:?} of {}",
@@ -227,7 +234,7 @@ impl<'a> PackedWeightFinder<'a> {
 }
 
 /// Numbers of bytes, one to a code, row-major.
-fn bytes(part: ComponentTensor, columns: usize, values: Vec<f32>) -> QuantizedValues {
+fn byte_values(part: ComponentTensor, columns: usize, values: Vec<f32>) -> QuantizedValues {
     QuantizedValues {
         part,
         bits_log2: 3,

@@ -3,7 +3,7 @@
 use half::f16;
 
 /// OCP 8-bit float with 4 bits of exponent (bias 7) and 3 of mantissa: no infinities, NaN where all of them are set.
-pub fn e4m3(code: u8) -> f32 {
+pub fn decode_e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let size = match (exponent, code & 7) {
         (15, 7) => f32::NAN,
@@ -14,7 +14,7 @@ pub fn e4m3(code: u8) -> f32 {
 }
 
 /// The upper half of an f16.
-pub fn e5m2(code: u8) -> f32 {
+pub fn decode_e5m2(code: u8) -> f32 {
     let value = f16::from_bits(u16::from(code) << 8).to_f32();
     if value.is_finite() { value } else { f32::NAN }
 }
@@ -24,7 +24,7 @@ pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// Exponent of a power of two, with bias 127; NaN for 255, which stands for none.
-pub fn e8m0(code: u8) -> f32 {
+pub fn decode_e8m0(code: u8) -> f32 {
     match code {
         255 => f32::NAN,
         code => 2f64.powi(i32::from(code) - 127) as f32,
@@ -32,17 +32,17 @@ pub fn e8m0(code: u8) -> f32 {
 }
 
 /// Numbers of 8 bits by a function.
-pub fn table(value: fn(u8) -> f32) -> Vec<f32> {
+pub fn decode_table(value: fn(u8) -> f32) -> Vec<f32> {
     (0..=u8::MAX).map(value).collect()
 }
 
 /// Signed numbers of 8 bits.
-pub fn signed(code: u8) -> f32 {
+pub fn decode_signed(code: u8) -> f32 {
     f32::from(code as i8)
 }
 
 /// Unsigned numbers of `1 << bits_log2` bits, less `offset`.
-pub fn unsigned(bits_log2: u32, offset: i32) -> Vec<f32> {
+pub fn unsigned_values(bits_log2: u32, offset: i32) -> Vec<f32> {
     (0..1i32 << (1 << bits_log2)).map(|code| (code - offset) as f32).collect()
 }
 
@@ -55,19 +55,25 @@ mod tests {
         let values =
             [(0x00, 0.0), (0x01, 0.001953125), (0x08, 0.015625), (0x38, 1.0), (0x7e, 448.0), (0xb9, -1.125)];
         for (code, value) in values {
-            assert_eq!(e4m3(code), value, "{code:#x}");
+            assert_eq!(decode_e4m3(code), value, "{code:#x}");
         }
-        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
-        assert_eq!((e5m2(0x3c), e5m2(0x7b), e5m2(0x81)), (1.0, 57344.0, -2f32.powi(-16)));
-        assert!(e5m2(0x7c).is_nan() && e5m2(0xff).is_nan());
-        assert_eq!((e8m0(127), e8m0(0), e8m0(254)), (1.0, 2f32.powi(-127), 2f32.powi(127)));
-        assert!(e8m0(255).is_nan());
+        assert!(decode_e4m3(0x7f).is_nan() && decode_e4m3(0xff).is_nan());
+        assert_eq!(
+            (decode_e5m2(0x3c), decode_e5m2(0x7b), decode_e5m2(0x81)),
+            (1.0, 57344.0, -2f32.powi(-16))
+        );
+        assert!(decode_e5m2(0x7c).is_nan() && decode_e5m2(0xff).is_nan());
+        assert_eq!(
+            (decode_e8m0(127), decode_e8m0(0), decode_e8m0(254)),
+            (1.0, 2f32.powi(-127), 2f32.powi(127))
+        );
+        assert!(decode_e8m0(255).is_nan());
     }
 
     #[test]
     fn whole_numbers() {
-        assert_eq!(unsigned(1, 1), [-1.0, 0.0, 1.0, 2.0]);
-        assert_eq!(unsigned(2, 8)[15], 7.0);
-        assert_eq!((unsigned(3, 0)[255], signed(255)), (255.0, -1.0));
+        assert_eq!(unsigned_values(1, 1), [-1.0, 0.0, 1.0, 2.0]);
+        assert_eq!(unsigned_values(2, 8)[15], 7.0);
+        assert_eq!((unsigned_values(3, 0)[255], decode_signed(255)), (255.0, -1.0));
     }
 }

@@ -1,6 +1,6 @@
 //! Packed weights as floats.
 
-use super::scales::integers;
+use super::scales::read_integers;
 use super::{ColumnGroups, ComponentTensor, FileBytes, MatrixAxis, PackedWeight, QuantizedValues};
 use crate::error::CheckpointError;
 use std::cell::RefCell;
@@ -18,8 +18,8 @@ pub struct PackedReader<'a> {
 
 impl Drop for PackedReader<'_> {
     fn drop(&mut self) {
-        for part in self.packed.parts() {
-            self.files[part.file].release(part.start, part.elements() * part.dtype.size());
+        for part in self.packed.components() {
+            self.files[part.file].release_pages(part.start, part.elements() * part.dtype.size());
         }
     }
 }
@@ -65,7 +65,7 @@ impl QuantizedValues {
                 let detail = format!(
                     "holds {code:#04x} at [{row}, {column}], which stands for no number; the checkpoint is broken"
                 );
-                Err(self.part.wrong(files, detail))
+                Err(self.part.damaged_error(files, detail))
             }
         }
     }
@@ -97,8 +97,8 @@ impl<'a> PackedReader<'a> {
             };
             let (here, after) = rest.split_at_mut(count.min(rest.len()));
             match transposed {
-                true => self.transposed(row, column, here)?,
-                false => self.row(row / rows, row % rows, column, here)?,
+                true => self.read_transposed(row, column, here)?,
+                false => self.read_row(row / rows, row % rows, column, here)?,
             }
             (row, column, rest) = (row + count.div_ceil(width), 0, after);
         }
@@ -106,13 +106,13 @@ impl<'a> PackedReader<'a> {
     }
 
     /// Elements from (row, column) of the transpose on, of one matrix: whole rows, or a piece of one.
-    fn transposed(&self, row: usize, column: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read_transposed(&self, row: usize, column: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         let PackedWeight { rows, columns, .. } = *self.packed;
         let (matrix, first) = (row / columns, row % columns);
         let (width, count) = (rows.min(out.len()), out.len().div_ceil(rows));
         let mut values = vec![0.0; count];
         for at in 0..width {
-            self.row(matrix, column + at, first, &mut values)?;
+            self.read_row(matrix, column + at, first, &mut values)?;
             for (row, &value) in values.iter().enumerate() {
                 out[row * rows + at] = value;
             }
@@ -121,13 +121,19 @@ impl<'a> PackedReader<'a> {
     }
 
     /// Columns `from ..` of a row of a matrix.
-    fn row(&self, matrix: usize, row: usize, from: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read_row(
+        &self,
+        matrix: usize,
+        row: usize,
+        from: usize,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
         let packed = self.packed;
         packed.codes.fill(self.files, matrix * packed.rows + row, from, out)?;
         let mut groups = self.row.borrow_mut();
         match (&self.listed, &packed.groups) {
             (Some(listed), ColumnGroups::Listed { count, .. }) => {
-                self.groups_of(&mut groups, matrix, row, 0..*count)?;
+                self.column_groups(&mut groups, matrix, row, 0..*count)?;
                 for (value, &group) in out.iter_mut().zip(&listed[from..]) {
                     let (zero, scale) = groups[group as usize];
                     *value = (*value - zero) * scale;
@@ -140,7 +146,7 @@ impl<'a> PackedReader<'a> {
                     ColumnGroups::Listed { count, .. } => packed.columns.div_ceil(*count),
                 };
                 let first = from / size;
-                self.groups_of(&mut groups, matrix, row, first..(from + out.len()).div_ceil(size))?;
+                self.column_groups(&mut groups, matrix, row, first..(from + out.len()).div_ceil(size))?;
                 let mut column = from;
                 let mut rest = out;
                 for &(zero, scale) in groups.iter() {
@@ -155,7 +161,7 @@ impl<'a> PackedReader<'a> {
     }
 
     /// Zero points and scales of groups of a row.
-    fn groups_of(
+    fn column_groups(
         &self,
         found: &mut Vec<(f32, f32)>,
         matrix: usize,
@@ -165,7 +171,7 @@ impl<'a> PackedReader<'a> {
         let PackedWeight { zeros, scales, global, rows, .. } = self.packed;
         found.clear();
         for group in groups {
-            let scale = scales.get(self.files, scales.index(matrix, row, group))?;
+            let scale = scales.read_scale(self.files, scales.scale_index(matrix, row, group))?;
             let scale = global.map_or(scale, |global| global.apply(scale));
             let zero = zeros
                 .as_ref()
@@ -182,14 +188,14 @@ fn listed_groups(
     part: &ComponentTensor,
     count: usize,
 ) -> Result<Option<Vec<u32>>, CheckpointError> {
-    let numbers = integers(part, files);
+    let numbers = read_integers(part, files);
     if numbers.iter().all(|&number| number == -1) {
         return Ok(None);
     }
     let group = |(column, number): (usize, &i64)| {
         let group = usize::try_from(*number).ok().filter(|group| *group < count);
         group.map(|group| group as u32).ok_or_else(|| {
-            part.wrong(
+            part.damaged_error(
                 files,
                 format!(
                     "puts column {column} into group {number}, there are {count}; the checkpoint is broken"

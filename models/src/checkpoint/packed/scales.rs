@@ -1,6 +1,6 @@
 //! Which weights share a scale, and where it is.
 
-use super::numbers::{e4m3, e5m2, e8m0};
+use super::numbers::{decode_e4m3, decode_e5m2, decode_e8m0};
 use super::{ComponentTensor, FileBytes, StoredType};
 use crate::error::CheckpointError;
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ pub(in super::super) enum ColumnGroups {
 }
 
 impl ColumnGroups {
-    pub fn part(&self) -> Option<&ComponentTensor> {
+    pub fn index_tensor(&self) -> Option<&ComponentTensor> {
         match self {
             ColumnGroups::Runs(_) => None,
             ColumnGroups::Listed { part, .. } => Some(part),
@@ -56,21 +56,21 @@ pub(in super::super) struct NestedScales {
 }
 
 impl GroupScales {
-    pub fn parts(&self) -> impl Iterator<Item = &ComponentTensor> {
+    pub fn components(&self) -> impl Iterator<Item = &ComponentTensor> {
         std::iter::once(&self.part).chain(self.nested.iter().map(|nested| &nested.scales))
     }
 
-    pub fn index(&self, matrix: usize, row: usize, group: usize) -> usize {
+    pub fn scale_index(&self, matrix: usize, row: usize, group: usize) -> usize {
         matrix * self.steps[0] + row / self.rows * self.steps[1] + group * self.steps[2]
     }
 
     /// Scale number `index`, which is finite.
-    pub fn get(&self, files: &[FileBytes], index: usize) -> Result<f32, CheckpointError> {
-        let scale = number(&self.part, files, index);
+    pub fn read_scale(&self, files: &[FileBytes], index: usize) -> Result<f32, CheckpointError> {
+        let scale = read_number(&self.part, files, index);
         let scale = match (&self.nested, scale) {
             (Some(nested), Some(code)) => {
                 let value = nested.values.get(code as usize).copied();
-                let scale = number(&nested.scales, files, index / nested.run);
+                let scale = read_number(&nested.scales, files, index / nested.run);
                 value.zip(scale).map(|(value, scale)| value * scale + nested.offset)
             }
             (_, scale) => scale,
@@ -84,33 +84,34 @@ impl GroupScales {
                     }
                     _ => format!("is {scale}"),
                 };
-                Err(self.part.wrong(files, format!("scale {index} {what}; the checkpoint is broken")))
+                Err(self.part.damaged_error(files, format!("scale {index} {what}; the checkpoint is broken")))
             }
-            None => Err(self
-                .part
-                .wrong(files, format!("has {} scales, none with number {index}", self.part.elements()))),
+            None => Err(self.part.damaged_error(
+                files,
+                format!("has {} scales, none with number {index}", self.part.elements()),
+            )),
         }
     }
 }
 
 /// Element `index` of a part that is a list of numbers; `None` outside of it, or of another type.
-pub fn number(part: &ComponentTensor, files: &[FileBytes], index: usize) -> Option<f32> {
+pub fn read_number(part: &ComponentTensor, files: &[FileBytes], index: usize) -> Option<f32> {
     let size = part.dtype.size();
     let bytes = part.bytes(files).get(index.checked_mul(size)?..)?.get(..size)?;
     Some(match (part.dtype, bytes) {
         (StoredType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (StoredType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
         (StoredType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-        (StoredType::F8E4M3, &[code]) => e4m3(code),
-        (StoredType::F8E5M2, &[code]) => e5m2(code),
-        (StoredType::F8E8M0, &[code]) => e8m0(code),
+        (StoredType::F8E4M3, &[code]) => decode_e4m3(code),
+        (StoredType::F8E5M2, &[code]) => decode_e5m2(code),
+        (StoredType::F8E8M0, &[code]) => decode_e8m0(code),
         (StoredType::U8, &[code]) => f32::from(code),
         _ => return None,
     })
 }
 
 /// The whole numbers of a part of 32 or 64 bits; none of another type.
-pub fn integers(part: &ComponentTensor, files: &[FileBytes]) -> Vec<i64> {
+pub fn read_integers(part: &ComponentTensor, files: &[FileBytes]) -> Vec<i64> {
     let bytes = part.bytes(files);
     match part.dtype {
         StoredType::I64 => bytes.as_chunks::<8>().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect(),
@@ -122,7 +123,7 @@ pub fn integers(part: &ComponentTensor, files: &[FileBytes]) -> Vec<i64> {
 }
 
 /// True for types that scales may have.
-pub fn is_scale(dtype: StoredType) -> bool {
+pub fn is_scale_type(dtype: StoredType) -> bool {
     use StoredType::{BF16, F8E4M3, F8E5M2, F8E8M0, F16, F32, U8};
     matches!(dtype, F32 | F16 | BF16 | F8E4M3 | F8E5M2 | F8E8M0 | U8)
 }

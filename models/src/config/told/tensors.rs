@@ -16,7 +16,7 @@ pub(super) struct EvidenceTensor {
 }
 
 impl EvidenceTensor {
-    pub fn text(&self) -> String {
+    pub fn describe(&self) -> String {
         format!("tensor `{}` {:?}", self.stored_name, self.shape)
     }
 }
@@ -31,7 +31,7 @@ pub(super) struct ConfigEvidence<'a> {
 impl ConfigEvidence<'_> {
     /// The tensor of this name, whatever stands before it; without axes of size 1 in front of a matrix. `None` also for one
     /// without elements.
-    pub fn find(&self, name: &str) -> Option<EvidenceTensor> {
+    pub fn find_tensor(&self, name: &str) -> Option<EvidenceTensor> {
         let fits = |stored: &str| {
             let canonical = (self.canonical)(stored);
             canonical.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -48,29 +48,34 @@ impl ConfigEvidence<'_> {
     }
 
     /// A size that is known by now.
-    pub fn known(&self, fields: &[&'static str]) -> Option<usize> {
-        let value = self.fields.get(self.fields.first(fields))?.as_u64().filter(|v| *v > 0)?;
+    pub fn known_size(&self, fields: &[&'static str]) -> Option<usize> {
+        let value = self.fields.get(self.fields.first_present(fields))?.as_u64().filter(|v| *v > 0)?;
         usize::try_from(value).ok()
     }
 
     /// The size of an axis, which holds `parts` equal parts.
-    pub fn size(
+    pub fn record_axis_size(
         &mut self,
         fields: &[&'static str],
         tensor: &str,
         axis: usize,
         parts: usize,
     ) -> EvidenceResult {
-        let Some(found) = self.find(tensor) else { return Ok(()) };
+        let Some(found) = self.find_tensor(tensor) else { return Ok(()) };
         match found.shape.get(axis) {
             // What does not divide is reported when the tensors are compared with the configuration.
-            Some(&size) if size.is_multiple_of(parts) => self.tell(fields, size / parts, &found),
+            Some(&size) if size.is_multiple_of(parts) => self.record_size(fields, size / parts, &found),
             _ => Ok(()),
         }
     }
 
-    pub fn tell(&mut self, fields: &[&'static str], size: usize, found: &EvidenceTensor) -> EvidenceResult {
-        let field = self.fields.first(fields);
+    pub fn record_size(
+        &mut self,
+        fields: &[&'static str],
+        size: usize,
+        found: &EvidenceTensor,
+    ) -> EvidenceResult {
+        let field = self.fields.first_present(fields);
         match self.fields.get(field) {
             None => {
                 self.fields.raw.insert(field.into(), size.into());
@@ -78,55 +83,61 @@ impl ConfigEvidence<'_> {
             }
             // A value of another kind is reported by the reader.
             Some(said) if said.as_u64().is_none_or(|said| said == size as u64) => Ok(()),
-            Some(said) => Err(self.contradiction(field, said, &found.text(), size.to_string())),
+            Some(said) => Err(self.contradiction_error(field, said, &found.describe(), size.to_string())),
         }
     }
 
-    pub fn tell_flag(&mut self, field: &str, told: bool, evidence: &str) -> EvidenceResult {
+    pub fn record_flag(&mut self, field: &str, told: bool, evidence: &str) -> EvidenceResult {
         match self.fields.get(field) {
             None => {
                 self.fields.raw.insert(field.into(), told.into());
                 Ok(())
             }
             Some(said) if said.as_bool().is_none_or(|said| said == told) => Ok(()),
-            Some(said) => Err(self.contradiction(field, said, evidence, told.to_string())),
+            Some(said) => Err(self.contradiction_error(field, said, evidence, told.to_string())),
         }
     }
 
     /// Whether `module` has a bias.
-    pub fn bias(&mut self, field: &str, module: &str) -> EvidenceResult {
-        self.presence(field, &format!("{module}.weight"), &format!("{module}.bias"), true)
+    pub fn record_bias(&mut self, field: &str, module: &str) -> EvidenceResult {
+        self.record_presence(field, &format!("{module}.weight"), &format!("{module}.bias"), true)
     }
 
     /// A flag that is `meaning` if `tensor` is there, in a checkpoint that has `beside` in the same place.
-    pub fn presence(&mut self, field: &str, beside: &str, tensor: &str, meaning: bool) -> EvidenceResult {
-        match (self.find(beside), self.find(tensor)) {
+    pub fn record_presence(
+        &mut self,
+        field: &str,
+        beside: &str,
+        tensor: &str,
+        meaning: bool,
+    ) -> EvidenceResult {
+        match (self.find_tensor(beside), self.find_tensor(tensor)) {
             (None, _) => Ok(()),
-            (Some(_), Some(found)) => self.tell_flag(field, meaning, &found.text()),
+            (Some(_), Some(found)) => self.record_flag(field, meaning, &found.describe()),
             (Some(_), None) => {
-                self.tell_flag(field, !meaning, &format!("that there is no tensor `{tensor}`"))
+                self.record_flag(field, !meaning, &format!("that there is no tensor `{tensor}`"))
             }
         }
     }
 
     /// Whether the head is the embedding. Where it usually is, a head that is stored too may be a copy.
-    pub fn tied(&mut self, embedding: &str, head: &str, usually: bool) -> EvidenceResult {
+    pub fn record_tied_embedding(&mut self, embedding: &str, head: &str, usually: bool) -> EvidenceResult {
         let field = "tie_word_embeddings";
-        match (self.find(embedding), self.find(head)) {
+        match (self.find_tensor(embedding), self.find_tensor(head)) {
             (None, _) => Ok(()),
             // Classifiers have no head for tokens.
-            (Some(_), None) if self.fields.labels()?.is_some() => Ok(()),
-            (Some(_), None) => self.tell_flag(field, true, &format!("that there is no tensor `{head}`")),
+            (Some(_), None) if self.fields.label_count()?.is_some() => Ok(()),
+            (Some(_), None) => self.record_flag(field, true, &format!("that there is no tensor `{head}`")),
             // A head that the configuration ties is held against the table when the model is known.
             (Some(_), Some(_)) if self.fields.get(field).is_some() => Ok(()),
             (Some(table), Some(found)) => {
-                let tied = usually && equal(self.checkpoint, &table.name, &found.name);
-                self.tell_flag(field, tied, &found.text())
+                let tied = usually && tensors_equal(self.checkpoint, &table.name, &found.name);
+                self.record_flag(field, tied, &found.describe())
             }
         }
     }
 
-    fn contradiction(&self, field: &str, said: &Value, evidence: &str, told: String) -> ConfigError {
+    fn contradiction_error(&self, field: &str, said: &Value, evidence: &str, told: String) -> ConfigError {
         ConfigError::Contradiction {
             file: self.fields.origin.clone(),
             weights: self.checkpoint.origin.clone(),
@@ -137,7 +148,7 @@ impl ConfigEvidence<'_> {
 }
 
 /// Whether two tensors have one shape and the same values.
-pub(super) fn equal(checkpoint: &Checkpoint, a: &str, b: &str) -> bool {
+pub(super) fn tensors_equal(checkpoint: &Checkpoint, a: &str, b: &str) -> bool {
     const PIECE: usize = 1 << 16;
     let (Ok(a), Ok(b)) = (checkpoint.read(a), checkpoint.read(b)) else { return false };
     if a.info().shape != b.info().shape {

@@ -3,7 +3,7 @@
 use super::Gemma4Config;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::attention::{AttentionVariant, RotatedQueries, keep};
+use crate::layers::attention::{AttentionVariant, RotatedQueries, append_key_values};
 use crate::layers::norm::{rms_norm, rms_norm_unweighted};
 use crate::layers::{LinearLayer, RopeTables};
 use crate::transformer::{ModelBuilder, ModelSizes};
@@ -30,13 +30,13 @@ impl LayerHeads {
         sizes: &ModelSizes,
         windows: &[Option<usize>],
     ) -> Result<[LayerHeads; 2], ConfigError> {
-        let told = LayerHeads::of_layers(fields, sizes, windows)?;
+        let told = LayerHeads::read_layer_heads(fields, sizes, windows)?;
         let fields = told.as_ref().unwrap_or(fields);
         let keys_are_values = fields.flag_or("attention_k_eq_v", false)?;
         let size = fields.size_or("global_head_dim", 512)?;
         if size > LARGEST_HEAD {
             let expected = format!("at most {LARGEST_HEAD}");
-            return Err(fields.wrong("global_head_dim", &expected, &Value::from(size)));
+            return Err(fields.invalid_value("global_head_dim", &expected, &Value::from(size)));
         }
         let kv = match keys_are_values {
             true => fields.size_or("num_global_key_value_heads", sizes.kv_heads)?,
@@ -44,7 +44,7 @@ impl LayerHeads {
         };
         if !sizes.heads.is_multiple_of(kv) {
             let expected = format!("a divisor of num_attention_heads, which is {}", sizes.heads);
-            return Err(fields.wrong("num_global_key_value_heads", &expected, &Value::from(kv)));
+            return Err(fields.invalid_value("num_global_key_value_heads", &expected, &Value::from(kv)));
         }
         let sliding = LayerHeads { size: sizes.head_size, kv: sizes.kv_heads, keys_are_values: false };
         Ok([LayerHeads { size, kv, keys_are_values }, sliding])
@@ -52,20 +52,20 @@ impl LayerHeads {
 
     /// The fields with what newer releases of transformers write for single layers (`per_layer_config`) under the older names, which are
     /// of all layers without a window. What a layer does not tell is as in the others.
-    fn of_layers(
+    fn read_layer_heads(
         fields: &ConfigFields,
         sizes: &ModelSizes,
         windows: &[Option<usize>],
     ) -> Result<Option<ConfigFields>, ConfigError> {
         const PER_LAYER: &str = "per_layer_config";
-        let Some(mut layers) = fields.object(PER_LAYER)? else { return Ok(None) };
+        let Some(mut layers) = fields.nested_object(PER_LAYER)? else { return Ok(None) };
         // The numbers of the layers are written with as many digits as the last one has.
         let plain = |number: String| number.parse().map_or(number, |layer: usize| layer.to_string());
         layers.raw = layers.raw.into_iter().map(|(number, own)| (plain(number), own)).collect();
         let wrong = |found: &str| {
             let expected =
                 "head_dim and num_key_value_heads of layers without a window, equal in all of them";
-            Err(fields.wrong(PER_LAYER, expected, &Value::from(found)))
+            Err(fields.invalid_value(PER_LAYER, expected, &Value::from(found)))
         };
         let mut told: Option<[usize; 2]> = None;
         let full = windows.iter().enumerate().filter(|(_, window)| window.is_none());
@@ -74,7 +74,8 @@ impl LayerHeads {
             return wrong(other);
         }
         for layer in &numbers {
-            let own = layers.object(layer)?.unwrap_or(ConfigFields { raw: Map::new(), ..fields.clone() });
+            let own =
+                layers.nested_object(layer)?.unwrap_or(ConfigFields { raw: Map::new(), ..fields.clone() });
             let known = ["head_dim", "num_key_value_heads"];
             if let Some(other) = own.raw.keys().find(|field| !known.contains(&field.as_str())) {
                 return wrong(other);
@@ -136,18 +137,18 @@ impl Gemma4Config {
             let q = rms_norm(net, q, &format!("{name}.q_norm"), self.eps);
             let far = rope.apply_for_sinks(net, q);
             let q = rope.apply(net, q);
-            let q = RotatedQueries { near: q, far: far.unwrap_or(q) };
+            let q = RotatedQueries { windowed: q, for_sinks: far.unwrap_or(q) };
             let mut all = shared.rows.get();
             if let &[_, k, v] = rows {
                 let (k, v) = (net.split_heads(k, heads.kv), net.split_heads(v, heads.kv));
                 let k = rms_norm(net, k, &format!("{name}.k_norm"), self.eps);
                 let k = rope.apply(net, k);
                 let v = rms_norm_unweighted(net, v, self.eps);
-                all[kind] = Some(keep(net, layer, [k, v]));
+                all[kind] = Some(append_key_values(net, layer, [k, v]));
                 shared.rows.set(all);
             }
             let rows = all[kind].expect("a layer of the kind came before; the configuration was checked");
-            vec![attention.over(net, q, rows, None)]
+            vec![attention.attend(net, q, rows, None)]
         });
         project(net, "o_proj", rows[0], self.sizes.hidden)
     }

@@ -3,7 +3,7 @@
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::layers::conv::CausalConv;
-use crate::layers::linear::joined_layers;
+use crate::layers::linear::apply_concatenated;
 use crate::layers::matrix_state::{MatrixState, softplus, unit_length};
 use crate::layers::norm::rms_norm;
 use crate::layers::{ActivationFunction, LinearLayer};
@@ -43,11 +43,11 @@ impl DeltaAttention {
                 Some(linear) if linear.get(inside).is_some() => (linear, inside),
                 _ => (fields, outside),
             };
-            fields.within(field, fields.size_or(field, default)?, most)
+            fields.check_max(field, fields.size_or(field, default)?, most)
         };
         let taps = size("short_conv_kernel_size", "linear_conv_kernel_dim", 4, 64)?;
         if taps < 2 {
-            return Err(fields.wrong("short_conv_kernel_size", "from 2 to 64", &Value::from(taps)));
+            return Err(fields.invalid_value("short_conv_kernel_size", "from 2 to 64", &Value::from(taps)));
         }
         Ok(DeltaAttention {
             heads: size("num_heads", "linear_num_heads", 32, LARGEST)?,
@@ -67,7 +67,7 @@ impl DeltaAttention {
     pub fn apply(&self, net: &mut ModelBuilder, layer: usize, name: &str, x: ValueId) -> ValueId {
         let (hidden, width) = (net.width(x), self.width());
         let projections = ["q_proj", "k_proj", "v_proj"].map(|part| format!("{name}.{part}"));
-        let qkv = joined_layers(
+        let qkv = apply_concatenated(
             net,
             &format!("{name}.qkv_proj"),
             &projections.each_ref().map(|n| (&**n, width)),
@@ -103,12 +103,12 @@ impl DeltaAttention {
     /// `exp(-exp(A) * softplus(f + bias))`, `[n, heads, head_size]`, with `f` of low rank and `A` of each head.
     fn decay(&self, net: &mut ModelBuilder, name: &str, x: ValueId) -> ValueId {
         let rate = self.low_rank(net, name, ["f_a_proj", "f_b_proj"], x);
-        let bias = net.vector(&format!("{name}.dt_bias"), self.width());
+        let bias = net.vector_param(&format!("{name}.dt_bias"), self.width());
         let rate = net.add(rate, bias);
         let rate = softplus(net, rate);
         let rate = net.split_heads(rate, self.heads);
         let name = format!("{name}.A_log");
-        let source = ParamSource::NegExp(Box::new(net.tensor(&name, &[1, 1, self.heads, 1])));
+        let source = ParamSource::NegExp(Box::new(net.declare_tensor(&name, &[1, 1, self.heads, 1])));
         let ty = TensorType::new(DType::F32, [self.heads, 1]);
         let slope = net.param_from(&name, ParamRole::Vector, ty, source);
         let log = net.mul(rate, slope);

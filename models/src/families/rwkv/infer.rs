@@ -14,13 +14,13 @@ use crate::families::rwkv7::{Rwkv7Config, naming::is_stored_transposed, naming::
 pub fn infer_config(checkpoint: &Checkpoint) -> Result<ModelConfig, ConfigError> {
     let tensors = RwkvTensors::new(checkpoint, rwkv7_canonical, "model.layers");
     match tensors.block("attn.r_k") {
-        Some(_) => rwkv7(&tensors),
-        None => earlier(&RwkvTensors::new(checkpoint, rwkv4_canonical, "rwkv.blocks")),
+        Some(_) => infer_rwkv7(&tensors),
+        None => infer_before_rwkv7(&RwkvTensors::new(checkpoint, rwkv4_canonical, "rwkv.blocks")),
     }
 }
 
 /// Versions 4 to 6: each has tensors that the ones before it do not have.
-fn earlier(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
+fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
     let (vocab, hidden) = tensors.matrix("rwkv.embeddings.weight", "emb.weight")?;
     let (attention_hidden, _) = tensors.block_matrix("attention.key.weight", "att.key.weight")?;
     let (intermediate, _) = tensors.block_matrix("feed_forward.key.weight", "ffn.key.weight")?;
@@ -56,7 +56,7 @@ fn earlier(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
     Ok(config.into_model(tensors.origin()))
 }
 
-fn rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
+fn infer_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
     let (vocab, hidden) = tensors.matrix("model.embeddings.weight", "emb.weight")?;
     let (heads, head_size) = tensors.block_matrix("attn.r_k", "att.r_k")?;
     if heads.checked_mul(head_size) != Some(hidden) {

@@ -47,7 +47,7 @@ impl Rwkv4Config {
 
     /// The same as the fields of a config.json, for models that have no such file.
     pub fn to_fields(&self) -> serde_json::Map<String, serde_json::Value> {
-        crate::config::object(serde_json::json!({
+        crate::config::into_object(serde_json::json!({
             "model_type": "rwkv",
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
@@ -65,7 +65,7 @@ impl Rwkv4Config {
     /// As what a resolved model has.
     pub fn into_model(self, origin: String) -> ModelConfig {
         let raw = self.to_fields();
-        ModelConfig::known(origin, "rwkv", self, raw)
+        ModelConfig::from_known(origin, "rwkv", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv4Config, ConfigError> {
@@ -73,7 +73,7 @@ impl Rwkv4Config {
         let hidden = fields.size("hidden_size")?;
         let layer_norm_epsilon = fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
         refuse_tied_head(fields)?;
-        let layers = layers_of(fields)?;
+        let layers = read_layers(fields)?;
         Ok(Rwkv4Config {
             vocab: fields.size("vocab_size")?,
             hidden,
@@ -102,13 +102,13 @@ pub(in crate::families) fn refuse_tied_head(fields: &ConfigFields) -> Result<(),
 }
 
 /// `num_hidden_layers`, within reason.
-pub(in crate::families) fn layers_of(fields: &ConfigFields) -> Result<usize, ConfigError> {
+pub(in crate::families) fn read_layers(fields: &ConfigFields) -> Result<usize, ConfigError> {
     let layers = fields.size("num_hidden_layers")?;
     match layers > MOST_LAYERS {
         false => Ok(layers),
         true => {
             let found = &fields.raw["num_hidden_layers"];
-            Err(fields.wrong("num_hidden_layers", &format!("at most {MOST_LAYERS}"), found))
+            Err(fields.invalid_value("num_hidden_layers", &format!("at most {MOST_LAYERS}"), found))
         }
     }
 }
@@ -123,6 +123,6 @@ fn refuse_other_versions(fields: &ConfigFields) -> Result<(), ConfigError> {
             what: format!("RWKV version {version}"),
             supported: "RWKV version 4".to_string(),
         }),
-        Some(other) => Err(fields.wrong("rwkv_version", "a number", other)),
+        Some(other) => Err(fields.invalid_value("rwkv_version", "a number", other)),
     }
 }

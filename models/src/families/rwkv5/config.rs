@@ -2,7 +2,7 @@
 
 use crate::config::{ConfigFields, ModelConfig};
 use crate::error::ConfigError;
-use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, RESCALE_EVERY, layers_of, refuse_tied_head};
+use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, RESCALE_EVERY, read_layers, refuse_tied_head};
 
 pub const CONTEXT_LENGTH: usize = 4096;
 pub const HEAD_SIZE: usize = 64;
@@ -56,7 +56,7 @@ impl Rwkv5Config {
 
     /// The same as the fields of a config.json, for models that have no such file.
     pub fn to_fields(&self) -> serde_json::Map<String, serde_json::Value> {
-        crate::config::object(serde_json::json!({
+        crate::config::into_object(serde_json::json!({
             "model_type": "rwkv5",
             "model_version": "5_2",
             "vocab_size": self.vocab,
@@ -77,7 +77,7 @@ impl Rwkv5Config {
     /// As what a resolved model has.
     pub fn into_model(self, origin: String) -> ModelConfig {
         let raw = self.to_fields();
-        ModelConfig::known(origin, "rwkv5", self, raw)
+        ModelConfig::from_known(origin, "rwkv5", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv5Config, ConfigError> {
@@ -104,7 +104,7 @@ impl Rwkv5Config {
         let divisor = fields.float_or("head_size_divisor", HEAD_SIZE_DIVISOR)?;
         if !(1.0..=1e4).contains(&divisor) {
             let found = &fields.raw["head_size_divisor"];
-            return Err(fields.wrong("head_size_divisor", "a number from 1 to 10000", found));
+            return Err(fields.invalid_value("head_size_divisor", "a number from 1 to 10000", found));
         }
         Ok(Rwkv5Config {
             vocab: fields.size("vocab_size")?,
@@ -112,7 +112,7 @@ impl Rwkv5Config {
             attention_hidden,
             head_size,
             intermediate: fields.size_or("intermediate_size", default_intermediate(hidden))?,
-            layers: layers_of(fields)?,
+            layers: read_layers(fields)?,
             layer_norm_epsilon,
             // The published classes divide by the divisor and add 1e-5, whatever the other norms have.
             group_norm_epsilon: LAYER_NORM_EPSILON * divisor * divisor,
@@ -140,5 +140,5 @@ pub(in crate::families) fn check_heads(
         return Ok(());
     }
     let found = serde_json::Value::from(head_size);
-    Err(fields.wrong(field, &format!("a divisor of {width}, the width of all heads"), &found))
+    Err(fields.invalid_value(field, &format!("a divisor of {width}, the width of all heads"), &found))
 }

@@ -47,7 +47,7 @@ impl Rwkv6Config {
     /// As what a resolved model has.
     pub fn into_model(self, origin: String) -> ModelConfig {
         let raw = self.to_fields();
-        ModelConfig::known(origin, "rwkv6", self, raw)
+        ModelConfig::from_known(origin, "rwkv6", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv6Config, ConfigError> {

@@ -2,7 +2,7 @@
 
 use crate::config::{ConfigFields, ModelConfig};
 use crate::error::ConfigError;
-use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, layers_of, refuse_tied_head};
+use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, read_layers, refuse_tied_head};
 use crate::families::rwkv5::config::check_heads;
 
 pub const CONTEXT_LENGTH: usize = 4096;
@@ -63,7 +63,7 @@ impl Rwkv7Config {
 
     /// The same as the fields of a config.json, for models that have no such file.
     pub fn to_fields(&self) -> serde_json::Map<String, serde_json::Value> {
-        crate::config::object(serde_json::json!({
+        crate::config::into_object(serde_json::json!({
             "model_type": "rwkv7",
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
@@ -85,7 +85,7 @@ impl Rwkv7Config {
     /// As what a resolved model has.
     pub fn into_model(self, origin: String) -> ModelConfig {
         let raw = self.to_fields();
-        ModelConfig::known(origin, "rwkv7", self, raw)
+        ModelConfig::from_known(origin, "rwkv7", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv7Config, ConfigError> {
@@ -96,7 +96,11 @@ impl Rwkv7Config {
         let [decay, rate, value, gate] = default_ranks(hidden);
         let ratio = fields.float_or("hidden_ratio", 4.0)?;
         if !(ratio > 0.0 && ratio <= 64.0) {
-            return Err(fields.wrong("hidden_ratio", "a number from 0 to 64", &fields.raw["hidden_ratio"]));
+            return Err(fields.invalid_value(
+                "hidden_ratio",
+                "a number from 0 to 64",
+                &fields.raw["hidden_ratio"],
+            ));
         }
         let intermediate = ((hidden as f64 * ratio) as usize).next_multiple_of(32);
         Ok(Rwkv7Config {
@@ -104,7 +108,7 @@ impl Rwkv7Config {
             hidden,
             head_size,
             intermediate: fields.size_or("intermediate_size", intermediate)?,
-            layers: layers_of(fields)?,
+            layers: read_layers(fields)?,
             decay_rank: fields.size_or("decay_low_rank_dim", decay)?,
             rate_rank: fields.size_or("a_low_rank_dim", rate)?,
             value_rank: fields.size_or("v_low_rank_dim", value)?,
@@ -126,7 +130,7 @@ fn head_size(fields: &ConfigFields, hidden: usize) -> Result<usize, ConfigError>
     match heads {
         Some(heads) if heads != hidden / size => {
             let expected = format!("{} heads of head_dim {size} in hidden_size {hidden}", hidden / size);
-            Err(fields.wrong("num_heads", &expected, &fields.raw["num_heads"]))
+            Err(fields.invalid_value("num_heads", &expected, &fields.raw["num_heads"]))
         }
         _ => Ok(size),
     }

@@ -93,10 +93,10 @@ impl HubClient {
         HubClient { agent: config.new_agent(), endpoint: endpoint.trim_end_matches('/').to_string(), token }
     }
 
-    pub fn listing(&self, repo: &RepoName) -> Result<RepoListing, HubError> {
+    pub fn list_repository(&self, repo: &RepoName) -> Result<RepoListing, HubError> {
         let address = format!("{}/api/models/{}/revision/{}", self.endpoint, repo.full_name(), repo.revision);
         let (_, mut response) = self.get(&address, None)?;
-        succeeded(&response)?;
+        check_status(&response)?;
         let bytes = response.body_mut().with_config().limit(LONGEST_LISTING).read_to_vec()?;
         let listing: Value = serde_json::from_slice(&bytes)
             .map_err(|_| HubError::answer("a listing", &String::from_utf8_lossy(&bytes), "JSON"))?;
@@ -104,33 +104,40 @@ impl HubClient {
         let siblings = listing.get("siblings").and_then(Value::as_array).into_iter().flatten();
         let names = siblings.filter_map(|file| file.get("rfilename")?.as_str());
         Ok(RepoListing {
-            commit: CommitId::of("sha", commit)?,
+            commit: CommitId::parse("sha", commit)?,
             files: names.filter(|name| is_plain(name)).map(str::to_string).collect(),
         })
     }
 
     /// Asks for the first byte, whose answer tells the rest.
-    pub fn file(&self, repo: &RepoName, commit: &CommitId, name: &str) -> Result<RemoteFile, HubError> {
+    pub fn describe_file(
+        &self,
+        repo: &RepoName,
+        commit: &CommitId,
+        name: &str,
+    ) -> Result<RemoteFile, HubError> {
         let (endpoint, repo, at) = (&self.endpoint, repo.full_name(), commit.as_str());
         let address = format!("{endpoint}/{repo}/resolve/{at}/{}", percent_encoded(name));
         let (told, response) = self.get(&address, Some("bytes=0-0".to_string()))?;
         // An empty file has no first byte.
         if response.status().as_u16() != 416 {
-            succeeded(&response)?;
+            check_status(&response)?;
         }
-        if let Some(found) = header(&told, "x-repo-commit")
-            && CommitId::of("X-Repo-Commit", found)? != *commit
+        if let Some(found) = header_value(&told, "x-repo-commit")
+            && CommitId::parse("X-Repo-Commit", found)? != *commit
         {
             return Err(HubError::answer("X-Repo-Commit", found, "the commit that was asked for"));
         }
-        let (field, tag) = match header(&told, "x-linked-etag") {
+        let (field, tag) = match header_value(&told, "x-linked-etag") {
             Some(tag) => ("X-Linked-Etag", tag),
-            None => ("ETag", header(&told, "etag").unwrap_or_default()),
+            None => ("ETag", header_value(&told, "etag").unwrap_or_default()),
         };
-        let blob = BlobName::of(field, tag)?;
-        let (field, length) = match header(response.headers(), "content-range") {
+        let blob = BlobName::parse(field, tag)?;
+        let (field, length) = match header_value(response.headers(), "content-range") {
             Some(range) => ("Content-Range", range.rsplit('/').next().unwrap_or_default()),
-            None => ("Content-Length", header(response.headers(), "content-length").unwrap_or_default()),
+            None => {
+                ("Content-Length", header_value(response.headers(), "content-length").unwrap_or_default())
+            }
         };
         let bytes = length.parse().map_err(|_| HubError::answer(field, length, "the number of bytes"))?;
         Ok(RemoteFile { address, blob, bytes })
@@ -139,8 +146,8 @@ impl HubClient {
     /// The bytes of a file from `start` on; from 0 on where the server does not take a range.
     pub fn bytes_from(&self, file: &RemoteFile, start: u64) -> Result<(u64, Body), HubError> {
         let (_, response) = self.get(&file.address, Some(format!("bytes={start}-")))?;
-        succeeded(&response)?;
-        let first = match header(response.headers(), "content-range") {
+        check_status(&response)?;
+        let first = match header_value(response.headers(), "content-range") {
             Some(range) if response.status().as_u16() == 206 => {
                 let first = range.strip_prefix("bytes ").and_then(|range| range.split('-').next());
                 let first = first.and_then(|first| first.trim().parse::<u64>().ok());
@@ -149,7 +156,7 @@ impl HubClient {
             _ => 0,
         };
         if first != start && first != 0 {
-            let range = header(response.headers(), "content-range").unwrap_or_default();
+            let range = header_value(response.headers(), "content-range").unwrap_or_default();
             return Err(HubError::answer("Content-Range", range, "the bytes that were asked for"));
         }
         Ok((first, response.into_body()))
@@ -158,10 +165,10 @@ impl HubClient {
     /// Follows redirections, to hosts other than the endpoint's without the token. Also gives the headers by which the hub
     /// itself describes a file: those of the last answer from its own host.
     fn get(&self, address: &str, range: Option<String>) -> Result<(HeaderMap, Response<Body>), HubError> {
-        let mut address = parse(address, "the address")?;
+        let mut address = parse_url(address, "the address")?;
         let mut told = HeaderMap::new();
         for _ in 0..=MOST_REDIRECTS {
-            let ours = origin(&address) == origin(&parse(&self.endpoint, "HF_ENDPOINT")?);
+            let ours = url_origin(&address) == url_origin(&parse_url(&self.endpoint, "HF_ENDPOINT")?);
             let mut request = self.agent.get(address.clone());
             if let Some(range) = &range {
                 request = request.header("Range", range);
@@ -176,31 +183,32 @@ impl HubClient {
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok((told, response));
             }
-            address = redirected(&address, header(response.headers(), "location").unwrap_or_default())?;
+            address =
+                resolve_redirect(&address, header_value(response.headers(), "location").unwrap_or_default())?;
         }
         Err(HubError::answer("Location", &address.to_string(), "an end of redirections after ten"))
     }
 }
 
-fn parse(address: &str, field: &'static str) -> Result<Uri, HubError> {
+fn parse_url(address: &str, field: &'static str) -> Result<Uri, HubError> {
     let wrong = || HubError::answer(field, address, "an address with http:// or https://");
     let uri: Uri = address.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
     if is_http { Ok(uri) } else { Err(wrong()) }
 }
 
-fn origin(address: &Uri) -> (Option<&str>, Option<&str>) {
+fn url_origin(address: &Uri) -> (Option<&str>, Option<&str>) {
     (address.scheme_str(), address.authority().map(|authority| authority.as_str()))
 }
 
 /// Where a `Location` leads: to a path on the same host, or to another host, and never from https to http.
-fn redirected(from: &Uri, location: &str) -> Result<Uri, HubError> {
+fn resolve_redirect(from: &Uri, location: &str) -> Result<Uri, HubError> {
     let is_path = location.starts_with('/') && !location.starts_with("//");
-    let to = match (is_path, origin(from)) {
+    let to = match (is_path, url_origin(from)) {
         (true, (Some(scheme), Some(authority))) => {
-            parse(&format!("{scheme}://{authority}{location}"), "Location")?
+            parse_url(&format!("{scheme}://{authority}{location}"), "Location")?
         }
-        _ => parse(location, "Location")?,
+        _ => parse_url(location, "Location")?,
     };
     if from.scheme_str() == Some("https") && to.scheme_str() != Some("https") {
         return Err(HubError::answer("Location", location, "an address that is encrypted as this one"));
@@ -208,11 +216,11 @@ fn redirected(from: &Uri, location: &str) -> Result<Uri, HubError> {
     Ok(to)
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-fn succeeded(response: &Response<Body>) -> Result<(), HubError> {
+fn check_status(response: &Response<Body>) -> Result<(), HubError> {
     match response.status().as_u16() {
         200..=299 => Ok(()),
         other => Err(HubError::Status(other)),
@@ -226,7 +234,7 @@ mod tests {
     #[test]
     fn redirections_keep_to_http() {
         let from: Uri = "https://hub.example/org/x".parse().unwrap();
-        let to = |location| redirected(&from, location).map(|uri| uri.to_string());
+        let to = |location| resolve_redirect(&from, location).map(|uri| uri.to_string());
         assert_eq!(to("/org/y?a=1").unwrap(), "https://hub.example/org/y?a=1");
         assert_eq!(to("https://cdn.example/z").unwrap(), "https://cdn.example/z");
         for bad in

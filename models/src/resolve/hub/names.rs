@@ -11,7 +11,7 @@ pub(super) struct CommitId(String);
 
 impl CommitId {
     /// The `field` is what of the answer it was read from.
-    pub fn of(field: &'static str, text: &str) -> Result<CommitId, HubError> {
+    pub fn parse(field: &'static str, text: &str) -> Result<CommitId, HubError> {
         let is_commit = text.len() == 40 && text.bytes().all(|b| b.is_ascii_hexdigit());
         match is_commit {
             true => Ok(CommitId(text.to_ascii_lowercase())),
@@ -29,7 +29,7 @@ pub(super) struct BlobName(String);
 
 impl BlobName {
     /// Reads `"tag"`, `W/"tag"` and a tag without quotes.
-    pub fn of(field: &'static str, tag: &str) -> Result<BlobName, HubError> {
+    pub fn parse(field: &'static str, tag: &str) -> Result<BlobName, HubError> {
         let strong = tag.trim().strip_prefix("W/").unwrap_or(tag.trim());
         let inner = strong.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(strong);
         let is_inner = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
@@ -46,7 +46,7 @@ impl BlobName {
         &self.0
     }
     /// The name while the blob is not complete.
-    pub fn partial(&self) -> String {
+    pub fn partial_file_name(&self) -> String {
         format!("{}{PARTIAL}", self.0)
     }
 }
@@ -79,9 +79,9 @@ mod tests {
     fn entity_tags_are_names_or_refused() {
         let sha = "b908f2b7227d4d31a2105dfa31095e28d304f9bc938bfaaa57ee2cacf1f62d32";
         for tag in [sha.to_string(), format!("\"{sha}\""), format!("W/\"{sha}\"")] {
-            assert_eq!(BlobName::of("ETag", &tag).unwrap().as_str(), sha, "{tag}");
+            assert_eq!(BlobName::parse("ETag", &tag).unwrap().as_str(), sha, "{tag}");
         }
-        assert_eq!(BlobName::of("ETag", "\"5d41-2_a.b\"").unwrap().as_str(), "5d41-2_a.b");
+        assert_eq!(BlobName::parse("ETag", "\"5d41-2_a.b\"").unwrap().as_str(), "5d41-2_a.b");
         let long = "a".repeat(201);
         let bad = [
             "",
@@ -103,7 +103,7 @@ mod tests {
             &long,
         ];
         for tag in bad {
-            let error = BlobName::of("ETag", tag).unwrap_err().to_string();
+            let error = BlobName::parse("ETag", tag).unwrap_err().to_string();
             assert!(error.contains("ETag") && error.contains("entity tag"), "{tag:?}: {error}");
             assert!(error.len() < 300 && !error.contains('\u{1b}'), "{error}");
         }
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn commits_are_hexadecimal_or_refused() {
         let commit = "0123456789ABCDEF0123456789abcdef01234567";
-        assert_eq!(CommitId::of("sha", commit).unwrap().as_str(), commit.to_ascii_lowercase());
+        assert_eq!(CommitId::parse("sha", commit).unwrap().as_str(), commit.to_ascii_lowercase());
         for bad in ["", "main", "../../x", "/abs", &commit[1..], &format!("{commit}0"), &"g".repeat(40)] {
-            assert!(CommitId::of("sha", bad).is_err(), "{bad}");
+            assert!(CommitId::parse("sha", bad).is_err(), "{bad}");
         }
     }
 

@@ -81,11 +81,11 @@ fn module(layer: &MixerLayer) -> Module {
             n,
             logits: LogitScope::All,
             context: CONTEXT,
-            stream: None,
+            streaming: None,
             batching: RowBatching::Single,
-            texts: None,
+            pooling_head: None,
             adapters: None,
-            source: false,
+            is_encoder_input: false,
         };
         layer.build(&mut b, &spec);
     }
@@ -95,7 +95,7 @@ fn module(layer: &MixerLayer) -> Module {
 /// Random weights; in the last columns of the table decays.
 fn values(layer: &MixerLayer, module: &Module, rng: &mut TestRng) -> BTreeMap<String, Tensor> {
     let mut tensors = BTreeMap::new();
-    for (name, shape) in layer.tensors() {
+    for (name, shape) in layer.tensor_shapes() {
         let scale = if name == "table" { 1.0 } else { 1.0 / (*shape.last().unwrap() as f32).sqrt() };
         let mut number = || (rng.below(2001) as f32 / 1000.0 - 1.0) * 1.7 * scale;
         let mut data: Vec<f32> = (0..shape.iter().product()).map(|_| number()).collect();
@@ -145,7 +145,7 @@ fn program(module: &Module, target: &str, invariant: bool, chunk: i64) -> Lowere
 
 /// For the best `levels` of a target.
 fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: usize) -> LoweredProgram {
-    let target = mlcc_target::resolve(target).unwrap();
+    let target = mlcc_target::resolve_target(target).unwrap();
     let level = |l: &mlcc_target::FeatureLevel| {
         let kernels = KernelTarget { batch_invariant: invariant, ..KernelTarget::new(target.arch, l) };
         (l.name.clone(), kernels)
@@ -195,7 +195,7 @@ impl MixerCase<'_> {
         let values = self.params(self.module);
         let interpreter = Interpreter::new(self.module, |id| values[id.index()].clone());
         let mut states = StateValues::new(self.module).unwrap();
-        let syms = SymValues::tokens(self.tokens.len() as i64);
+        let syms = SymValues::for_tokens(self.tokens.len() as i64);
         let ids = [Tensor::ids(self.tokens)];
         let out = interpreter.run_named("prefill_logits", &ids, &mut states, syms).unwrap();
         let kept = self.module.states.iter().filter(|(_, state)| state.ty.dims[0] != Dim::from(CONTEXT));
@@ -213,7 +213,7 @@ impl MixerCase<'_> {
         let plan = program.memory.as_ref().unwrap();
         let mut memory: StepMemory = memory(program, &self.params(&program.module));
         let (pages, table) = plan.example_pages();
-        (*memory.block(MemoryBase::Pages), *memory.block(MemoryBase::PageTable)) = (pages, table);
+        (*memory.base_memory(MemoryBase::Pages), *memory.base_memory(MemoryBase::PageTable)) = (pages, table);
         let (_, f) = self.module.function("decode").unwrap();
         let width = f.ty(f.outputs[0]).dims[1].as_const().unwrap() as usize;
         let mut rows = Vec::new();
@@ -223,12 +223,12 @@ impl MixerCase<'_> {
             let level = &program.levels[0];
             let step = level.steps.iter().find(|s| s.name == entry).unwrap();
             let ids = &self.tokens[past..past + n];
-            *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-            *memory.block(MemoryBase::Logits) = vec![0xff; 4 * n * width];
-            let syms = SymValues { past: past as i64, ..SymValues::tokens(n as i64) };
-            run_step(step, &level.lowered.kernels, &mut memory, &syms, &RunOptions::workers(3))
+            *memory.base_memory(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            *memory.base_memory(MemoryBase::Logits) = vec![0xff; 4 * n * width];
+            let syms = SymValues { past: past as i64, ..SymValues::for_tokens(n as i64) };
+            run_step(step, &level.lowered.kernels, &mut memory, &syms, &RunOptions::with_workers(3))
                 .map_err(|e| e.to_string())?;
-            rows.extend(floats(memory.block(MemoryBase::Logits)));
+            rows.extend(floats(memory.base_memory(MemoryBase::Logits)));
             past += n;
         }
         let kept = program.module.states.iter().filter(|(id, _)| !plan.is_paged(*id));
@@ -236,7 +236,7 @@ impl MixerCase<'_> {
         for (id, state) in kept {
             let (offset, bytes) = plan.states[id.index()];
             assert_eq!(state.ty.dtype, DType::F32);
-            let block = memory.block(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
+            let block = memory.base_memory(MemoryBase::State)[offset as usize..][..bytes as usize].to_vec();
             states.push((state.name.clone(), floats(&block)));
         }
         Ok(MixerResults { rows, states })

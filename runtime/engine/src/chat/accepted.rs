@@ -53,7 +53,7 @@ pub(super) struct AcceptedMessages {
 
 impl RoleContent {
     /// The form whose text is found in what `render` makes of it.
-    fn find(render: impl Fn(MessageContent) -> Result<String, ChatError>) -> RoleContent {
+    fn detect(render: impl Fn(MessageContent) -> Result<String, ChatError>) -> RoleContent {
         let forms = [
             (RoleContent::Text, MessageContent::Text(SAMPLE.into())),
             (RoleContent::Parts, MessageContent::Parts(vec![text_part(SAMPLE)])),
@@ -73,7 +73,7 @@ impl RoleContent {
         matches!(self, RoleContent::Text | RoleContent::Parts)
     }
 
-    fn or(self, other: RoleContent) -> RoleContent {
+    fn or_fallback(self, other: RoleContent) -> RoleContent {
         if self.is_known() { self } else { other }
     }
 }
@@ -95,7 +95,7 @@ fn with_fields(message: ChatMessage, fields: Json) -> ChatMessage {
 impl AcceptedMessages {
     /// By rendering samples, with tools or without. A template that does not end with one message of a user is an error, so that
     /// nobody waits for it a second time.
-    pub fn of(template: &ChatTemplate, tools: bool) -> Result<AcceptedMessages, ChatError> {
+    pub fn from_template(template: &ChatTemplate, tools: bool) -> Result<AcceptedMessages, ChatError> {
         let extra = if tools { syntax::tools() } else { TemplateInputs::default() };
         let endless = Cell::new(None);
         let ends = Cell::new(true);
@@ -114,15 +114,16 @@ impl AcceptedMessages {
                 rendered => rendered,
             }
         };
-        let user = RoleContent::find(|content| render(&[message(USER, content)]));
+        let user = RoleContent::detect(|content| render(&[message(USER, content)]));
         if let Some(limit) = endless.take() {
             return Err(limit);
         }
-        let form = user.or(RoleContent::Text);
+        let form = user.or_fallback(RoleContent::Text);
         let other = || message(USER, in_form(form, OTHER.into()));
-        let system = RoleContent::find(|content| render(&[message(SYSTEM, content), other()]));
-        let assistant = RoleContent::find(|content| render(&[other(), message(ASSISTANT, content), other()]));
-        let tool = RoleContent::find(|content| {
+        let system = RoleContent::detect(|content| render(&[message(SYSTEM, content), other()]));
+        let assistant =
+            RoleContent::detect(|content| render(&[other(), message(ASSISTANT, content), other()]));
+        let tool = RoleContent::detect(|content| {
             let arguments = [json!({}), json!("{}")];
             let talk = arguments.map(|arguments| render(&tool_talk(other(), arguments, content.clone())));
             let [object, text] = talk;
@@ -130,7 +131,7 @@ impl AcceptedMessages {
         });
         let instruct = |roles: &[&str]| {
             let texts = [SAMPLE, "The second sample"];
-            let form = system.or(form);
+            let form = system.or_fallback(form);
             let talk = roles.iter().zip(texts).map(|(role, text)| message(role, in_form(form, text.into())));
             let talk: Vec<ChatMessage> = talk.chain([other()]).collect();
             render(&talk).is_ok_and(|text| texts.iter().take(roles.len()).all(|sample| text.contains(sample)))
@@ -141,7 +142,7 @@ impl AcceptedMessages {
     }
 
     /// `messages` in the form that the template takes.
-    pub fn adapted(
+    pub fn adapt_messages(
         &self,
         template: &ChatTemplate,
         messages: &[ChatMessage],
@@ -166,12 +167,12 @@ impl AcceptedMessages {
     fn form_of(&self, template: &ChatTemplate, role: &str, extra: &TemplateInputs) -> RoleContent {
         match role {
             // Where the template has no role for them they go to the user.
-            SYSTEM | DEVELOPER => self.system.or(self.user).or(RoleContent::Text),
+            SYSTEM | DEVELOPER => self.system.or_fallback(self.user).or_fallback(RoleContent::Text),
             USER => self.user,
-            ASSISTANT => self.assistant.or(self.user).or(RoleContent::Unknown),
+            ASSISTANT => self.assistant.or_fallback(self.user).or_fallback(RoleContent::Unknown),
             TOOL => self.tool,
             // One of the template's own, or none of its.
-            other => RoleContent::find(|content| {
+            other => RoleContent::detect(|content| {
                 let user = message(USER, in_form(self.user, OTHER.into()));
                 template.render(&[user, message(other, content)], true, extra)
             }),
@@ -185,7 +186,7 @@ impl AcceptedMessages {
         form: RoleContent,
         extra: &TemplateInputs,
     ) -> ChatMessage {
-        let form = form.or(self.user);
+        let form = form.or_fallback(self.user);
         let has_more = |part: &TemplateValue| {
             let mut names =
                 part.try_iter().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned()));
@@ -226,7 +227,7 @@ impl AcceptedMessages {
             if others.is_empty() {
                 return Some(first);
             }
-            let form = self.system.or(self.user);
+            let form = self.system.or_fallback(self.user);
             let text = joined([first.text()].into_iter().chain(others));
             Some(ChatMessage { content: in_form(form, text), ..first })
         };

@@ -57,7 +57,7 @@ fn marker_at_begin(text: &str) -> Option<&str> {
 
 impl ChannelSyntax {
     /// By rendering samples; `None` if the template writes no channels.
-    pub fn of(template: &ChatTemplate, calls: Option<&CallSyntax>) -> Option<ChannelSyntax> {
+    pub fn from_template(template: &ChatTemplate, calls: Option<&CallSyntax>) -> Option<ChannelSyntax> {
         let extra = TemplateInputs::default();
         let prompt = template.render(&[user()], true, &extra).ok()?;
         let fields = json!({"reasoning_content": REASONS, "thinking": REASONS});

@@ -75,7 +75,7 @@ impl StopGuard {
     }
 
     /// The text has ended: what was held back.
-    pub fn rest(&mut self) -> String {
+    pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
@@ -173,7 +173,7 @@ mod tests {
 
     /// The parts that are watched, in brackets.
     fn shown(template: &str, prompt: &str, pieces: &[&str]) -> String {
-        let syntax = AnswerSyntax::of(&ChatTemplate::from_jinja(template).unwrap());
+        let syntax = AnswerSyntax::from_template(&ChatTemplate::from_jinja(template).unwrap());
         let mut guard = syntax.stop_guard(prompt).unwrap();
         let mut shown = String::new();
         for piece in pieces {
@@ -184,7 +184,7 @@ mod tests {
                 }
             });
         }
-        shown + &guard.rest()
+        shown + &guard.finish()
     }
 
     #[test]

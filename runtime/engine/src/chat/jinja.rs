@@ -114,9 +114,9 @@ impl CompiledTemplate {
 
     /// Runs on the thread of the rendering.
     fn run(&self, environment: &Environment<'static>, context: TemplateValue) -> Result<String, Error> {
-        limits::begin(u64::from(u32::MAX));
+        limits::begin_rendering(u64::from(u32::MAX));
         let context = values::part(&context)?;
-        limits::begin(values::size(&context));
+        limits::begin_rendering(values::size(&context));
         let code = self.program.borrow_dependent();
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
@@ -195,7 +195,7 @@ impl JinjaTemplates {
         let now = extra.now.unwrap_or_else(local_time::now);
         // A directive's text is at most a date and a time.
         let strftime_now = move |format: String| {
-            limits::memory((format.len() as u64).saturating_mul(16)).map(|()| strftime(&format, now))
+            limits::count_memory((format.len() as u64).saturating_mul(16)).map(|()| strftime(&format, now))
         };
         context.insert("strftime_now".to_owned(), TemplateValue::from_function(strftime_now));
         context.extend(extra.variables.iter().map(|(name, value)| (name.clone(), value.clone())));
@@ -204,7 +204,7 @@ impl JinjaTemplates {
             let rendered = template.run(&self.environment, context);
             // What the engine made of the error may hide the limit.
             rendered.map_err(|error| {
-                limit_error(name, limits::reached()).unwrap_or_else(|| render_error(name, &error))
+                limit_error(name, limits::reached_limit()).unwrap_or_else(|| render_error(name, &error))
             })
         };
         on_a_stack(RENDER_STACK, run, |reason| ChatError::Render { template: name.to_owned(), reason })

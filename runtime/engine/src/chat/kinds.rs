@@ -19,7 +19,7 @@ pub enum ValueKind {
 
 impl ValueKind {
     /// Of the argument `name` of a function with these parameters. What may be a text is one; one without a type is what it looks like.
-    pub fn of(schema: &Json, name: &str) -> ValueKind {
+    pub fn of_argument(schema: &Json, name: &str) -> ValueKind {
         property(schema, name).map_or(ValueKind::Json, |value| ValueKind::of_value(schema, value))
     }
 
@@ -47,7 +47,7 @@ struct TypeSet {
 }
 
 impl TypeSet {
-    fn of(name: &str) -> TypeSet {
+    fn from_name(name: &str) -> TypeSet {
         TypeSet { text: name == "string", null: name == "null", other: !matches!(name, "string" | "null") }
     }
 
@@ -87,8 +87,8 @@ fn types(root: &Json, value: &Json, depth: usize) -> Option<TypeSet> {
     }
     let union = |all: &mut dyn Iterator<Item = TypeSet>| all.reduce(TypeSet::or);
     let named = match &value["type"] {
-        Json::String(name) => Some(TypeSet::of(name)),
-        Json::Array(names) => union(&mut names.iter().filter_map(Json::as_str).map(TypeSet::of)),
+        Json::String(name) => Some(TypeSet::from_name(name)),
+        Json::Array(names) => union(&mut names.iter().filter_map(Json::as_str).map(TypeSet::from_name)),
         _ => None,
     };
     let chosen = union(&mut list(value, "enum").map(TypeSet::of_json));
@@ -235,12 +235,12 @@ mod tests {
             (json!(true), ValueKind::Json),
         ];
         for (value, kind) in cases {
-            assert_eq!(ValueKind::of(&root(value.clone()), "x"), kind, "{value}");
+            assert_eq!(ValueKind::of_argument(&root(value.clone()), "x"), kind, "{value}");
         }
         let whole =
             json!({"$ref": "#/$defs/args", "$defs": {"args": {"properties": {"x": {"type": "string"}}}}});
-        assert_eq!(ValueKind::of(&whole, "x"), ValueKind::Text);
+        assert_eq!(ValueKind::of_argument(&whole, "x"), ValueKind::Text);
         let others = json!({"type": "object", "additionalProperties": {"type": "string"}});
-        assert_eq!(ValueKind::of(&others, "any"), ValueKind::Text);
+        assert_eq!(ValueKind::of_argument(&others, "any"), ValueKind::Text);
     }
 }

@@ -62,10 +62,10 @@ const KEYS: [&str; 2] = ["sample_key", "sample_zone"];
 
 impl AnswerSyntax {
     /// By rendering samples.
-    pub fn of(template: &ChatTemplate) -> AnswerSyntax {
+    pub fn from_template(template: &ChatTemplate) -> AnswerSyntax {
         let reasoning = reasoning(template);
         let calls = calls(template, reasoning.as_ref()).or_else(|| tagged(template, reasoning.as_ref()));
-        let channels = ChannelSyntax::of(template, calls.as_ref());
+        let channels = ChannelSyntax::from_template(template, calls.as_ref());
         AnswerSyntax { calls, reasoning, channels }
     }
 }

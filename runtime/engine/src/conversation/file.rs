@@ -63,7 +63,7 @@ impl Conversation<Session> {
         let saved = SavedConversation {
             mlcc_conversation: VERSION,
             messages: self.messages.clone(),
-            tokens: self.generator.fed().to_vec(),
+            tokens: self.generator.computed_tokens().to_vec(),
             turn_start: self.turn_start,
             context_text: self.context_text.clone(),
         };
@@ -91,7 +91,7 @@ impl Conversation<Session> {
             self.checkpoints.clear();
             self.turn_start = saved.turn_start;
             self.context_text = saved.context_text;
-            self.generator.assume_fed(saved.tokens);
+            self.generator.assume_computed(saved.tokens);
         }
         Ok(state)
     }

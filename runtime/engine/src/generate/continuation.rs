@@ -58,43 +58,43 @@ pub(crate) struct GenerationState<'t> {
     tokens: Vec<TokenId>,
     drafts: usize,
     /// How many were chosen.
-    chosen: usize,
-    ends: StopConditions,
+    sampled_count: usize,
+    stop_conditions: StopConditions,
     /// Prepared where a token is chosen, or before that on another thread.
     pub grammar: Option<Grammar>,
     sampler: Sampler,
-    /// Chosen already, by [`GenerationState::choose_among`].
-    early: Option<TokenId>,
-    text: IncrementalDetokenizer<'t>,
-    guess: DraftLengthTuner,
+    /// Chosen already, by [`GenerationState::sample_from_top_k`].
+    sampled_early: Option<TokenId>,
+    detokenizer: IncrementalDetokenizer<'t>,
+    draft_length: DraftLengthTuner,
     drafted: usize,
     accepted: usize,
-    choosing: Duration,
+    sampling_time: Duration,
 }
 
 impl<'t> GenerationState<'t> {
     /// A text that goes on behind `tokens`.
     pub fn new(
         tokens: Vec<TokenId>,
-        ends: StopConditions,
+        stop_conditions: StopConditions,
         mut sampler: Sampler,
         grammar: Option<Grammar>,
-        text: IncrementalDetokenizer<'t>,
+        detokenizer: IncrementalDetokenizer<'t>,
     ) -> Self {
         tokens.iter().for_each(|&token| sampler.accept(token));
         GenerationState {
             tokens,
             drafts: 0,
-            chosen: 0,
-            ends,
+            sampled_count: 0,
+            stop_conditions,
             grammar,
             sampler,
-            early: None,
-            text,
-            guess: DraftLengthTuner::default(),
+            sampled_early: None,
+            detokenizer,
+            draft_length: DraftLengthTuner::default(),
             drafted: 0,
             accepted: 0,
-            choosing: Duration::ZERO,
+            sampling_time: Duration::ZERO,
         }
     }
 
@@ -108,33 +108,33 @@ impl<'t> GenerationState<'t> {
     }
 
     /// Without drafts.
-    pub fn known(&self) -> &[TokenId] {
+    pub fn accepted_tokens(&self) -> &[TokenId] {
         &self.tokens[..self.tokens.len() - self.drafts]
     }
 
     /// How many tokens there is room for without new memory.
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.tokens.capacity()
     }
 
     /// How many tokens were chosen, with the one that ended the text.
-    pub fn chosen(&self) -> usize {
-        self.chosen
+    pub fn sampled_count(&self) -> usize {
+        self.sampled_count
     }
 
     /// Tokens that end the text.
     pub fn eos(&self) -> &[TokenId] {
-        &self.ends.eos
+        &self.stop_conditions.eos
     }
 
     /// Tokens of drafts so far, and how many of them were right.
-    pub fn drafted(&self) -> (usize, usize) {
+    pub fn draft_counts(&self) -> (usize, usize) {
         (self.drafted, self.accepted)
     }
 
     /// Time of choosing tokens.
-    pub fn choosing(&self) -> Duration {
-        self.choosing
+    pub fn sampling_time(&self) -> Duration {
+        self.sampling_time
     }
 
     pub fn seed(&self) -> u64 {
@@ -142,24 +142,28 @@ impl<'t> GenerationState<'t> {
     }
 
     /// Most tokens that are worth drafting now, where the last known one is fed behind `past` others.
-    pub fn most_drafts(&self, past: usize) -> usize {
-        let wanted = self.ends.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.chosen + 1));
-        let room = self.ends.context.map_or(usize::MAX, |context| context.saturating_sub(past + 1));
-        self.guess.most().min(wanted).min(room)
+    pub fn max_drafts(&self, past: usize) -> usize {
+        let wanted = self
+            .stop_conditions
+            .max_tokens
+            .map_or(usize::MAX, |max| max.saturating_sub(self.sampled_count + 1));
+        let room =
+            self.stop_conditions.context.map_or(usize::MAX, |context| context.saturating_sub(past + 1));
+        self.draft_length.max_draft().min(wanted).min(room)
     }
 
     /// Appends at most `most` drafts of what comes next; none if the drafter panics.
-    pub fn draft(&mut self, text: usize, drafter: &mut dyn Drafter, most: usize) {
+    pub fn append_drafts(&mut self, text: usize, drafter: &mut dyn Drafter, most: usize) {
         self.keep_drafts(0);
         let known = self.tokens.len();
-        let draft = AssertUnwindSafe(|| drafter.draft(text, &mut self.tokens, most));
+        let draft = AssertUnwindSafe(|| drafter.append_draft(text, &mut self.tokens, most));
         let most = if catch_unwind(draft).is_ok() { most } else { 0 };
         self.tokens.truncate(known + most);
         self.drafts = self.tokens.len() - known;
     }
 
     /// How many tokens of drafts there are.
-    pub fn drafts(&self) -> usize {
+    pub fn draft_count(&self) -> usize {
         self.drafts
     }
 
@@ -170,38 +174,38 @@ impl<'t> GenerationState<'t> {
         self.tokens.truncate(known + self.drafts);
     }
 
-    /// Chooses the next token among the likeliest ones, for [`GenerationState::take`], which needs no logits then. False where these do not
+    /// Chooses the next token among the likeliest ones, for [`GenerationState::sample_rows`], which needs no logits then. False where these do not
     /// tell. There are no drafts.
-    pub fn choose_among(&mut self, likeliest: &[TokenCandidate]) -> bool {
-        if self.grammar.is_some() || self.ends.max_tokens == Some(0) {
+    pub fn sample_from_top_k(&mut self, likeliest: &[TokenCandidate]) -> bool {
+        if self.grammar.is_some() || self.stop_conditions.max_tokens == Some(0) {
             return false;
         }
         let begin = Instant::now();
-        self.early = self.sampler.sample_among(likeliest);
-        self.choosing += begin.elapsed();
-        self.early.is_some()
+        self.sampled_early = self.sampler.sample_from_top_k(likeliest);
+        self.sampling_time += begin.elapsed();
+        self.sampled_early.is_some()
     }
 
     /// Forgets a choice of a step that has failed.
-    pub fn forget_choice(&mut self) {
-        self.early = None;
+    pub fn discard_sample(&mut self) {
+        self.sampled_early = None;
     }
 
     /// Chooses tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other behind a draft, as long as
     /// the drafts are what is chosen. `show` gets each token but one that ends the text, and may end it.
-    pub fn take(
+    pub fn sample_rows(
         &mut self,
         rows: &[f32],
         vocab: usize,
         past: usize,
         show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> SamplerOutput {
-        let (drafted, known) = (self.drafts, self.known().len());
+        let (drafted, known) = (self.drafts, self.accepted_tokens().len());
         let mut accepted = 0;
         let (next, end) = loop {
             // The sampler says so if there are too few.
             let row = rows.chunks(vocab.max(1)).nth(accepted).unwrap_or_default();
-            let (next, end) = match self.write(row, past + accepted, show) {
+            let (next, end) = match self.sample_row(row, past + accepted, show) {
                 Ok((next, end)) => (next, Ok(end)),
                 Err(error) => (None, Err(error)),
             };
@@ -211,7 +215,7 @@ impl<'t> GenerationState<'t> {
             }
             accepted += 1;
         };
-        self.guess.checked(drafted, accepted);
+        self.draft_length.record_outcome(drafted, accepted);
         self.drafted += drafted;
         self.accepted += accepted;
         self.tokens.truncate(known + accepted);
@@ -221,28 +225,28 @@ impl<'t> GenerationState<'t> {
     }
 
     /// Chooses the next token from logits behind `past` tokens, and says how the text has ended with it, if it has.
-    fn write(
+    fn sample_row(
         &mut self,
         logits: &[f32],
         past: usize,
         show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Result<(Option<TokenId>, Option<FinishReason>), SamplingError> {
-        if self.ends.max_tokens == Some(0) {
+        if self.stop_conditions.max_tokens == Some(0) {
             return Ok((None, Some(FinishReason::Length)));
         }
         let begin = Instant::now();
-        let token = match self.early.take() {
+        let token = match self.sampled_early.take() {
             Some(token) => token,
-            None => self.choose(logits)?,
+            None => self.sample_token(logits)?,
         };
-        self.choosing += begin.elapsed();
+        self.sampling_time += begin.elapsed();
         self.sampler.accept(token);
-        self.chosen += 1;
-        Ok((Some(token), self.end_with(token, logits, past, show)))
+        self.sampled_count += 1;
+        Ok((Some(token), self.finish_reason(token, logits, past, show)))
     }
 
-    fn choose(&mut self, logits: &[f32]) -> Result<TokenId, SamplingError> {
-        let eos = &self.ends.eos;
+    fn sample_token(&mut self, logits: &[f32]) -> Result<TokenId, SamplingError> {
+        let eos = &self.stop_conditions.eos;
         if let Some(grammar) = &mut self.grammar {
             grammar.prepare(eos)?;
         }
@@ -254,17 +258,17 @@ impl<'t> GenerationState<'t> {
         Ok(token)
     }
 
-    fn end_with(
+    fn finish_reason(
         &mut self,
         token: TokenId,
         logits: &[f32],
         past: usize,
         show: &mut dyn FnMut(EmittedToken<'_>) -> ControlFlow<()>,
     ) -> Option<FinishReason> {
-        if self.ends.eos.contains(&token) {
+        if self.stop_conditions.eos.contains(&token) {
             return Some(FinishReason::Eos);
         }
-        let StopCheck { text, stop } = self.text.push(token);
+        let StopCheck { text, stop } = self.detokenizer.push(token);
         if show(EmittedToken { token, logits, text }).is_break() {
             return Some(FinishReason::Cancelled);
         }
@@ -274,10 +278,10 @@ impl<'t> GenerationState<'t> {
         if self.grammar.as_ref().is_some_and(Grammar::is_finished) {
             return Some(FinishReason::Grammar);
         }
-        if self.ends.max_tokens.is_some_and(|max| self.chosen >= max) {
+        if self.stop_conditions.max_tokens.is_some_and(|max| self.sampled_count >= max) {
             return Some(FinishReason::Length);
         }
-        self.ends.context.is_some_and(|context| past >= context).then_some(FinishReason::Context)
+        self.stop_conditions.context.is_some_and(|context| past >= context).then_some(FinishReason::Context)
     }
 
     /// Ends the text: `on_text` gets what was held back, unless nobody wants it. The reason may become another one, if that ends with
@@ -291,7 +295,7 @@ impl<'t> GenerationState<'t> {
         if matches!(reason, FinishReason::Cancelled | FinishReason::Stop(_)) {
             return reason;
         }
-        self.text.finish(reason, on_text)
+        self.detokenizer.finish(reason, on_text)
     }
 }
 

@@ -82,9 +82,9 @@ impl GrammarCompiler {
             return Err(GrammarError::TooLarge { bytes, most: MOST_BYTES });
         }
         let deadline = Instant::now() + PATIENCE;
-        match CompileSlot::take(&self.shared, spec, deadline)? {
-            GrammarLookup::Kept(grammar) => Ok(*grammar),
-            GrammarLookup::Place(place) => self.compile_in(place, spec, deadline),
+        match CompileSlot::acquire(&self.shared, spec, deadline)? {
+            GrammarLookup::Cached(grammar) => Ok(*grammar),
+            GrammarLookup::Compile(place) => self.compile_in(place, spec, deadline),
         }
     }
 
@@ -100,7 +100,8 @@ impl GrammarCompiler {
         let compile = move || {
             let parser = factory.create_parser(source);
             let made = parser.map_err(|error| GrammarError::Invalid { reason: reason(error) });
-            let made = made.and_then(checked).map(|matcher| place.keep(Grammar::new(matcher, vocab)));
+            let made =
+                made.and_then(checked).map(|matcher| place.cache_grammar(Grammar::new(matcher, vocab)));
             drop(place);
             // Nobody may be there any more.
             let _ = sender.send(made);
@@ -128,7 +129,7 @@ impl SharedGrammars {
 }
 
 impl GrammarCache {
-    fn kept(&mut self, spec: &GrammarSpec) -> Option<Grammar> {
+    fn find_cached(&mut self, spec: &GrammarSpec) -> Option<Grammar> {
         let found = self.kept.iter().position(|(of, _)| of == spec)?;
         let entry = self.kept.remove(found)?;
         let fresh = entry.1.separate();
@@ -196,8 +197,8 @@ fn choice(texts: &[String]) -> String {
 
 /// What a request for a grammar gets.
 enum GrammarLookup {
-    Kept(Box<Grammar>),
-    Place(CompileSlot),
+    Cached(Box<Grammar>),
+    Compile(CompileSlot),
 }
 
 /// One of the places for grammars that are being compiled.
@@ -208,20 +209,20 @@ struct CompileSlot {
 
 impl CompileSlot {
     /// Waits until the grammar is there, or a place to compile it.
-    fn take(
+    fn acquire(
         shared: &Arc<SharedGrammars>,
         spec: &GrammarSpec,
         deadline: Instant,
     ) -> Result<GrammarLookup, GrammarError> {
         let mut grammars = shared.lock();
         loop {
-            if let Some(grammar) = grammars.kept(spec) {
-                return Ok(GrammarLookup::Kept(Box::new(grammar)));
+            if let Some(grammar) = grammars.find_cached(spec) {
+                return Ok(GrammarLookup::Cached(Box::new(grammar)));
             }
             let equal = grammars.compiling.contains(spec);
             if !equal && grammars.compiling.len() < MOST_COMPILING {
                 grammars.compiling.push(spec.clone());
-                return Ok(GrammarLookup::Place(CompileSlot {
+                return Ok(GrammarLookup::Compile(CompileSlot {
                     shared: Arc::clone(shared),
                     spec: spec.clone(),
                 }));
@@ -236,7 +237,7 @@ impl CompileSlot {
     }
 
     /// Keeps a grammar for later requests, and gives one at its begin.
-    fn keep(&self, grammar: Grammar) -> Grammar {
+    fn cache_grammar(&self, grammar: Grammar) -> Grammar {
         let fresh = grammar.separate();
         let mut grammars = self.shared.lock();
         if grammars.kept.len() >= KEPT {

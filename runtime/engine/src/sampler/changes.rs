@@ -9,12 +9,12 @@ pub struct LogitChanges {
     /// Added to the logit of a token; minus infinity bans it.
     pub bias: Vec<(TokenId, f32)>,
     /// Tokens that are not chosen before `min_tokens` others were: those that end the text.
-    pub held_back: Vec<TokenId>,
+    pub banned_until_min: Vec<TokenId>,
     pub min_tokens: usize,
 }
 
 impl LogitChanges {
-    pub(super) fn check(&self, vocab: usize) -> Result<(), ParamError> {
+    pub(super) fn validate(&self, vocab: usize) -> Result<(), ParamError> {
         let inside = |id: TokenId| usize::try_from(id).is_ok_and(|id| id < vocab);
         for &(id, bias) in &self.bias {
             if !inside(id) {
@@ -30,16 +30,16 @@ impl LogitChanges {
     }
 
     /// Whether anything changes when `chosen` tokens have been chosen before.
-    pub(super) fn apply_after(&self, chosen: usize) -> bool {
-        !self.bias.is_empty() || self.holds_back(chosen)
+    pub(super) fn applies_after(&self, chosen: usize) -> bool {
+        !self.bias.is_empty() || self.bans_eos(chosen)
     }
 
     pub(super) fn apply(&self, chosen: usize, logits: &mut [f32]) {
         for &(id, bias) in &self.bias {
             logits[id as usize] += bias;
         }
-        if self.holds_back(chosen) {
-            let ids = self.held_back.iter().filter_map(|&id| usize::try_from(id).ok());
+        if self.bans_eos(chosen) {
+            let ids = self.banned_until_min.iter().filter_map(|&id| usize::try_from(id).ok());
             for id in ids {
                 if let Some(logit) = logits.get_mut(id) {
                     *logit = f32::NEG_INFINITY;
@@ -49,19 +49,19 @@ impl LogitChanges {
     }
 
     /// Whether no logit becomes larger.
-    pub(super) fn only_lower(&self) -> bool {
+    pub(super) fn only_lowers(&self) -> bool {
         self.bias.iter().all(|&(_, bias)| bias <= 0.0)
     }
 
     /// What [`LogitChanges::apply`] makes of the logit of one token.
-    pub(super) fn changed(&self, chosen: usize, token: TokenId, logit: f32) -> f32 {
-        if self.holds_back(chosen) && self.held_back.contains(&token) {
+    pub(super) fn changed_logit(&self, chosen: usize, token: TokenId, logit: f32) -> f32 {
+        if self.bans_eos(chosen) && self.banned_until_min.contains(&token) {
             return f32::NEG_INFINITY;
         }
         self.bias.iter().filter(|&&(id, _)| id == token).fold(logit, |logit, &(_, bias)| logit + bias)
     }
 
-    fn holds_back(&self, chosen: usize) -> bool {
-        chosen < self.min_tokens && !self.held_back.is_empty()
+    fn bans_eos(&self, chosen: usize) -> bool {
+        chosen < self.min_tokens && !self.banned_until_min.is_empty()
     }
 }

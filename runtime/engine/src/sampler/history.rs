@@ -64,22 +64,22 @@ impl PenaltyWindow {
             if std::mem::replace(&mut self.rounds[token], self.round) == self.round {
                 continue;
             }
-            logits[token] = lowered(params, self.counts[token], logits[token]);
+            logits[token] = apply_penalties(params, self.counts[token], logits[token]);
         }
     }
 
     /// What [`PenaltyWindow::penalize`] makes of the logit of one token.
-    pub(super) fn penalized(&self, params: &SamplingParams, token: TokenId, logit: f32) -> f32 {
+    pub(super) fn penalized_logit(&self, params: &SamplingParams, token: TokenId, logit: f32) -> f32 {
         let count = usize::try_from(token).ok().and_then(|token| self.counts.get(token)).copied();
         match count.unwrap_or(0) {
             0 => logit,
-            count => lowered(params, count, logit),
+            count => apply_penalties(params, count, logit),
         }
     }
 }
 
 /// The logit of a token that stands `count` times in the window.
-fn lowered(params: &SamplingParams, count: u32, logit: f32) -> f32 {
+fn apply_penalties(params: &SamplingParams, count: u32, logit: f32) -> f32 {
     // Dividing a negative logit would make the token likelier.
     let logit = if logit <= 0.0 { logit * params.repeat_penalty } else { logit / params.repeat_penalty };
     logit - (count as f32 * params.frequency_penalty + params.presence_penalty)

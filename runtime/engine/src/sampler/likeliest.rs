@@ -7,25 +7,26 @@
 use mlcc_runtime::TokenCandidate;
 
 use super::{
-    Candidate, Sampler, SamplingParams, bounded_top_k, drop_unlikely, likelier, nucleus, weigh, weight,
+    Candidate, Sampler, SamplingParams, bounded_top_k, compare_candidates, drop_unlikely, keep_nucleus,
+    relative_weight, set_weights,
 };
 use crate::tokenizer::TokenId;
 
-/// By how much a sum of weights in f32 may be off: more than [`super::scan::sum_of_weights`] says.
+/// By how much a sum of weights in f32 may be off: more than [`super::scan::sum_weights`] says.
 const ERROR_OF_SUM: f64 = 4e-6;
 
 impl Sampler {
     /// As [`Sampler::sample`] from all logits, of which `likeliest` are the largest: in falling order, equal ones by their number, those
     /// that are not numbers last. `None`, and nothing has changed, where that does not tell.
-    pub fn sample_among(&mut self, likeliest: &[TokenCandidate]) -> Option<TokenId> {
+    pub fn sample_from_top_k(&mut self, likeliest: &[TokenCandidate]) -> Option<TokenId> {
         let mut candidates = std::mem::take(&mut self.candidates);
-        let decided = self.fill_among(likeliest, &mut candidates);
+        let decided = self.fill_from_top_k(likeliest, &mut candidates);
         self.candidates = candidates;
-        decided.and_then(|()| self.draw())
+        decided.and_then(|()| self.draw_candidate())
     }
 
-    fn fill_among(&self, likeliest: &[TokenCandidate], candidates: &mut Vec<Candidate>) -> Option<()> {
-        let only_lower = self.changes.only_lower() && self.params.only_lower();
+    fn fill_from_top_k(&self, likeliest: &[TokenCandidate], candidates: &mut Vec<Candidate>) -> Option<()> {
+        let only_lower = self.changes.only_lowers() && self.params.only_lower();
         // Several infinite logits are equal to the largest number.
         if !only_lower
             || self.params.extra.is_on()
@@ -39,10 +40,10 @@ impl Sampler {
         // Tokens beyond the list rank behind this one.
         let bound = likeliest.last().filter(|_| !all).map(raw);
         candidates.clear();
-        candidates.extend(numbers.map(raw).map(|c| Candidate { logit: self.changed(c), ..c }));
+        candidates.extend(numbers.map(raw).map(|c| Candidate { logit: self.changed_logit(c), ..c }));
         candidates.retain(|c| c.logit > f32::NEG_INFINITY);
-        candidates.sort_unstable_by(likelier);
-        let certain = |c: &Candidate| bound.is_none_or(|bound| likelier(c, &bound).is_le());
+        candidates.sort_unstable_by(compare_candidates);
+        let certain = |c: &Candidate| bound.is_none_or(|bound| compare_candidates(c, &bound).is_le());
         candidates.truncate(candidates.partition_point(certain));
         let best = *candidates.first()?;
         if self.params.is_greedy() {
@@ -54,12 +55,12 @@ impl Sampler {
             bound: bound.map(|b| b.logit),
             tokens: self.vocab.saturating_sub(candidates.len()),
         };
-        cut(&self.params, (self.vocab, beyond), best, candidates)
+        cut_top_k(&self.params, (self.vocab, beyond), best, candidates)
     }
 
-    fn changed(&self, c: Candidate) -> f32 {
-        let logit = self.changes.changed(self.chosen, c.id, c.logit);
-        self.history.penalized(&self.params, c.id, logit) + 0.0
+    fn changed_logit(&self, c: Candidate) -> f32 {
+        let logit = self.changes.changed_logit(self.sampled_count, c.id, c.logit);
+        self.history.penalized_logit(&self.params, c.id, logit) + 0.0
     }
 }
 
@@ -70,36 +71,36 @@ struct UnseenTokens {
     tokens: usize,
 }
 
-/// As [`super::cut`], of sorted candidates that are the likeliest of `vocab` tokens.
-fn cut(
+/// As [`super::cut_candidates`], of sorted candidates that are the likeliest of `vocab` tokens.
+fn cut_top_k(
     params: &SamplingParams,
     (vocab, beyond): (usize, UnseenTokens),
     best: Candidate,
     candidates: &mut Vec<Candidate>,
 ) -> Option<()> {
-    let of_bound = beyond.bound.map(|logit| weight(params, best.logit, logit));
+    let of_bound = beyond.bound.map(|logit| relative_weight(params, best.logit, logit));
     if let Some(k) = bounded_top_k(params, vocab) {
         if candidates.len() < k && of_bound.is_some() {
             return None;
         }
         candidates.truncate(k);
-        let total = weigh(params, best.logit, candidates);
+        let total = set_weights(params, best.logit, candidates);
         if params.top_p < 1.0 {
-            nucleus(candidates, f64::from(params.top_p) * total);
+            keep_nucleus(candidates, f64::from(params.top_p) * total);
         }
     } else if params.top_p < 1.0 {
-        let least = weigh(params, best.logit, candidates);
+        let least = set_weights(params, best.logit, candidates);
         let most = least + of_bound.unwrap_or(0.0) * beyond.tokens as f64;
         let of = |sum: f64| f64::from(params.top_p) * sum;
-        let first = end_of(candidates, of(least) * (1.0 - ERROR_OF_SUM));
+        let first = mass_end(candidates, of(least) * (1.0 - ERROR_OF_SUM));
         let end = match min_p_end(params, of_bound, candidates) {
             // Wherever the sum ends, min-p cuts before.
             Some(end) if first.is_none_or(|first| first >= end) => end,
-            _ => first.filter(|_| first == end_of(candidates, of(most) * (1.0 + ERROR_OF_SUM)))?,
+            _ => first.filter(|_| first == mass_end(candidates, of(most) * (1.0 + ERROR_OF_SUM)))?,
         };
         candidates.truncate(end);
     } else {
-        weigh(params, best.logit, candidates);
+        set_weights(params, best.logit, candidates);
         min_p_end(params, of_bound, candidates)?;
         // As they are drawn from all logits.
         candidates.sort_unstable_by_key(|c| c.id);
@@ -115,7 +116,7 @@ fn min_p_end(params: &SamplingParams, of_bound: Option<f64>, candidates: &[Candi
 }
 
 /// How many of the first candidates have weights that reach `mass`; `None`: not even all of them.
-fn end_of(candidates: &[Candidate], mass: f64) -> Option<usize> {
+fn mass_end(candidates: &[Candidate], mass: f64) -> Option<usize> {
     let mut sum = 0.0;
     let reached = candidates.iter().position(|c| {
         sum += c.probability;
@@ -161,7 +162,7 @@ mod tests {
     ) -> Option<TokenId> {
         let (mut a, mut b) =
             (sampler(params, changes, text, logits.len()), sampler(params, changes, text, logits.len()));
-        let found = a.sample_among(&largest(logits, 64));
+        let found = a.sample_from_top_k(&largest(logits, 64));
         if let Some(token) = found {
             assert_eq!(b.sample(logits), Ok(token));
             let bits = |s: &Sampler| -> Vec<(TokenId, u64)> {
@@ -195,7 +196,7 @@ mod tests {
         assert!(chosen(&only_top_p, &LogitChanges::default(), &[], &steep(5000)).is_some());
         let changes = LogitChanges {
             bias: vec![(0, -100.0), (9, f32::NEG_INFINITY)],
-            held_back: vec![1],
+            banned_until_min: vec![1],
             min_tokens: 3,
         };
         assert!(chosen(&plain, &changes, &[], &steep(5000)).is_some());
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(chosen(&plain, &raised, &[], &steep(5000)), None);
         assert_eq!(chosen(&plain, &none, &[], &[f32::INFINITY, f32::MAX, 1.0]), None);
         let mut nothing = sampler(&plain, &none, &[], 2);
-        assert_eq!(nothing.sample_among(&largest(&[f32::NAN, f32::NEG_INFINITY], 64)), None);
+        assert_eq!(nothing.sample_from_top_k(&largest(&[f32::NAN, f32::NEG_INFINITY], 64)), None);
     }
 
     proptest! {

@@ -20,9 +20,9 @@ pub struct Logprobs {
 
 /// The logarithm of the probability of `token` after these logits, and those of the `top` likeliest. The error is at most
 /// 2e-6. `None` if no logit is a number or the token has none.
-pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> Option<Logprobs> {
-    let best = scan::best(logits)?;
-    let total = scan::sum_of_weights(logits, best.logit, 1.0).ln();
+pub fn compute_logprobs(logits: &[f32], token: TokenId, top: usize) -> Option<Logprobs> {
+    let best = scan::find_best(logits)?;
+    let total = scan::sum_weights(logits, best.logit, 1.0).ln();
     let of = |id: TokenId, logit: f32| {
         let logprob = (f64::from(logit) - f64::from(best.logit) - total) as f32;
         TokenLogprob { id, logprob: logprob.min(0.0) }
@@ -31,7 +31,7 @@ pub fn logprobs(logits: &[f32], token: TokenId, top: usize) -> Option<Logprobs> 
     let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
     let mut likeliest: Vec<Candidate> = Vec::new();
     if top > 0 {
-        scan::top_k(logits, top, &mut likeliest);
+        scan::find_top_k(logits, top, &mut likeliest);
     }
     let top = likeliest.iter().map(|c| of(c.id, c.logit)).collect();
     Some(Logprobs { token: of(token, logit), top })
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn they_are_those_of_the_softmax() {
         let logits: Vec<f32> = (0..1000).map(|i| ((i * 7919) % 1013) as f32 / 40.0 - 11.0).collect();
-        let found = logprobs(&logits, 17, 5).unwrap();
+        let found = compute_logprobs(&logits, 17, 5).unwrap();
         assert!((f64::from(found.token.logprob) - exact(&logits, 17)).abs() < 2e-5, "{found:?}");
         let mut sorted: Vec<usize> = (0..1000).collect();
         sorted.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -63,11 +63,11 @@ mod tests {
 
     #[test]
     fn what_is_no_number_has_no_chance() {
-        let found = logprobs(&[f32::NAN, 1.0, f32::NEG_INFINITY], 0, 20).unwrap();
+        let found = compute_logprobs(&[f32::NAN, 1.0, f32::NEG_INFINITY], 0, 20).unwrap();
         assert_eq!(found.token.logprob, f32::NEG_INFINITY);
         assert_eq!(found.top, [TokenLogprob { id: 1, logprob: 0.0 }]);
-        assert_eq!(logprobs(&[f32::NAN], 0, 1), None);
-        assert_eq!(logprobs(&[1.0], 1, 1), None);
-        assert_eq!(logprobs(&[f32::INFINITY, 0.0], 0, 1).unwrap().token.logprob, 0.0);
+        assert_eq!(compute_logprobs(&[f32::NAN], 0, 1), None);
+        assert_eq!(compute_logprobs(&[1.0], 1, 1), None);
+        assert_eq!(compute_logprobs(&[f32::INFINITY, 0.0], 0, 1).unwrap().token.logprob, 0.0);
     }
 }

@@ -1,7 +1,9 @@
 //! Cuts that few ask for: typical, XTC, Mirostat 2. They look at all candidates, so that nothing is saved where one of them is on.
 
 use super::extra::{ExtraSamplers, MirostatParams};
-use super::{Candidate, Pcg64, SamplingParams, bounded_top_k, likelier, nucleus, scan, weigh};
+use super::{
+    Candidate, Pcg64, SamplingParams, bounded_top_k, compare_candidates, keep_nucleus, scan, set_weights,
+};
 
 /// The surprise up to which Mirostat lets tokens through, in bits.
 #[derive(Debug, Clone, Copy)]
@@ -14,14 +16,14 @@ impl SurpriseLimit {
     }
 
     /// A token of this probability was drawn.
-    pub fn follow(&mut self, mirostat: MirostatParams, probability: f64) {
+    pub fn update(&mut self, mirostat: MirostatParams, probability: f64) {
         let error = -probability.log2() - f64::from(mirostat.tau);
         self.0 -= f64::from(mirostat.eta) * error;
     }
 }
 
 /// Fills `candidates` with what is left of the logits, of which `best` is the likeliest. Takes a random number for XTC, if that is on.
-pub(super) fn cut(
+pub(super) fn cut_with_extras(
     params: &SamplingParams,
     logits: &[f32],
     best: Candidate,
@@ -31,29 +33,29 @@ pub(super) fn cut(
 ) {
     let extra = &params.extra;
     if extra.mirostat.is_some() {
-        scan::at_least(logits, f32::MIN, candidates);
-        weigh(params, best.logit, candidates);
+        scan::candidates_above(logits, f32::MIN, candidates);
+        set_weights(params, best.logit, candidates);
         let total = normalize(candidates);
         debug_assert!(total > 0.0);
-        candidates.sort_unstable_by(likelier);
+        candidates.sort_unstable_by(compare_candidates);
         let passes = |c: &Candidate| -c.probability.log2() <= limit.0;
         candidates.truncate(candidates.partition_point(passes).max(1));
         normalize(candidates);
         return;
     }
     match bounded_top_k(params, logits.len()) {
-        Some(k) => scan::top_k(logits, k, candidates),
-        None => scan::at_least(logits, f32::MIN, candidates),
+        Some(k) => scan::find_top_k(logits, k, candidates),
+        None => scan::candidates_above(logits, f32::MIN, candidates),
     }
-    weigh(params, best.logit, candidates);
+    set_weights(params, best.logit, candidates);
     normalize(candidates);
     if extra.typical_p < 1.0 {
         keep_typical(candidates, f64::from(extra.typical_p));
     }
-    candidates.sort_unstable_by(likelier);
+    candidates.sort_unstable_by(compare_candidates);
     if params.top_p < 1.0 {
         let total: f64 = candidates.iter().map(|c| c.probability).sum();
-        nucleus(candidates, f64::from(params.top_p) * total);
+        keep_nucleus(candidates, f64::from(params.top_p) * total);
     }
     let most = candidates.first().map_or(0.0, |first| first.probability);
     candidates.retain(|c| c.probability >= f64::from(params.min_p) * most);
@@ -62,7 +64,7 @@ pub(super) fn cut(
         // One number per token, whether it is needed or not.
         let chance = rng.next_f64();
         if chance < f64::from(extra.xtc_probability) {
-            leave_out_likeliest(candidates, f64::from(extra.xtc_threshold));
+            exclude_top_choices(candidates, f64::from(extra.xtc_threshold));
             normalize(candidates);
         }
     }
@@ -81,7 +83,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, p: f64) {
     let parts = candidates.iter().filter(|c| c.probability > 0.0).map(|c| c.probability * surprise(c));
     let expected: f64 = parts.sum();
     let distance = |c: &Candidate| (surprise(c) - expected).abs();
-    candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(likelier(a, b)));
+    candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(compare_candidates(a, b)));
     let mut sum = 0.0;
     let last = candidates.iter().position(|c| {
         sum += c.probability;
@@ -93,7 +95,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, p: f64) {
 }
 
 /// Of the sorted candidates that reach the threshold only the last one stays.
-fn leave_out_likeliest(candidates: &mut Vec<Candidate>, threshold: f64) {
+fn exclude_top_choices(candidates: &mut Vec<Candidate>, threshold: f64) {
     let reach = candidates.partition_point(|c| c.probability >= threshold);
     if reach > 1 {
         candidates.drain(..reach - 1);

@@ -1,7 +1,7 @@
 //! Passes over all logits. A vocabulary has up to 256 thousand tokens, of which few matter: vector instructions find the largest
 //! logit of a block, and most blocks need no more than that.
 
-use super::{Candidate, likelier};
+use super::{Candidate, compare_candidates};
 use crate::tokenizer::TokenId;
 
 const BLOCK: usize = 64;
@@ -9,60 +9,60 @@ const BLOCK: usize = 64;
 const LANES: usize = 16;
 
 /// The likeliest token, of equal ones that of the lowest id; `None` if no logit is a number.
-pub(super) fn best(logits: &[f32]) -> Option<Candidate> {
+pub(super) fn find_best(logits: &[f32]) -> Option<Candidate> {
     let mut best = f32::NEG_INFINITY;
     let mut found = None;
     for (block, of_block) in logits.chunks(BLOCK).enumerate() {
-        let largest = largest(of_block);
+        let largest = block_max(of_block);
         if largest > best {
             (best, found) = (largest, Some((block, of_block)));
         }
     }
     let (block, of_block) = found?;
-    numbers(block, of_block).find(|c| c.logit == best)
+    finite_candidates(block, of_block).find(|c| c.logit == best)
 }
 
 /// Puts all tokens whose logits are at least `floor`, by id, in place of what was there.
-pub(super) fn at_least(logits: &[f32], floor: f32, candidates: &mut Vec<Candidate>) {
+pub(super) fn candidates_above(logits: &[f32], floor: f32, candidates: &mut Vec<Candidate>) {
     candidates.clear();
     for (block, of_block) in logits.chunks(BLOCK).enumerate() {
-        if largest(of_block) >= floor {
-            candidates.extend(numbers(block, of_block).filter(|c| c.logit >= floor));
+        if block_max(of_block) >= floor {
+            candidates.extend(finite_candidates(block, of_block).filter(|c| c.logit >= floor));
         }
     }
 }
 
 /// The k likeliest, sorted.
-pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+pub(super) fn find_top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
     let mut floor = f32::NEG_INFINITY;
     for (block, of_block) in logits.chunks(BLOCK).enumerate() {
-        if largest(of_block) <= floor {
+        if block_max(of_block) <= floor {
             continue;
         }
-        for candidate in numbers(block, of_block) {
+        for candidate in finite_candidates(block, of_block) {
             // Ids ascend, so an equal logit comes after those that are already in.
             if candidate.logit > floor {
                 candidates.push(candidate);
                 if candidates.len() == buffer_size(k) {
-                    candidates.select_nth_unstable_by(k - 1, likelier);
+                    candidates.select_nth_unstable_by(k - 1, compare_candidates);
                     candidates.truncate(k);
                     floor = candidates[k - 1].logit;
                 }
             }
         }
     }
-    candidates.sort_unstable_by(likelier);
+    candidates.sort_unstable_by(compare_candidates);
     candidates.truncate(k);
 }
 
-/// Candidates that [`top_k`] collects before it drops the lower ones.
+/// Candidates that [`find_top_k`] collects before it drops the lower ones.
 pub(super) fn buffer_size(k: usize) -> usize {
     2 * k + 64
 }
 
 /// The sum of `exp((logit - best) / temperature)` over all logits that are numbers, of which `best` is the largest. In f32, with
 /// an error of at most 1e-6 of the sum.
-pub(super) fn sum_of_weights(logits: &[f32], best: f32, temperature: f32) -> f64 {
+pub(super) fn sum_weights(logits: &[f32], best: f32, temperature: f32) -> f64 {
     let scale = std::f32::consts::LOG2_E / temperature;
     let weight = |logit: f32| {
         let finite = if logit > f32::MAX { f32::MAX } else { logit };
@@ -95,8 +95,8 @@ fn exp2_of_negative(x: f32) -> f32 {
     if x >= -126.0 { y } else { 0.0 }
 }
 
-/// The largest of them as [`numbers`] gives it; minus infinity if none is a number.
-fn largest(logits: &[f32]) -> f32 {
+/// The largest of them as [`finite_candidates`] gives it; minus infinity if none is a number.
+fn block_max(logits: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (whole, rest) = logits.as_chunks::<LANES>();
@@ -110,7 +110,7 @@ fn largest(logits: &[f32]) -> f32 {
 }
 
 /// All logits of a block that are numbers. Plus infinity becomes the largest number, so that differences stay numbers.
-fn numbers(block: usize, logits: &[f32]) -> impl Iterator<Item = Candidate> + '_ {
+fn finite_candidates(block: usize, logits: &[f32]) -> impl Iterator<Item = Candidate> + '_ {
     let first = block * BLOCK;
     let numbers = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
     numbers.map(move |(i, &logit)| Candidate {
@@ -136,8 +136,8 @@ mod tests {
     }
 
     fn sorted(logits: &[f32]) -> Vec<Candidate> {
-        let mut all: Vec<Candidate> = numbers(0, logits).collect();
-        all.sort_by(likelier);
+        let mut all: Vec<Candidate> = finite_candidates(0, logits).collect();
+        all.sort_by(compare_candidates);
         all
     }
 
@@ -148,17 +148,17 @@ mod tests {
         for len in LENGTHS {
             let logits = logits(len);
             let all = sorted(&logits);
-            assert_eq!(best(&logits), all.first().copied(), "{len}");
+            assert_eq!(find_best(&logits), all.first().copied(), "{len}");
             let mut found = Vec::new();
             for k in [1, 2, 40, 300] {
                 found.clear();
-                top_k(&logits, k, &mut found);
+                find_top_k(&logits, k, &mut found);
                 assert_eq!(found, all[..k.min(all.len())], "{len} {k}");
             }
             for floor in [f32::MIN, -3.0, 0.0, 7.9, 9.0] {
-                at_least(&logits, floor, &mut found);
+                candidates_above(&logits, floor, &mut found);
                 assert!(found.is_sorted_by_key(|c| c.id));
-                found.sort_by(likelier);
+                found.sort_by(compare_candidates);
                 let kept: Vec<Candidate> = all.iter().copied().filter(|c| c.logit >= floor).collect();
                 assert_eq!(found, kept, "{len} {floor}");
             }
@@ -170,20 +170,20 @@ mod tests {
         let mut logits = logits(200);
         logits[150] = f32::MAX;
         logits[170] = f32::INFINITY;
-        assert_eq!(best(&logits).map(|c| (c.id, c.logit)), Some((150, f32::MAX)));
-        assert_eq!(sum_of_weights(&logits, f32::MAX, 1.0), 2.0);
-        assert_eq!(best(&[f32::NAN, f32::NEG_INFINITY]), None);
+        assert_eq!(find_best(&logits).map(|c| (c.id, c.logit)), Some((150, f32::MAX)));
+        assert_eq!(sum_weights(&logits, f32::MAX, 1.0), 2.0);
+        assert_eq!(find_best(&[f32::NAN, f32::NEG_INFINITY]), None);
     }
 
     #[test]
     fn sums_of_weights_are_those_of_f64() {
         for len in LENGTHS {
             let logits = logits(len);
-            let Some(best) = best(&logits) else { continue };
+            let Some(best) = find_best(&logits) else { continue };
             for temperature in [0.05_f32, 0.7, 1.0, 30.0] {
                 let of = |l: f32| (f64::from(l - best.logit) / f64::from(temperature)).exp();
-                let want: f64 = numbers(0, &logits).map(|c| of(c.logit)).sum();
-                let got = sum_of_weights(&logits, best.logit, temperature);
+                let want: f64 = finite_candidates(0, &logits).map(|c| of(c.logit)).sum();
+                let got = sum_weights(&logits, best.logit, temperature);
                 assert!((got - want).abs() <= 1e-6 * want, "{len} {temperature}: {got} {want}");
             }
         }

@@ -118,7 +118,7 @@ fn biases_come_before_everything_else() {
 
 #[test]
 fn ends_wait_for_the_least_number_of_tokens() {
-    let changes = LogitChanges { held_back: vec![6, 8, 99], min_tokens: 2, ..LogitChanges::default() };
+    let changes = LogitChanges { banned_until_min: vec![6, 8, 99], min_tokens: 2, ..LogitChanges::default() };
     let mut sampler = Sampler::with_changes(SamplingParams::greedy(), changes, 10).unwrap();
     let mut next = || {
         let token = sampler.sample(&EXAMPLE).unwrap();

@@ -23,7 +23,7 @@ struct AdapterIdentity {
 pub(super) type AdapterId = Option<u64>;
 
 impl TextAdapter {
-    /// `handle` is what [`Step::adapt`](super::Step::adapt) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
+    /// `handle` is what [`BatchModel::set_adapter`](super::BatchModel::set_adapter) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
     pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let forgotten = AtomicBool::new(false);
@@ -49,7 +49,7 @@ impl TextAdapter {
     }
 
     /// No state of it is kept from now on.
-    pub(super) fn forget(&self) {
+    pub(super) fn mark_forgotten(&self) {
         self.0.forgotten.store(true, Ordering::Relaxed);
     }
 
@@ -73,6 +73,6 @@ impl fmt::Debug for TextAdapter {
 }
 
 /// Of a text's adapter, if it has one.
-pub(super) fn id_of(adapter: Option<&TextAdapter>) -> AdapterId {
+pub(super) fn adapter_id(adapter: Option<&TextAdapter>) -> AdapterId {
     adapter.map(TextAdapter::id)
 }

@@ -7,16 +7,16 @@
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepLoad {
     /// Texts of which it has the next token.
-    pub texts: usize,
+    pub decode_rows: usize,
     /// Rows of prompts.
-    pub rows: usize,
+    pub prefill_rows: usize,
     /// Keys that these look at, each row its own.
-    pub row_keys: usize,
+    pub prefill_keys: usize,
 }
 
 impl StepLoad {
     /// Keys that `rows` rows behind `past` others look at.
-    pub fn keys_of(rows: usize, past: usize) -> usize {
+    pub fn count_keys(rows: usize, past: usize) -> usize {
         rows * past + rows * rows / 2
     }
 }
@@ -44,11 +44,11 @@ const NEWEST_ERROR: f64 = 0.05;
 #[derive(Debug)]
 pub(super) struct StepCostModel {
     /// Seconds of a step without rows of prompts.
-    alone: Option<f64>,
+    decode_seconds: Option<f64>,
     /// How many texts that had.
-    texts: usize,
+    decode_sequences: usize,
     /// The same by number of texts, when such a step was measured last; 0: never.
-    by_texts: Vec<f64>,
+    by_sequences: Vec<f64>,
     /// Seconds that parts are counted in: the first such step.
     unit: f64,
     parts: [f64; PARTS],
@@ -64,9 +64,9 @@ impl Default for StepCostModel {
             row[part] = DOUBT[part] * DOUBT[part];
         }
         StepCostModel {
-            alone: None,
-            texts: 0,
-            by_texts: Vec::new(),
+            decode_seconds: None,
+            decode_sequences: 0,
+            by_sequences: Vec::new(),
             unit: 0.0,
             parts: BELIEF,
             doubt,
@@ -75,59 +75,65 @@ impl Default for StepCostModel {
     }
 }
 
-fn counts(rows: usize, keys: usize) -> [f64; PARTS] {
+fn feature_vector(rows: usize, keys: usize) -> [f64; PARTS] {
     let any = if rows > 0 { 1 } else { 0 };
     let counts = [any, rows, keys];
     std::array::from_fn(|part| counts[part] as f64 / SCALE[part])
 }
 
-fn dot(a: &[f64; PARTS], b: &[f64; PARTS]) -> f64 {
+fn dot_product(a: &[f64; PARTS], b: &[f64; PARTS]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// An error that is no larger than a surprise.
-fn bounded(error: f64, expected: f64) -> f64 {
+fn clamp_error(error: f64, expected: f64) -> f64 {
     let most = SURPRISE * expected;
     error.clamp(-most, most)
 }
 
 impl StepCostModel {
     /// Seconds of a step with next tokens alone.
-    pub fn alone(&self) -> f64 {
-        self.alone.unwrap_or(0.0)
+    pub fn decode_time(&self) -> f64 {
+        self.decode_seconds.unwrap_or(0.0)
     }
 
-    /// Seconds of a step with the next tokens of more texts than [`texts`](Self::texts), as far as steps were measured; a text more
+    /// Seconds of a step with the next tokens of more texts than [`decode_sequences`](Self::decode_sequences), as far as steps were measured; a text more
     /// costs no more than each of those that the newest one had.
-    pub fn alone_with(&self, texts: usize) -> f64 {
-        let alone = self.alone();
-        let more = self.by_texts.iter().take(texts + 1).skip(self.texts).copied().fold(alone, f64::max);
-        more.min(alone * texts as f64 / self.texts.max(1) as f64).max(alone)
+    pub fn decode_time_of(&self, texts: usize) -> f64 {
+        let alone = self.decode_time();
+        let more = self
+            .by_sequences
+            .iter()
+            .take(texts + 1)
+            .skip(self.decode_sequences)
+            .copied()
+            .fold(alone, f64::max);
+        more.min(alone * texts as f64 / self.decode_sequences.max(1) as f64).max(alone)
     }
 
     /// How many texts that step had.
-    pub fn texts(&self) -> usize {
-        self.texts
+    pub fn decode_sequences(&self) -> usize {
+        self.decode_sequences
     }
 
     /// By which share steps with rows of prompts are longer or shorter than predicted (deviation).
-    pub fn spread(&self) -> f64 {
+    pub fn relative_deviation(&self) -> f64 {
         self.variance.sqrt()
     }
 
     /// Seconds that rows of prompts take before the first one.
-    pub fn begin(&self) -> f64 {
+    pub fn prefill_overhead(&self) -> f64 {
         self.unit * self.parts[0]
     }
 
     /// Seconds of the rows themselves, of a prompt of which `past` are read.
-    pub fn of_rows(&self, rows: usize, past: usize) -> f64 {
-        let counts = counts(rows, StepLoad::keys_of(rows, past));
+    pub fn prefill_time(&self, rows: usize, past: usize) -> f64 {
+        let counts = feature_vector(rows, StepLoad::count_keys(rows, past));
         self.unit * (self.parts[1] * counts[1] + self.parts[2] * counts[2])
     }
 
     /// How many rows behind `past` others so many seconds are enough for.
-    pub fn fit(&self, seconds: f64, past: usize) -> usize {
+    pub fn rows_within(&self, seconds: f64, past: usize) -> usize {
         if seconds == f64::INFINITY {
             return usize::MAX;
         }
@@ -140,31 +146,34 @@ impl StepCostModel {
     }
 
     /// A step took so long.
-    pub fn learn(&mut self, load: &StepLoad, seconds: f64) {
+    pub fn record_step(&mut self, load: &StepLoad, seconds: f64) {
         if seconds.is_nan() || seconds <= 0.0 {
             return;
         }
-        if load.rows == 0 {
-            let same = self.alone.filter(|_| self.texts == load.texts);
-            let alone = same.map_or(seconds, |mean| mean + NEWEST * bounded(seconds - mean, mean));
-            self.alone = Some(alone);
-            self.texts = load.texts;
-            if self.by_texts.len() <= load.texts {
-                self.by_texts.resize(load.texts + 1, 0.0);
+        if load.prefill_rows == 0 {
+            let same = self.decode_seconds.filter(|_| self.decode_sequences == load.decode_rows);
+            let alone = same.map_or(seconds, |mean| mean + NEWEST * clamp_error(seconds - mean, mean));
+            self.decode_seconds = Some(alone);
+            self.decode_sequences = load.decode_rows;
+            if self.by_sequences.len() <= load.decode_rows {
+                self.by_sequences.resize(load.decode_rows + 1, 0.0);
             }
-            self.by_texts[load.texts] = alone;
+            self.by_sequences[load.decode_rows] = alone;
             if self.unit == 0.0 {
                 self.unit = seconds;
             }
-        } else if self.alone.is_some() {
-            self.learn_rows(&counts(load.rows, load.row_keys), (seconds - self.alone()) / self.unit);
+        } else if self.decode_seconds.is_some() {
+            self.record_prefill(
+                &feature_vector(load.prefill_rows, load.prefill_keys),
+                (seconds - self.decode_time()) / self.unit,
+            );
         }
     }
 
-    fn learn_rows(&mut self, counts: &[f64; PARTS], took: f64) {
-        let expected = dot(counts, &self.parts);
-        let whole = expected + self.alone() / self.unit;
-        let error = bounded(took - expected, whole);
+    fn record_prefill(&mut self, counts: &[f64; PARTS], took: f64) {
+        let expected = dot_product(counts, &self.parts);
+        let whole = expected + self.decode_time() / self.unit;
+        let error = clamp_error(took - expected, whole);
         let share = error / whole;
         if share.is_finite() {
             self.variance += NEWEST_ERROR * (share * share - self.variance);
@@ -177,9 +186,9 @@ impl StepCostModel {
                 *doubt += DRIFT * DRIFT * self.parts[part] * self.parts[other];
             }
         }
-        let spread: [f64; PARTS] = std::array::from_fn(|part| dot(&self.doubt[part], counts));
+        let spread: [f64; PARTS] = std::array::from_fn(|part| dot_product(&self.doubt[part], counts));
         let noise = NOISE * whole;
-        let all = dot(&spread, counts) + noise * noise;
+        let all = dot_product(&spread, counts) + noise * noise;
         if all.is_nan() || all <= 0.0 {
             return;
         }
@@ -203,15 +212,20 @@ mod tests {
         let took = |rows: usize, keys: usize| 3e-3 + 3e-3 * rows as f64 + 1e-6 * keys as f64;
         for step in 0..400_usize {
             let rows = step * 13 % 64;
-            let row_keys = StepLoad::keys_of(rows, step * 97 % 2000);
+            let row_keys = StepLoad::count_keys(rows, step * 97 % 2000);
             let alone = 0.04;
             let seconds = if rows == 0 { alone } else { alone + took(rows, row_keys) };
-            cost.learn(&StepLoad { texts: 8, rows, row_keys }, seconds);
+            cost.record_step(
+                &StepLoad { decode_rows: 8, prefill_rows: rows, prefill_keys: row_keys },
+                seconds,
+            );
         }
-        assert!((cost.alone() - 0.04).abs() < 1e-9);
+        assert!((cost.decode_time() - 0.04).abs() < 1e-9);
         for (rows, past) in [(10, 100), (60, 1900), (30, 0), (3, 1500)] {
-            let (found, right) =
-                (cost.begin() + cost.of_rows(rows, past), took(rows, StepLoad::keys_of(rows, past)));
+            let (found, right) = (
+                cost.prefill_overhead() + cost.prefill_time(rows, past),
+                took(rows, StepLoad::count_keys(rows, past)),
+            );
             assert!((found - right).abs() < 0.05 * (0.04 + right), "{rows} {past}: {found} for {right}");
         }
     }
@@ -219,24 +233,31 @@ mod tests {
     #[test]
     fn as_many_rows_fit_as_their_sum_says() {
         let mut cost = StepCostModel::default();
-        cost.learn(&StepLoad { texts: 4, ..StepLoad::default() }, 0.01);
+        cost.record_step(&StepLoad { decode_rows: 4, ..StepLoad::default() }, 0.01);
         for past in [0, 100, 5000] {
             for seconds in [1e-3, 0.02, 0.5] {
-                let rows = cost.fit(seconds, past);
-                assert!(cost.of_rows(rows, past) <= seconds * 1.01, "{past} {seconds}: {rows}");
-                assert!(cost.of_rows(rows + 1, past) >= seconds * 0.99, "{past} {seconds}: {rows}");
+                let rows = cost.rows_within(seconds, past);
+                assert!(cost.prefill_time(rows, past) <= seconds * 1.01, "{past} {seconds}: {rows}");
+                assert!(cost.prefill_time(rows + 1, past) >= seconds * 0.99, "{past} {seconds}: {rows}");
             }
         }
-        assert_eq!((cost.fit(0.0, 5), cost.fit(-1.0, 5), cost.fit(f64::INFINITY, 5)), (0, 0, usize::MAX));
+        assert_eq!(
+            (cost.rows_within(0.0, 5), cost.rows_within(-1.0, 5), cost.rows_within(f64::INFINITY, 5)),
+            (0, 0, usize::MAX)
+        );
     }
 
     #[test]
     fn what_is_measured_never_breaks_it() {
         let mut cost = StepCostModel::default();
         for step in 0..3000_usize {
-            let load = StepLoad { texts: step % 3, rows: step % 2 * 512, row_keys: (step % 5) << 22 };
-            cost.learn(&load, [0.0, 1e-9, 1e3, 1e-3][step % 4]);
-            let found = cost.alone() + cost.begin() + cost.of_rows(100, 1000);
+            let load = StepLoad {
+                decode_rows: step % 3,
+                prefill_rows: step % 2 * 512,
+                prefill_keys: (step % 5) << 22,
+            };
+            cost.record_step(&load, [0.0, 1e-9, 1e3, 1e-3][step % 4]);
+            let found = cost.decode_time() + cost.prefill_overhead() + cost.prefill_time(100, 1000);
             assert!(found.is_finite() && found >= 0.0, "{step}: {found}");
         }
     }

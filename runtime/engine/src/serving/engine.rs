@@ -18,20 +18,20 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineOptions {
     /// Texts that run together.
-    pub sequences: usize,
+    pub max_sequences: usize,
     /// Texts that may wait beside them.
     pub max_queue: usize,
     /// Longest time between two tokens of a text while prompts are read, in decode steps.
-    pub gap: f64,
+    pub max_token_gap: f64,
     /// States that are kept beside those of the sequences: of texts whose places others have taken, and, of a model that cannot go back,
     /// copies behind prompts, where turns begin, and inside of long prompts. The pages of their caches are no more than full contexts of
     /// the sequences have.
-    pub kept: usize,
+    pub prefix_cache_size: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        EngineOptions { sequences: 4, max_queue: 64, gap: 3.0, kept: 8 }
+        EngineOptions { max_sequences: 4, max_queue: 64, max_token_gap: 3.0, prefix_cache_size: 8 }
     }
 }
 
@@ -43,8 +43,8 @@ pub type WarningSink = Box<dyn Fn(&str) + Send>;
 pub struct EngineExtras {
     pub drafter: Option<MakeDrafter>,
     /// States of earlier engines, and where its own are kept when it ends.
-    pub files: Option<DiskCacheOptions>,
-    /// Is told once what makes steps slower than they could be ([`ModelRunner::notice`]).
+    pub disk_cache: Option<DiskCacheOptions>,
+    /// Is told once what makes steps slower than they could be ([`ModelRunner::performance_warning`]).
     pub warn: Option<WarningSink>,
 }
 
@@ -73,7 +73,7 @@ impl Drop for CancelGuard {
     }
 }
 
-/// The events of a text, as a blocking iterator that ends after [`SequenceEvent::RequestSummary`] or [`SequenceEvent::Failed`]; without one of them
+/// The events of a text, as a blocking iterator that ends after [`SequenceEvent::Finished`] or [`SequenceEvent::Failed`]; without one of them
 /// if the engine is gone. Dropping it ends the text.
 #[derive(Debug)]
 pub struct RequestHandle {
@@ -105,7 +105,7 @@ impl Engine {
         Self::start_with(step, tokenizer, options, EngineExtras::default())
     }
 
-    /// The same with drafts, if the model can take back what it was fed ([`ModelLimits::rewinds`]).
+    /// The same with drafts, if the model can take back what it was fed ([`ModelLimits::rolls_back_drafts`]).
     pub fn start_drafting<M: ModelRunner + 'static>(
         step: M,
         tokenizer: Arc<Tokenizer>,
@@ -122,14 +122,14 @@ impl Engine {
         options: EngineOptions,
         extras: EngineExtras,
     ) -> std::io::Result<Engine> {
-        let sequences = options.sequences.max(1);
+        let sequences = options.max_sequences.max(1);
         let queue = Arc::new(RequestQueue::new(sequences, options.max_queue));
         let limits = step.limits();
         let shared = Arc::clone(&queue);
-        let options = EngineOptions { sequences, ..options };
+        let options = EngineOptions { max_sequences: sequences, ..options };
         let thread = std::thread::Builder::new()
             .name("mlcc-engine".into())
-            .spawn(move || scheduler::run(step, &tokenizer, &shared, options, extras))?;
+            .spawn(move || scheduler::run_scheduler(step, &tokenizer, &shared, options, extras))?;
         Ok(Engine { queue, limits, thread: Some(thread) })
     }
 
@@ -169,23 +169,23 @@ impl Engine {
     ) -> Result<Vec<CancelGuard>, LaunchError> {
         let mut jobs: Vec<QueuedRequest> = Vec::with_capacity(requests.len());
         for (id, (request, sink)) in requests.into_iter().enumerate() {
-            let (sampler, stops) = request.check(&self.limits)?;
+            let (sampler, stops) = request.validate(&self.limits)?;
             // One that scores its prompt has to read it.
             let twin = jobs.iter().find(|job| {
-                job.twin.is_none()
+                job.fork_of.is_none()
                     && request.prompt_logprobs.is_none()
                     && job.request.prompt == request.prompt
                     && job.request.adapter == request.adapter
             });
             jobs.push(QueuedRequest {
                 id: id as u64,
-                twin: twin.map(|job| job.id),
+                fork_of: twin.map(|job| job.id),
                 request,
                 sampler,
                 stops,
                 sink,
                 cancel: Arc::default(),
-                launched: Instant::now(),
+                queued_at: Instant::now(),
             });
         }
         let tickets = jobs.iter().map(|job| CancelGuard { cancel: Arc::clone(&job.cancel) }).collect();
@@ -198,16 +198,16 @@ impl Engine {
     ///
     /// Fails as the model does; without an error if the engine is closed.
     pub fn warm_up(&self) -> Result<(), RequestFailure> {
-        let done = self.queue.ask(EngineCommand::WarmUp);
+        let done = self.queue.send_command(EngineCommand::WarmUp);
         done.and_then(|done| done.recv().ok()).unwrap_or(Ok(()))
     }
 
     /// Drops the states of an adapter, and waits for that. Texts that run with it go on, and leave none when they end: then the engine has no
     /// copy of it any more.
-    pub fn forget(&self, adapter: &TextAdapter) {
-        adapter.forget();
+    pub fn forget_adapter(&self, adapter: &TextAdapter) {
+        adapter.mark_forgotten();
         let copy = adapter.clone();
-        if let Some(done) = self.queue.ask(|waiting| EngineCommand::Forget(copy, waiting)) {
+        if let Some(done) = self.queue.send_command(|waiting| EngineCommand::ForgetAdapter(copy, waiting)) {
             // An engine that has ended has no states.
             let _ = done.recv();
         }
@@ -234,7 +234,7 @@ impl Engine {
 
     /// Ends all texts at the next step, and takes no more.
     pub fn abandon(&self) {
-        self.queue.abandon();
+        self.queue.abandon_all();
         self.queue.close();
     }
 }

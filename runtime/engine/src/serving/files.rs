@@ -39,9 +39,9 @@ pub(super) const WORTH_A_FILE: usize = 32;
 pub struct DiskCacheOptions {
     pub folder: PathBuf,
     /// Of all files together, those of other models included; the oldest go first.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// How long a state is not used before it is written.
-    pub rest: Duration,
+    pub idle_time: Duration,
     /// Takes what is wrong with files, in a sentence.
     pub warn: fn(&str),
 }
@@ -49,7 +49,7 @@ pub struct DiskCacheOptions {
 impl DiskCacheOptions {
     /// Makes the folder, for its owner alone. One that is there and has nothing else becomes so too; of another one, which is somebody's
     /// decision, `warn` is told what others can see: not the files, but their names.
-    pub fn make_folder(&self) -> std::io::Result<()> {
+    pub fn create_folder(&self) -> std::io::Result<()> {
         let mut made = std::fs::DirBuilder::new();
         made.recursive(true);
         #[cfg(unix)]
@@ -60,7 +60,7 @@ impl DiskCacheOptions {
             use std::os::unix::fs::PermissionsExt;
             let mode = std::fs::metadata(&self.folder)?.permissions().mode();
             let only_ours =
-                std::fs::read_dir(&self.folder)?.all(|entry| entry.is_ok_and(|e| is_ours(&e.path())));
+                std::fs::read_dir(&self.folder)?.all(|entry| entry.is_ok_and(|e| is_cache_file(&e.path())));
             let private = || std::fs::set_permissions(&self.folder, std::fs::Permissions::from_mode(0o700));
             if mode & 0o077 != 0 && !(only_ours && private().is_ok()) {
                 let folder = self.folder.display();
@@ -83,43 +83,43 @@ pub(super) struct DiskEntry {
 }
 
 impl DiskEntry {
-    pub fn prefix(&self) -> PathBuf {
+    pub fn prefix_path(&self) -> PathBuf {
         self.stem.with_extension("prefix")
     }
 
-    pub fn state(&self) -> PathBuf {
+    pub fn state_path(&self) -> PathBuf {
         self.stem.with_extension("state")
     }
 
     /// Is used now, so that others are older.
-    pub fn touch(&self) {
-        for path in [self.prefix(), self.state()] {
+    pub fn update_mtime(&self) {
+        for path in [self.prefix_path(), self.state_path()] {
             let file = std::fs::File::options().append(true).open(path);
             // One that stays old goes earlier.
             let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
         }
     }
 
-    pub fn remove(&self) {
+    pub fn remove_files(&self) {
         // First the one by which they are found. Another process may have done it.
-        let _ = std::fs::remove_file(self.prefix());
-        let _ = std::fs::remove_file(self.state());
+        let _ = std::fs::remove_file(self.prefix_path());
+        let _ = std::fs::remove_file(self.state_path());
     }
 }
 
 /// The states of one model in a folder.
 pub(super) struct DiskCache {
-    files: DiskCacheOptions,
+    options: DiskCacheOptions,
     identity: u128,
     limits: ModelLimits,
     /// Whether the model can drop tokens, so that the begin of a state is as good.
-    rewinds: bool,
+    truncates: bool,
     entries: BTreeMap<u64, DiskEntry>,
     /// Of their tokens.
     tree: RadixTree,
     next: u64,
     /// `None` if it could not be started.
-    keeper: Option<DiskWriter>,
+    writer: Option<DiskWriter>,
 }
 
 /// A state that is wanted, before it is read.
@@ -131,59 +131,73 @@ pub(super) struct DiskPrefix {
 
 impl DiskCache {
     /// Looks for what is there. States are read when they are wanted.
-    pub fn open(files: DiskCacheOptions, identity: u128, limits: ModelLimits, rewinds: bool) -> DiskCache {
-        let keeper = DiskWriter::start(files.most_bytes);
+    pub fn open_folder(
+        files: DiskCacheOptions,
+        identity: u128,
+        limits: ModelLimits,
+        rewinds: bool,
+    ) -> DiskCache {
+        let keeper = DiskWriter::start(files.max_bytes);
         if let Err(error) = &keeper {
             (files.warn)(&format!("no thread to write states to files: {error}; none are written"));
         }
         let (entries, tree, keeper) = (BTreeMap::new(), RadixTree::default(), keeper.ok());
-        let mut shelf = DiskCache { files, identity, limits, rewinds, entries, tree, next: 0, keeper };
-        unfinished::remove_leftovers(&shelf.files.folder, |name| is_ours(Path::new(name)));
+        let mut shelf = DiskCache {
+            options: files,
+            identity,
+            limits,
+            truncates: rewinds,
+            entries,
+            tree,
+            next: 0,
+            writer: keeper,
+        };
+        unfinished::remove_leftovers(&shelf.options.folder, |name| is_cache_file(Path::new(name)));
         let begin = format!("mlcc-{identity:032x}-");
-        let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.files.folder) {
+        let mut found: Vec<PathBuf> = match std::fs::read_dir(&shelf.options.folder) {
             Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).collect(),
             Err(error) => {
-                shelf.warn(&shelf.files.folder, &error.to_string());
+                shelf.warn_about(&shelf.options.folder, &error.to_string());
                 Vec::new()
             }
         };
         found.sort();
         for path in found {
-            if is_ours(&path) {
+            if is_cache_file(&path) {
                 make_private(&path);
             }
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             if name.starts_with(&begin) && name.ends_with(".prefix") {
-                match shelf.read(&path) {
+                match shelf.read_prefix(&path) {
                     Ok((tokens, logits)) => {
                         let (logits, stem) = (logits.len(), path.with_extension(""));
-                        shelf.add(DiskEntry { tokens, logits, stem });
+                        shelf.add_entry(DiskEntry { tokens, logits, stem });
                     }
-                    Err(why) => shelf.warn(&path, &why),
+                    Err(why) => shelf.warn_about(&path, &why),
                 }
             }
         }
         shelf
     }
 
-    fn add(&mut self, entry: DiskEntry) {
+    fn add_entry(&mut self, entry: DiskEntry) {
         self.tree.insert(&entry.tokens, self.next);
         self.entries.insert(self.next, entry);
         self.next += 1;
     }
 
-    fn remove(&mut self, index: u64) -> Option<DiskEntry> {
+    fn remove_entry(&mut self, index: u64) -> Option<DiskEntry> {
         let entry = self.entries.remove(&index)?;
         self.tree.remove(&entry.tokens, index);
         Some(entry)
     }
 
-    fn warn(&self, path: &Path, why: &str) {
-        (self.files.warn)(&format!("{}: {why}; it is not used", path.display()));
+    fn warn_about(&self, path: &Path, why: &str) {
+        (self.options.warn)(&format!("{}: {why}; it is not used", path.display()));
     }
 
     /// Tokens and logits of a file of this model.
-    fn read(&self, path: &Path) -> Result<(Vec<TokenId>, Vec<f32>), String> {
+    fn read_prefix(&self, path: &Path) -> Result<(Vec<TokenId>, Vec<f32>), String> {
         let there = std::fs::metadata(path).map_err(|error| error.to_string())?;
         let most = HEADER as u64 + 4 * (MOST_TOKENS + self.limits.vocab as u64);
         if !there.is_file() || there.len() > most {
@@ -193,23 +207,24 @@ impl DiskCache {
         let (Some(header), Some(body)) = (file.get(..HEADER), file.get(HEADER..)) else {
             return Err("it is truncated".into());
         };
-        let (logits, tokens) = (number(&header[12..16]), number(&header[32..40]));
-        if header[..8] != MAGIC || number(&header[8..12]) != u128::from(VERSION) {
+        let (logits, tokens) = (read_number(&header[12..16]), read_number(&header[32..40]));
+        if header[..8] != MAGIC || read_number(&header[8..12]) != u128::from(VERSION) {
             return Err("it was written by another version".into());
         }
-        if number(&header[16..32]) != self.identity {
+        if read_number(&header[16..32]) != self.identity {
             return Err("it belongs to another model, or to another build of this one".into());
         }
         let whole = 4 * (logits + tokens) == body.len() as u128;
-        let spare = number(&header[40..48]);
-        if !whole || spare != 0 || number(&header[48..64]) != xxh3_128(body) {
+        let spare = read_number(&header[40..48]);
+        if !whole || spare != 0 || read_number(&header[48..64]) != xxh3_128(body) {
             return Err("it is broken".into());
         }
         if tokens == 0 || logits != 0 && logits != self.limits.vocab as u128 {
             return Err("it has no tokens, or logits of another vocabulary".into());
         }
         let (tokens, logits) = body.split_at(4 * tokens as usize);
-        let words = |bytes: &[u8]| bytes.chunks_exact(4).map(|word| number(word) as u32).collect::<Vec<_>>();
+        let words =
+            |bytes: &[u8]| bytes.chunks_exact(4).map(|word| read_number(word) as u32).collect::<Vec<_>>();
         let tokens: Vec<TokenId> = words(tokens).into_iter().map(u32::cast_signed).collect();
         let inside = |&id: &TokenId| usize::try_from(id).is_ok_and(|id| id < self.limits.vocab);
         let fits = self.limits.context.is_none_or(|context| tokens.len() <= context);
@@ -221,8 +236,8 @@ impl DiskCache {
 
     /// The state that has most of a prompt, by its number, and how much. `most` tokens may be there before; a model that does not
     /// rewind goes on from a whole state, and from that of the whole prompt with its logits.
-    pub fn best(&self, prompt: &[TokenId], most: usize) -> Option<(u64, usize)> {
-        if self.rewinds {
+    pub fn find_longest(&self, prompt: &[TokenId], most: usize) -> Option<(u64, usize)> {
+        if self.truncates {
             let nearest = self.tree.nearest(prompt).next();
             return nearest
                 .map(|(tokens, index)| (index, tokens.min(most)))
@@ -232,91 +247,91 @@ impl DiskCache {
         let usable = |&(tokens, index): &(usize, u64)| {
             tokens > 0 && (tokens <= most || has_logits(index) && tokens == prompt.len() && most > 0)
         };
-        self.tree.begins(prompt).find(usable).map(|(tokens, index)| (index, tokens))
+        self.tree.prefixes_of(prompt).find(usable).map(|(tokens, index)| (index, tokens))
     }
 
     /// What belongs to a state; `None` with a warning if that is gone. From now on it is one that was just used.
-    pub fn take(&mut self, index: u64) -> Option<DiskPrefix> {
+    pub fn take_prefix(&mut self, index: u64) -> Option<DiskPrefix> {
         let entry = self.entries.get(&index)?;
-        let read = self.read(&entry.prefix());
+        let read = self.read_prefix(&entry.prefix_path());
         match read {
             Ok((tokens, logits)) if tokens == entry.tokens => {
-                entry.touch();
-                Some(DiskPrefix { tokens, logits, state: entry.state() })
+                entry.update_mtime();
+                Some(DiskPrefix { tokens, logits, state: entry.state_path() })
             }
-            Ok(_) => self.refuse(index, "another file has come in its place"),
-            Err(why) => self.refuse(index, &why),
+            Ok(_) => self.reject_entry(index, "another file has come in its place"),
+            Err(why) => self.reject_entry(index, &why),
         }
     }
 
     /// Looks no more at a state.
-    pub fn refuse<T>(&mut self, index: u64, why: &str) -> Option<T> {
-        if let Some(entry) = self.remove(index) {
-            self.warn(&entry.state(), why);
+    pub fn reject_entry<T>(&mut self, index: u64, why: &str) -> Option<T> {
+        if let Some(entry) = self.remove_entry(index) {
+            self.warn_about(&entry.state_path(), why);
         }
         None
     }
 
     /// How long a state is not used before it is written.
-    pub fn rest(&self) -> Duration {
-        self.files.rest
+    pub fn idle_time(&self) -> Duration {
+        self.options.idle_time
     }
 
     /// Whether a state can be written now.
     pub fn is_free(&self) -> bool {
-        self.keeper.as_ref().is_some_and(DiskWriter::is_free)
+        self.writer.as_ref().is_some_and(DiskWriter::is_free)
     }
 
     /// Whether a state has no files. What begins a longer one needs none where the model rewinds.
-    pub fn lacks(&self, tokens: &[TokenId]) -> bool {
-        self.tree.exactly(tokens).is_empty() && !(self.rewinds && self.tree.has_beyond(tokens))
+    pub fn needs_write(&self, tokens: &[TokenId]) -> bool {
+        self.tree.find_exact(tokens).is_empty() && !(self.truncates && self.tree.has_extension(tokens))
     }
 
     /// The state of these tokens is used now, if it is there.
-    pub fn touch(&self, tokens: &[TokenId]) {
+    pub fn touch_prefix(&self, tokens: &[TokenId]) {
         self.tree
-            .exactly(tokens)
+            .find_exact(tokens)
             .iter()
             .filter_map(|index| self.entries.get(index))
-            .for_each(DiskEntry::touch);
+            .for_each(DiskEntry::update_mtime);
     }
 
     /// Keeps a state, `state` being what its file will have: another thread writes it, which must be free.
-    pub fn keep(&mut self, tokens: &[TokenId], logits: &[f32], state: Vec<u8>) {
-        let Some(keeper) = &mut self.keeper else { return };
+    pub fn write_prefix(&mut self, tokens: &[TokenId], logits: &[f32], state: Vec<u8>) {
+        let Some(keeper) = &mut self.writer else { return };
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         let stem = format!("mlcc-{:032x}-{:032x}", self.identity, xxh3_128(&bytes));
-        let stem = self.files.folder.join(stem);
-        let begins = self.tree.begins(tokens).filter_map(|(_, index)| self.entries.get(&index));
-        let replaces: Vec<DiskEntry> = begins.filter(|_| self.rewinds).cloned().collect();
-        let prefix = prefix(self.identity, tokens.len(), bytes, logits);
+        let stem = self.options.folder.join(stem);
+        let begins = self.tree.prefixes_of(tokens).filter_map(|(_, index)| self.entries.get(&index));
+        let replaces: Vec<DiskEntry> = begins.filter(|_| self.truncates).cloned().collect();
+        let prefix = encode_prefix(self.identity, tokens.len(), bytes, logits);
         let entry = DiskEntry { tokens: tokens.to_vec(), logits: logits.len(), stem };
-        keeper.give(WriteJob { entry, prefix, state, replaces });
+        keeper.submit(WriteJob { entry, prefix, state, replaces });
     }
 
     /// Takes note of what was written; with `wait` also of what is on its way.
-    pub fn settle(&mut self, wait: bool) {
-        let report = self.keeper.as_mut().and_then(|keeper| keeper.report(wait));
-        let Some(WriteReport { entry, written, gone }) = report else { return };
+    pub fn collect_report(&mut self, wait: bool) {
+        let report = self.writer.as_mut().and_then(|keeper| keeper.take_report(wait));
+        let Some(WriteReport { entry, written, evicted: gone }) = report else { return };
         match written {
-            Ok(()) => self.add(entry),
+            Ok(()) => self.add_entry(entry),
             Err(why) => {
-                (self.files.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
+                (self.options.warn)(&format!("{}: {why}; the state is not kept", entry.stem.display()));
             }
         }
         let gone = self.entries.iter().filter(|(_, entry)| gone.contains(&entry.stem));
         let gone: Vec<u64> = gone.map(|(&index, _)| index).collect();
-        gone.into_iter().for_each(|index| drop(self.remove(index)));
+        gone.into_iter().for_each(|index| drop(self.remove_entry(index)));
     }
 
     /// A state cannot be copied for its file.
-    pub fn cannot_keep(&self, why: &str) {
-        (self.files.warn)(&format!("a state is not kept: {why}"));
+    pub fn warn_not_saved(&self, why: &str) {
+        (self.options.warn)(&format!("a state is not kept: {why}"));
     }
 }
 
 /// What a `.prefix` file has, `body` being the tokens.
-fn prefix(identity: u128, tokens: usize, mut body: Vec<u8>, logits: &[f32]) -> Vec<u8> {
+fn encode_prefix(identity: u128, tokens: usize, mut body: Vec<u8>, logits: &[f32]) -> Vec<u8> {
     body.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
     let mut file = Vec::with_capacity(HEADER + body.len());
     file.extend_from_slice(&MAGIC);
@@ -346,7 +361,7 @@ fn make_private(path: &Path) {
 }
 
 /// Whether a file has a name that this module gives.
-pub(super) fn is_ours(path: &Path) -> bool {
+pub(super) fn is_cache_file(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let Some((stem, "prefix" | "state")) = name.rsplit_once('.') else { return false };
     let parts: Vec<&str> = stem.split('-').collect();
@@ -355,7 +370,7 @@ pub(super) fn is_ours(path: &Path) -> bool {
 }
 
 /// A little-endian number.
-fn number(bytes: &[u8]) -> u128 {
+fn read_number(bytes: &[u8]) -> u128 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u128::from(byte))
 }
 
@@ -371,8 +386,8 @@ mod tests {
             context: Some(100),
             prompt: None,
             chunk: 8,
-            rows: 8,
-            rewinds: true,
+            step_tokens: 8,
+            rolls_back_drafts: true,
             truncates: true,
             adapters: false,
             decoder_start: None,
@@ -380,18 +395,23 @@ mod tests {
     }
 
     fn shelf(folder: &Path, most_bytes: u64, rewinds: bool) -> DiskCache {
-        DiskCache::open(files(folder, most_bytes), IDENTITY, limits(), rewinds)
+        DiskCache::open_folder(files(folder, most_bytes), IDENTITY, limits(), rewinds)
     }
 
     fn files(folder: &Path, most_bytes: u64) -> DiskCacheOptions {
-        DiskCacheOptions { folder: folder.to_path_buf(), most_bytes, rest: Duration::ZERO, warn: |_| {} }
+        DiskCacheOptions {
+            folder: folder.to_path_buf(),
+            max_bytes: most_bytes,
+            idle_time: Duration::ZERO,
+            warn: |_| {},
+        }
     }
 
     fn add(shelf: &mut DiskCache, tokens: &[TokenId], logits: &[f32]) {
-        if shelf.lacks(tokens) {
-            shelf.keep(tokens, logits, vec![7; 50]);
+        if shelf.needs_write(tokens) {
+            shelf.write_prefix(tokens, logits, vec![7; 50]);
             assert!(!shelf.is_free());
-            shelf.settle(true);
+            shelf.collect_report(true);
             assert!(shelf.is_free());
         }
     }
@@ -409,16 +429,17 @@ mod tests {
         add(&mut first, &[1, 2, 3], &[0.5; 10]);
         let mut second = shelf(folder.path(), 1 << 20, false);
         let mut rewinding = shelf(folder.path(), 1 << 20, true);
-        let found =
-            |shelf: &DiskCache, prompt: &[TokenId], most| shelf.best(prompt, most).map(|(_, tokens)| tokens);
+        let found = |shelf: &DiskCache, prompt: &[TokenId], most| {
+            shelf.find_longest(prompt, most).map(|(_, tokens)| tokens)
+        };
         assert_eq!(found(&second, &[1, 2, 3, 9], 3), Some(3));
         assert_eq!(found(&second, &[1, 2, 3, 4, 9], 4), Some(4));
         assert_eq!(found(&second, &[1, 2, 3, 4], 2), None, "no logits behind all of it");
         assert_eq!(found(&second, &[1, 2, 3], 2), Some(3), "logits behind all of it");
         assert_eq!(found(&rewinding, &[1, 2, 9, 9], 3), Some(2));
         assert_eq!(found(&rewinding, &[9, 1], 1), None);
-        let (index, _) = second.best(&[1, 2, 3], 2).unwrap();
-        let wanted = second.take(index).unwrap();
+        let (index, _) = second.find_longest(&[1, 2, 3], 2).unwrap();
+        let wanted = second.take_prefix(index).unwrap();
         assert_eq!((wanted.tokens, wanted.logits), (vec![1, 2, 3], vec![0.5; 10]));
         assert_eq!(std::fs::read(wanted.state).unwrap(), [7; 50]);
         // Where the model rewinds the longest is enough.
@@ -456,7 +477,7 @@ mod tests {
         let mode =
             |files: &DiskCacheOptions| std::fs::metadata(&files.folder).unwrap().permissions().mode() & 0o777;
         let made = |files: &DiskCacheOptions| {
-            files.make_folder().unwrap();
+            files.create_folder().unwrap();
             mode(files)
         };
         let everybody = |files: &DiskCacheOptions| {
@@ -505,18 +526,18 @@ mod tests {
         }
         std::fs::write(path("prefix"), &good).unwrap();
         let files = files(folder.path(), 0);
-        assert!(DiskCache::open(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
+        assert!(DiskCache::open_folder(files.clone(), IDENTITY + 1, limits(), false).entries.is_empty());
         let small = ModelLimits { vocab: 3, ..limits() };
-        assert!(DiskCache::open(files.clone(), IDENTITY, small, false).entries.is_empty());
+        assert!(DiskCache::open_folder(files.clone(), IDENTITY, small, false).entries.is_empty());
         assert!(
-            DiskCache::open(files, IDENTITY, ModelLimits { context: Some(2), ..limits() }, false)
+            DiskCache::open_folder(files, IDENTITY, ModelLimits { context: Some(2), ..limits() }, false)
                 .entries
                 .is_empty()
         );
         // One that goes away while the server runs.
         let mut shelf = shelf(folder.path(), 0, false);
         std::fs::remove_file(path("prefix")).unwrap();
-        assert!(shelf.take(0).is_none() && shelf.entries.is_empty());
+        assert!(shelf.take_prefix(0).is_none() && shelf.entries.is_empty());
         let mut gone = self::shelf(&folder.path().join("gone"), 0, false);
         add(&mut gone, &[1], &[]);
         assert!(gone.entries.is_empty());

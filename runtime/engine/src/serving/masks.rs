@@ -31,7 +31,7 @@ struct RunningMask {
 
 #[derive(Default)]
 struct MaskQueue {
-    usual: VecDeque<MaskJob>,
+    fast: VecDeque<MaskJob>,
     slow: VecDeque<MaskJob>,
     running: Vec<RunningMask>,
     /// Grammars that know their masks, or why they have none.
@@ -42,8 +42,8 @@ struct MaskQueue {
 }
 
 impl MaskQueue {
-    fn next(&mut self) -> Option<(MaskJob, bool)> {
-        if let Some(task) = self.usual.pop_front() {
+    fn next_job(&mut self) -> Option<(MaskJob, bool)> {
+        if let Some(task) = self.fast.pop_front() {
             return Some((task, false));
         }
         if self.running.iter().any(|running| running.is_slow) {
@@ -67,10 +67,10 @@ impl SharedMaskQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run_worker(&self) {
         let mut state = self.lock();
         while !state.closed {
-            let Some((MaskJob { id, mut grammar, ends }, is_slow)) = state.next() else {
+            let Some((MaskJob { id, mut grammar, ends }, is_slow)) = state.next_job() else {
                 state.idle += 1;
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 state.idle -= 1;
@@ -106,14 +106,15 @@ impl MaskWorkers {
     }
 
     /// Takes the grammar of a text, to compute its mask; gives it back if there is no thread for that.
-    pub fn lend(&mut self, id: u64, grammar: Grammar, ends: &[TokenId]) -> Option<Grammar> {
+    pub fn start_mask(&mut self, id: u64, grammar: Grammar, ends: &[TokenId]) -> Option<Grammar> {
         let state = self.shared.lock();
-        let waiting = state.usual.len() + state.slow.len() + 1;
+        let waiting = state.fast.len() + state.slow.len() + 1;
         let wanted = state.idle < waiting && self.threads.len() < MOST_THREADS;
         drop(state);
         if wanted {
             let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("mlcc-masks".into()).spawn(move || shared.run());
+            let thread =
+                std::thread::Builder::new().name("mlcc-masks".into()).spawn(move || shared.run_worker());
             self.threads.extend(thread);
         }
         if self.threads.is_empty() {
@@ -124,7 +125,7 @@ impl MaskWorkers {
         let task = MaskJob { id, ends: ends.to_vec(), grammar };
         match task.grammar.is_slow() {
             true => state.slow.push_back(task),
-            false => state.usual.push_back(task),
+            false => state.fast.push_back(task),
         }
         drop(state);
         self.shared.work.notify_one();
@@ -133,7 +134,7 @@ impl MaskWorkers {
 
     /// Waits for all lent grammars, but no longer than `patience`, and gives back those that are there to `back`. Those that take longer
     /// than they may are ended.
-    pub fn collect(&mut self, patience: Duration, back: &mut Vec<(u64, Grammar)>) {
+    pub fn collect_masks(&mut self, patience: Duration, back: &mut Vec<(u64, Grammar)>) {
         if self.is_idle() {
             return;
         }
@@ -153,7 +154,7 @@ impl MaskWorkers {
     }
 
     /// Waits for one of the lent grammars, but no longer than `patience`.
-    pub fn wait(&self, patience: Duration) {
+    pub fn wait_for_mask(&self, patience: Duration) {
         let state = self.shared.lock();
         if state.done.is_empty() && self.lent > 0 {
             drop(self.shared.done.wait_timeout(state, patience));
@@ -161,13 +162,13 @@ impl MaskWorkers {
     }
 
     /// Nobody wants the mask of a text any more.
-    pub fn forget(&mut self, id: u64) {
+    pub fn cancel_mask(&mut self, id: u64) {
         let mut state = self.shared.lock();
         state.running.iter().filter(|running| running.id == id).for_each(|running| running.limits.cancel());
-        let waiting = state.usual.len() + state.slow.len();
-        state.usual.retain(|task| task.id != id);
+        let waiting = state.fast.len() + state.slow.len();
+        state.fast.retain(|task| task.id != id);
         state.slow.retain(|task| task.id != id);
-        self.lent -= waiting - state.usual.len() - state.slow.len();
+        self.lent -= waiting - state.fast.len() - state.slow.len();
     }
 }
 
@@ -187,55 +188,59 @@ impl Drop for MaskWorkers {
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Takes the grammars of texts that will choose a token, so that their masks can be computed meanwhile.
-    pub fn lend_grammars(&mut self) {
-        let (rows, masks) = (&self.round.rows, &mut self.masks);
+    pub fn start_masks(&mut self) {
+        let (rows, masks) = (&self.iteration.rows, &mut self.masks);
         let chooses = |writer: &RunningSequence| match writer.phase {
-            SequencePhase::Waiting { twin } => rows.iter().any(|row| row.id == twin && row.first),
-            SequencePhase::Reading => rows.iter().any(|row| row.id == writer.id && row.first),
-            SequencePhase::Writing => rows.iter().any(|row| row.id == writer.id),
-            SequencePhase::Masking => false,
+            SequencePhase::WaitingForPrefix { fork_of: twin } => {
+                rows.iter().any(|row| row.id == twin && row.samples_first)
+            }
+            SequencePhase::Prefill => rows.iter().any(|row| row.id == writer.id && row.samples_first),
+            SequencePhase::Decode => rows.iter().any(|row| row.id == writer.id),
+            SequencePhase::WaitingForMask => false,
         };
-        for writer in &mut self.writers {
+        for writer in &mut self.running {
             let is_open = |grammar: &Grammar| !grammar.is_prepared();
-            if writer.text.grammar.as_ref().is_some_and(is_open)
+            if writer.generation.grammar.as_ref().is_some_and(is_open)
                 && chooses(writer)
-                && let Some(grammar) = writer.text.grammar.take()
+                && let Some(grammar) = writer.generation.grammar.take()
             {
-                writer.text.grammar = masks.lend(writer.id, grammar, writer.text.eos());
-                writer.masking = writer.text.grammar.is_none();
+                writer.generation.grammar = masks.start_mask(writer.id, grammar, writer.generation.eos());
+                writer.mask_pending = writer.generation.grammar.is_none();
             }
         }
     }
 
     /// Gives grammars back to their texts, after waiting for all of them for a while.
-    pub fn take_grammars(&mut self, patience: Duration) {
-        self.masks.collect(patience, &mut self.round.grammars);
-        for (id, grammar) in self.round.grammars.drain(..) {
-            let mut texts = self.writers.iter_mut().chain(&mut self.parked);
+    pub fn collect_masks(&mut self, patience: Duration) {
+        self.masks.collect_masks(patience, &mut self.iteration.grammars);
+        for (id, grammar) in self.iteration.grammars.drain(..) {
+            let mut texts = self.running.iter_mut().chain(&mut self.preempted);
             // A text that has ended needs none.
             if let Some(writer) = texts.find(|w| w.id == id) {
-                writer.text.grammar = Some(grammar);
-                writer.masking = false;
+                writer.generation.grammar = Some(grammar);
+                writer.mask_pending = false;
             }
         }
     }
 
     /// Texts choose that have waited for the masks of their grammars.
-    pub fn choose_masked(&mut self) {
-        if !self.writers.iter().any(|w| w.phase == SequencePhase::Masking) {
+    pub fn sample_masked(&mut self) {
+        if !self.running.iter().any(|w| w.phase == SequencePhase::WaitingForMask) {
             return;
         }
-        self.take_grammars(Duration::ZERO);
+        self.collect_masks(Duration::ZERO);
         let mut all: Vec<f32> = Vec::new();
-        for writer in self.writers.iter_mut().filter(|w| w.phase == SequencePhase::Masking && !w.masking) {
-            if let Some((logits, past)) = writer.held.take() {
-                writer.chooses = Some((all.len()..all.len() + logits.len(), past));
+        for writer in
+            self.running.iter_mut().filter(|w| w.phase == SequencePhase::WaitingForMask && !w.mask_pending)
+        {
+            if let Some((logits, past)) = writer.held_logits.take() {
+                writer.sampling_rows = Some((all.len()..all.len() + logits.len(), past));
                 all.extend(logits);
             }
         }
         if !all.is_empty() {
-            self.choose(Some(&all));
-            self.end_all();
+            self.sample_tokens(Some(&all));
+            self.end_finished();
         }
     }
 }

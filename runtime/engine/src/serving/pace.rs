@@ -27,54 +27,59 @@ const MARGIN: f64 = 2.0;
 #[derive(Debug)]
 pub(super) struct PrefillPacer {
     /// Longest time between two tokens of a text, in decode steps.
-    gap: f64,
+    max_token_gap: f64,
     cost: StepCostModel,
     /// Steps since one without rows of prompts was measured.
-    age: u32,
+    steps_since_decode_only: u32,
     /// Most rows of prompts beside next tokens so far: what lies far beyond them is not known well.
-    seen: usize,
+    max_rows_seen: usize,
 }
 
 impl PrefillPacer {
-    pub(super) fn new(gap: f64) -> Self {
-        PrefillPacer { gap, cost: StepCostModel::default(), age: REMEASURE, seen: 0 }
+    pub(super) fn new(max_token_gap: f64) -> Self {
+        PrefillPacer {
+            max_token_gap,
+            cost: StepCostModel::default(),
+            steps_since_decode_only: REMEASURE,
+            max_rows_seen: 0,
+        }
     }
 
     /// What a step had and took. One without next tokens says nothing of what they wait for.
-    pub(super) fn stepped(&mut self, load: &StepLoad, time: Duration) {
-        if load.texts == 0 {
+    pub(super) fn record_step(&mut self, load: &StepLoad, time: Duration) {
+        if load.decode_rows == 0 {
             return;
         }
-        match load.rows {
-            0 => self.age = 0,
+        match load.prefill_rows {
+            0 => self.steps_since_decode_only = 0,
             rows => {
-                self.age = self.age.saturating_add(1);
-                self.seen = self.seen.max(rows);
+                self.steps_since_decode_only = self.steps_since_decode_only.saturating_add(1);
+                self.max_rows_seen = self.max_rows_seen.max(rows);
             }
         }
-        self.cost.learn(load, time.as_secs_f64());
+        self.cost.record_step(load, time.as_secs_f64());
     }
 
     /// The age at which a step without rows of prompts is due.
-    fn remeasure(&self, texts: usize) -> u32 {
-        let before = self.cost.texts();
+    fn remeasure_interval(&self, texts: usize) -> u32 {
+        let before = self.cost.decode_sequences();
         if 4 * before.abs_diff(texts) > before { REMEASURE_OTHERS } else { REMEASURE }
     }
 
     /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows. `waiting`: how many prompts there are
     /// behind the one that is read first.
-    pub(super) fn room(&self, texts: usize, waiting: usize, most: usize) -> PrefillBudget<'_> {
+    pub(super) fn prefill_budget(&self, texts: usize, waiting: usize, most: usize) -> PrefillBudget<'_> {
         let (rows, seconds) = if texts == 0 {
             (most, f64::INFINITY)
-        } else if self.age >= self.remeasure(texts) {
+        } else if self.steps_since_decode_only >= self.remeasure_interval(texts) {
             (0, 0.0)
-        } else if self.seen == 0 {
+        } else if self.max_rows_seen == 0 {
             (FIRST.min(most), f64::INFINITY)
         } else {
-            let gap = self.gap / (1.0 + MARGIN * self.cost.spread());
-            let step = self.cost.alone_with(texts + waiting);
-            let seconds = gap.max(1.0) * step - self.cost.alone() - self.cost.begin();
-            (most.min(self.seen.saturating_mul(GROWTH)), seconds)
+            let gap = self.max_token_gap / (1.0 + MARGIN * self.cost.relative_deviation());
+            let step = self.cost.decode_time_of(texts + waiting);
+            let seconds = gap.max(1.0) * step - self.cost.decode_time() - self.cost.prefill_overhead();
+            (most.min(self.max_rows_seen.saturating_mul(GROWTH)), seconds)
         };
         PrefillBudget {
             cost: &self.cost,
@@ -97,13 +102,13 @@ pub(super) struct PrefillBudget<'c> {
 
 impl PrefillBudget<'_> {
     /// Rows of a prompt of which `past` are read; fewer than [`SMALLEST`]: none.
-    pub(super) fn rows(&self, past: usize) -> usize {
-        let fit = self.cost.fit(self.seconds, past);
+    pub(super) fn chunk_rows(&self, past: usize) -> usize {
+        let fit = self.cost.rows_within(self.seconds, past);
         fit.min(self.rows).max(self.smallest)
     }
 
-    pub(super) fn take(&mut self, rows: usize, past: usize) {
-        self.seconds -= self.cost.of_rows(rows, past);
+    pub(super) fn spend(&mut self, rows: usize, past: usize) {
+        self.seconds -= self.cost.prefill_time(rows, past);
         self.rows = self.rows.saturating_sub(rows);
         self.smallest = 0;
     }
@@ -113,7 +118,7 @@ impl PrefillBudget<'_> {
 ///
 /// A single row is read by other kernels, whose last bits differ. So it is one only where `mlcc run` has one as well: at the
 /// end (`lone_end`).
-pub(super) fn piece(left: usize, budget: usize, lone_end: bool) -> usize {
+pub(super) fn chunk_len(left: usize, budget: usize, lone_end: bool) -> usize {
     let body = left - usize::from(lone_end);
     let budget = budget.max(SMALLEST);
     match body {
@@ -132,8 +137,10 @@ mod tests {
     /// A model of which a step of some texts takes 2 ms and 0.5 ms for each, and one with rows of prompts 1 ms more and `row` ms for each,
     /// twice as much behind 5000 others.
     fn milliseconds(load: &StepLoad, row: f64) -> f64 {
-        let begin = if load.rows > 0 { 1.0 } else { 0.0 };
-        2.0 + 0.5 * load.texts as f64 + begin + row * (load.rows as f64 + 2e-4 * load.row_keys as f64)
+        let begin = if load.prefill_rows > 0 { 1.0 } else { 0.0 };
+        2.0 + 0.5 * load.decode_rows as f64
+            + begin
+            + row * (load.prefill_rows as f64 + 2e-4 * load.prefill_keys as f64)
     }
 
     /// Reads a prompt beside texts; gives the longest step in steps without a prompt, and the mean of those with one, after the first few.
@@ -145,14 +152,15 @@ mod tests {
         mut noise: impl FnMut() -> f64,
     ) -> (f64, f64) {
         let (mut past, mut longest, mut sum, mut count) = (0, 0.0_f64, 0.0, 0);
-        let next = StepLoad { texts, ..StepLoad::default() };
+        let next = StepLoad { decode_rows: texts, ..StepLoad::default() };
         let alone = milliseconds(&next, row);
         while past < prompt {
-            let room = pace.room(next.texts, 0, 512);
-            let rows = room.rows(past).min(prompt - past);
-            let load = StepLoad { rows, row_keys: StepLoad::keys_of(rows, past), ..next };
+            let room = pace.prefill_budget(next.decode_rows, 0, 512);
+            let rows = room.chunk_rows(past).min(prompt - past);
+            let load =
+                StepLoad { prefill_rows: rows, prefill_keys: StepLoad::count_keys(rows, past), ..next };
             let took = milliseconds(&load, row);
-            pace.stepped(&load, Duration::from_secs_f64(took * noise() / 1e3));
+            pace.record_step(&load, Duration::from_secs_f64(took * noise() / 1e3));
             past += rows;
             longest = longest.max(took / alone);
             if rows > 0 && past < prompt && past > 200 {
@@ -200,20 +208,34 @@ mod tests {
     #[test]
     fn the_first_steps_and_the_limits() {
         let mut pace = PrefillPacer::new(3.0);
-        let next = StepLoad { texts: 4, ..StepLoad::default() };
-        assert_eq!(pace.room(0, 0, 128).rows(0), 128, "nobody waits");
-        assert_eq!(pace.room(next.texts, 0, 128).rows(0), 0, "a decode step first");
-        pace.stepped(&next, Duration::from_millis(10));
-        assert_eq!((pace.room(next.texts, 0, 128).rows(0), pace.room(next.texts, 0, 8).rows(0)), (FIRST, 8));
-        pace.stepped(&StepLoad { rows: 128, ..StepLoad::default() }, Duration::from_millis(1));
-        assert_eq!(pace.room(next.texts, 0, 128).rows(0), FIRST, "a step without others says nothing");
-        pace.stepped(&StepLoad { rows: 16, ..next }, Duration::from_millis(11));
-        assert_eq!(pace.room(next.texts, 0, 128).rows(0), 32, "no more than twice as many as ever before");
-        let tight = PrefillPacer { gap: 1.0, ..pace };
-        let mut room = tight.room(next.texts, 0, 128);
-        assert_eq!(room.rows(0), SMALLEST);
-        room.take(SMALLEST, 0);
-        assert_eq!(room.rows(0), 0, "the first prompt alone");
+        let next = StepLoad { decode_rows: 4, ..StepLoad::default() };
+        assert_eq!(pace.prefill_budget(0, 0, 128).chunk_rows(0), 128, "nobody waits");
+        assert_eq!(pace.prefill_budget(next.decode_rows, 0, 128).chunk_rows(0), 0, "a decode step first");
+        pace.record_step(&next, Duration::from_millis(10));
+        assert_eq!(
+            (
+                pace.prefill_budget(next.decode_rows, 0, 128).chunk_rows(0),
+                pace.prefill_budget(next.decode_rows, 0, 8).chunk_rows(0)
+            ),
+            (FIRST, 8)
+        );
+        pace.record_step(&StepLoad { prefill_rows: 128, ..StepLoad::default() }, Duration::from_millis(1));
+        assert_eq!(
+            pace.prefill_budget(next.decode_rows, 0, 128).chunk_rows(0),
+            FIRST,
+            "a step without others says nothing"
+        );
+        pace.record_step(&StepLoad { prefill_rows: 16, ..next }, Duration::from_millis(11));
+        assert_eq!(
+            pace.prefill_budget(next.decode_rows, 0, 128).chunk_rows(0),
+            32,
+            "no more than twice as many as ever before"
+        );
+        let tight = PrefillPacer { max_token_gap: 1.0, ..pace };
+        let mut room = tight.prefill_budget(next.decode_rows, 0, 128);
+        assert_eq!(room.chunk_rows(0), SMALLEST);
+        room.spend(SMALLEST, 0);
+        assert_eq!(room.chunk_rows(0), 0, "the first prompt alone");
     }
 
     /// A burst: beside one text there is as much room as beside all that will be written soon, as far as that was measured.
@@ -224,13 +246,17 @@ mod tests {
             read(&mut pace, texts, 4000, 0.2, || 1.0);
         }
         for _ in 0..30 {
-            pace.stepped(&StepLoad { texts: 1, ..StepLoad::default() }, Duration::from_secs_f64(2.5e-3));
+            pace.record_step(
+                &StepLoad { decode_rows: 1, ..StepLoad::default() },
+                Duration::from_secs_f64(2.5e-3),
+            );
         }
-        let (alone, burst) = (pace.room(1, 0, 512).rows(0), pace.room(1, 15, 512).rows(0));
+        let (alone, burst) =
+            (pace.prefill_budget(1, 0, 512).chunk_rows(0), pace.prefill_budget(1, 15, 512).chunk_rows(0));
         // 5 ms, less 1 to begin, are 20 rows; 27.5 ms, less 1, are 130.
         assert!((16..=24).contains(&alone), "{alone}");
         assert!((104..=156).contains(&burst), "{burst}");
-        assert_eq!(pace.room(1, 40, 512).rows(0), burst, "more was never measured");
+        assert_eq!(pace.prefill_budget(1, 40, 512).chunk_rows(0), burst, "more was never measured");
     }
 
     /// Most steps are within the gap, though none takes what was predicted.
@@ -245,14 +271,15 @@ mod tests {
             1.0 + 0.12 * (next() + next() + next())
         };
         read(&mut pace, 8, 4000, 0.2, &mut noise);
-        let next = StepLoad { texts: 8, ..StepLoad::default() };
+        let next = StepLoad { decode_rows: 8, ..StepLoad::default() };
         let alone = milliseconds(&next, 0.2);
         let (mut past, mut steps, mut long) = (0, 0, 0);
         while past < 8000 {
-            let rows = pace.room(8, 0, 512).rows(past);
-            let load = StepLoad { rows, row_keys: StepLoad::keys_of(rows, past), ..next };
+            let rows = pace.prefill_budget(8, 0, 512).chunk_rows(past);
+            let load =
+                StepLoad { prefill_rows: rows, prefill_keys: StepLoad::count_keys(rows, past), ..next };
             let took = milliseconds(&load, 0.2) * noise();
-            pace.stepped(&load, Duration::from_secs_f64(took / 1e3));
+            pace.record_step(&load, Duration::from_secs_f64(took / 1e3));
             past += rows;
             steps += 1;
             long += usize::from(took > 3.0 * alone);
@@ -263,12 +290,15 @@ mod tests {
     #[test]
     fn decode_steps_are_measured_again() {
         let mut pace = PrefillPacer::new(3.0);
-        let next = StepLoad { texts: 2, ..StepLoad::default() };
-        pace.stepped(&next, Duration::from_millis(10));
+        let next = StepLoad { decode_rows: 2, ..StepLoad::default() };
+        pace.record_step(&next, Duration::from_millis(10));
         for step in 0..3 * REMEASURE {
-            let rows = pace.room(next.texts, 0, 128).rows(0);
+            let rows = pace.prefill_budget(next.decode_rows, 0, 128).chunk_rows(0);
             assert_eq!(rows == 0, step % (REMEASURE + 1) == REMEASURE, "{step}");
-            pace.stepped(&StepLoad { rows, ..next }, Duration::from_millis(10 + rows as u64));
+            pace.record_step(
+                &StepLoad { prefill_rows: rows, ..next },
+                Duration::from_millis(10 + rows as u64),
+            );
         }
     }
 
@@ -279,7 +309,7 @@ mod tests {
                 for budget in 1..12 {
                     let mut sizes = Vec::new();
                     while sizes.iter().sum::<usize>() < len {
-                        sizes.push(piece(len - sizes.iter().sum::<usize>(), budget, lone_end));
+                        sizes.push(chunk_len(len - sizes.iter().sum::<usize>(), budget, lone_end));
                     }
                     assert_eq!(sizes.iter().sum::<usize>(), len);
                     assert!(sizes.iter().all(|&n| n <= budget.max(3)), "{sizes:?}");

@@ -9,35 +9,35 @@ use crate::serving::writer::{RunningSequence, SequencePhase};
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Plans the next step, and makes sure that there is memory for the rows that it has, and for no others.
-    pub fn plan_with_room(&mut self) {
-        let before = self.round.turn();
-        self.slots.trim(&self.model);
+    pub fn schedule_within_memory(&mut self) {
+        let before = self.iteration.last_isolated();
+        self.slots.trim_to_budget(&self.model);
         loop {
-            self.plan();
-            if self.make_room() {
+            self.schedule_rows();
+            if self.reserve_memory() {
                 break;
             }
-            self.round.take_turn_back(before);
+            self.iteration.restore_isolated(before);
         }
-        if self.draft() {
+        if self.draft_tokens() {
             // Pieces of prompts are no longer beside rows of drafts, which have their memory.
-            self.round.take_turn_back(before);
-            self.plan();
+            self.iteration.restore_isolated(before);
+            self.schedule_rows();
         }
     }
 
     /// Whether there is memory for the rows of the plan. If not, something has given way, and there is another plan to make.
-    fn make_room(&mut self) -> bool {
-        for row in &self.round.rows {
+    fn reserve_memory(&mut self) -> bool {
+        for row in &self.iteration.rows {
             let Some(sequence) = self.slots.slots[row.slot].sequence.as_mut() else { continue };
-            match (self.model.reserve(sequence, row.count), row.id) {
+            match (self.model.reserve(sequence, row.token_count), row.id) {
                 (Ok(true), _) => continue,
                 (Ok(false), id) => {
-                    if !self.slots.drop_idle(&self.model) {
-                        self.put_newest_back(id);
+                    if !self.slots.evict_least_recent(&self.model) {
+                        self.preempt_newest(id);
                     }
                 }
-                (Err(error), id) => self.end(id, Err(model_failure(error))),
+                (Err(error), id) => self.end_sequence(id, Err(model_failure(error))),
             }
             return false;
         }
@@ -45,87 +45,88 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 
     /// Puts the newest text back, or ends `id` if there is no other.
-    fn put_newest_back(&mut self, id: u64) {
+    fn preempt_newest(&mut self, id: u64) {
         let mut active =
-            self.writers.iter().enumerate().filter(|(_, w)| is_active(w)).map(|(index, _)| index);
+            self.running.iter().enumerate().filter(|(_, w)| needs_memory(w)).map(|(index, _)| index);
         match (active.next(), active.next_back()) {
-            (Some(_), Some(newest)) => self.park(newest),
+            (Some(_), Some(newest)) => self.preempt(newest),
             _ => {
                 let reason = "there is no memory left for this text, and no other text could give way";
-                self.end(id, Err(RequestFailure::Model(reason.into())));
+                self.end_sequence(id, Err(RequestFailure::Model(reason.into())));
             }
         }
     }
 
     /// Whether another text than `id` has memory that it will give back.
-    pub fn is_another_active(&self, id: u64) -> bool {
-        self.writers.iter().any(|w| w.id != id && is_active(w))
+    pub fn can_preempt_another(&self, id: u64) -> bool {
+        self.running.iter().any(|w| w.id != id && needs_memory(w))
     }
 
     /// The text that was admitted last waits for memory, behind all others that do.
-    pub fn put_off(&mut self) {
-        let Some(mut writer) = self.writers.pop() else { return };
-        writer.read_again();
-        self.parked.insert(0, writer);
-        self.has_left = false;
-        self.queue.update(|stats| stats.preempted += 1);
+    pub fn preempt_last_admitted(&mut self) {
+        let Some(mut writer) = self.running.pop() else { return };
+        writer.restart_prefill();
+        self.preempted.insert(0, writer);
+        self.has_freed_memory = false;
+        self.queue.update_stats(|stats| stats.preempted += 1);
     }
 
     /// Puts texts back that memory was refused to.
-    pub fn park_all(&mut self, ids: &[u64]) {
+    pub fn preempt_all(&mut self, ids: &[u64]) {
         for id in ids {
-            if let Some(index) = self.writers.iter().position(|w| w.id == *id) {
-                self.park(index);
+            if let Some(index) = self.running.iter().position(|w| w.id == *id) {
+                self.preempt(index);
             }
         }
     }
 
-    fn park(&mut self, index: usize) {
-        let mut writer = self.writers.remove(index);
-        self.slots.lose(writer.slot);
-        writer.read_again();
-        self.parked.push(writer);
-        self.has_left = false;
-        self.queue.update(|stats| stats.preempted += 1);
+    fn preempt(&mut self, index: usize) {
+        let mut writer = self.running.remove(index);
+        self.slots.discard_slot(writer.slot);
+        writer.restart_prefill();
+        self.preempted.push(writer);
+        self.has_freed_memory = false;
+        self.queue.update_stats(|stats| stats.preempted += 1);
     }
 
     /// Goes on with texts that were put back, the oldest first, if others have ended or none can go on.
-    pub fn resume(&mut self) {
-        while self.slots.has_free() && (self.has_left || !self.writers.iter().any(is_active)) {
-            let Some(mut writer) = self.parked.pop() else { break };
-            let read = writer.to_read();
-            let most = self.most_cached(&writer.request, read);
-            let (id, is_new) = (writer.id, writer.is_new());
+    pub fn resume_preempted(&mut self) {
+        while self.slots.has_free() && (self.has_freed_memory || !self.running.iter().any(needs_memory)) {
+            let Some(mut writer) = self.preempted.pop() else { break };
+            let read = writer.prefill_len();
+            let most = self.max_cached_tokens(&writer.request, read);
+            let (id, is_new) = (writer.id, writer.awaits_first_token());
             let adapter = writer.request.adapter.as_ref();
-            let wanted = PrefixQuery { adapter, prompt: &writer.text.tokens()[..read], most };
-            match self.slots.admit(&self.model, id, &wanted) {
+            let wanted =
+                PrefixQuery { adapter, prompt: &writer.generation.tokens()[..read], max_tokens: most };
+            match self.slots.admit_request(&self.model, id, &wanted) {
                 Ok(Some(start)) => {
                     writer.slot = start.slot;
                     if start.cached == read && !is_new {
-                        writer.phase = SequencePhase::Writing;
+                        writer.phase = SequencePhase::Decode;
                     }
-                    self.writers.push(writer);
+                    self.running.push(writer);
                     let logits = start.logits.filter(|_| is_new);
-                    self.round.known.extend(logits.map(|logits| (id, logits)));
+                    self.iteration.cached_prompts.extend(logits.map(|logits| (id, logits)));
                 }
                 Ok(None) => {
-                    self.parked.push(writer);
+                    self.preempted.push(writer);
                     break;
                 }
                 Err(error) => {
-                    self.parked.push(writer);
-                    if self.model.lacks_memory(&error) && self.is_another_active(id) {
+                    self.preempted.push(writer);
+                    if self.model.is_out_of_memory(&error) && self.can_preempt_another(id) {
                         break;
                     }
-                    self.drop_writer(id, Err(model_failure(error)));
+                    self.remove_sequence(id, Err(model_failure(error)));
                 }
             }
         }
-        self.has_left = false;
+        self.has_freed_memory = false;
     }
 }
 
 /// Whether a text needs memory for the next step.
-fn is_active(writer: &RunningSequence<'_>) -> bool {
-    !matches!(writer.phase, SequencePhase::Waiting { .. })
+fn needs_memory(writer: &RunningSequence<'_>) -> bool {
+    !matches!(writer.phase, SequencePhase::WaitingForPrefix { .. })
 }

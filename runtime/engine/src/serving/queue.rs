@@ -20,21 +20,21 @@ const MOST_CLIENTS: usize = 1024;
 pub(super) struct QueuedRequest {
     pub id: u64,
     /// An earlier one of the same prompt, launched together with this one: its state is taken when it has read the prompt.
-    pub twin: Option<u64>,
+    pub fork_of: Option<u64>,
     pub request: EngineRequest,
     pub sampler: Sampler,
     pub stops: StopMatcher,
     pub sink: EventSink,
     pub cancel: Arc<AtomicBool>,
-    pub launched: Instant,
+    pub queued_at: Instant,
 }
 
 impl QueuedRequest {
-    pub fn cancelled(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.cancel.load(Ordering::Relaxed)
     }
 
-    pub fn too_late(&self) -> bool {
+    pub fn is_past_deadline(&self) -> bool {
         self.request.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 }
@@ -53,14 +53,14 @@ pub(super) enum EngineCommand {
     /// A small step for nobody.
     WarmUp(Sender<Result<(), RequestFailure>>),
     /// To drop the states of an adapter that no text runs in.
-    Forget(TextAdapter, Sender<()>),
+    ForgetAdapter(TextAdapter, Sender<()>),
 }
 
 /// The memory of caches, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheUsage {
     /// Tokens of a block.
-    pub block: usize,
+    pub block_tokens: usize,
     /// How many the slots may have together.
     pub blocks: usize,
     /// Those of running texts. What other states have is given up when it is needed.
@@ -89,19 +89,19 @@ pub struct EngineStats {
     /// Texts that were put back since there was no memory to go on with them.
     pub preempted: u64,
     /// Kept states that could not be copied or restored, so that a prompt is read again, and why the last of them could not.
-    pub states_lost: u64,
-    pub state_lost_because: Option<String>,
+    pub prefixes_lost: u64,
+    pub prefix_loss_reason: Option<String>,
     /// Of steps, in all.
-    pub busy: Duration,
+    pub busy_time: Duration,
 }
 
 #[derive(Default)]
 struct QueueState {
     /// In the order of their launch.
-    jobs: VecDeque<QueuedRequest>,
+    requests: VecDeque<QueuedRequest>,
     /// When each client had its last turn, counted in turns.
-    turns: BTreeMap<u64, u64>,
-    turn: u64,
+    last_turns: BTreeMap<u64, u64>,
+    turn_count: u64,
     next_id: u64,
     /// Launched and not ended.
     in_flight: usize,
@@ -110,29 +110,29 @@ struct QueueState {
     /// All texts are to end.
     abandoned: bool,
     /// In their order.
-    asks: Vec<EngineCommand>,
+    commands: Vec<EngineCommand>,
     stats: EngineStats,
 }
 
 impl QueueState {
     /// Which job comes next: the most urgent, of equally urgent ones that of the client whose last turn was longest ago, and of
     /// these the oldest.
-    fn next(&self, now: Instant) -> Option<usize> {
+    fn next_index(&self, now: Instant) -> Option<usize> {
         let key = |(index, job): (usize, &QueuedRequest)| {
-            let aged = now.saturating_duration_since(job.launched).as_secs() / AGEING.as_secs();
+            let aged = now.saturating_duration_since(job.queued_at).as_secs() / AGEING.as_secs();
             let level = job.request.priority.saturating_sub(i64::try_from(aged).unwrap_or(i64::MAX));
-            (level, self.turns.get(&job.request.client).copied().unwrap_or(0), index)
+            (level, self.last_turns.get(&job.request.client).copied().unwrap_or(0), index)
         };
-        self.jobs.iter().enumerate().map(key).min().map(|(_, _, index)| index)
+        self.requests.iter().enumerate().map(key).min().map(|(_, _, index)| index)
     }
 
     fn take_next(&mut self, now: Instant) -> Option<QueuedRequest> {
-        let job = self.next(now).and_then(|index| self.jobs.remove(index))?;
-        self.turn += 1;
-        self.turns.insert(job.request.client, self.turn);
-        if self.turns.len() > MOST_CLIENTS {
-            let jobs = &self.jobs;
-            self.turns.retain(|client, _| jobs.iter().any(|job| job.request.client == *client));
+        let job = self.next_index(now).and_then(|index| self.requests.remove(index))?;
+        self.turn_count += 1;
+        self.last_turns.insert(job.request.client, self.turn_count);
+        if self.last_turns.len() > MOST_CLIENTS {
+            let jobs = &self.requests;
+            self.last_turns.retain(|client, _| jobs.iter().any(|job| job.request.client == *client));
         }
         Some(job)
     }
@@ -145,12 +145,12 @@ pub(super) struct RequestQueue {
     /// Texts that run together.
     slots: usize,
     /// Texts that may wait.
-    most: usize,
+    max_waiting: usize,
 }
 
 impl RequestQueue {
-    pub fn new(slots: usize, most: usize) -> Self {
-        RequestQueue { state: Mutex::default(), changed: Condvar::new(), slots, most }
+    pub fn new(slots: usize, max_waiting: usize) -> Self {
+        RequestQueue { state: Mutex::default(), changed: Condvar::new(), slots, max_waiting }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
@@ -164,16 +164,16 @@ impl RequestQueue {
         if state.closed {
             return Err(LaunchError::Closed);
         }
-        if state.in_flight + jobs.len() > self.slots + self.most {
+        if state.in_flight + jobs.len() > self.slots + self.max_waiting {
             let waiting = state.in_flight.saturating_sub(self.slots);
-            return Err(LaunchError::QueueFull { waiting, most: self.most });
+            return Err(LaunchError::QueueFull { waiting, max: self.max_waiting });
         }
         let first = state.next_id;
         state.next_id += jobs.len() as u64;
         state.in_flight += jobs.len();
-        state.jobs.extend(jobs.into_iter().map(|job| QueuedRequest {
+        state.requests.extend(jobs.into_iter().map(|job| QueuedRequest {
             id: first + job.id,
-            twin: job.twin.map(|twin| first + twin),
+            fork_of: job.fork_of.map(|twin| first + twin),
             ..job
         }));
         drop(state);
@@ -182,32 +182,32 @@ impl RequestQueue {
     }
 
     /// Asks for something; `None` if the thread is gone.
-    pub fn ask<T>(&self, ask: impl FnOnce(Sender<T>) -> EngineCommand) -> Option<Receiver<T>> {
+    pub fn send_command<T>(&self, ask: impl FnOnce(Sender<T>) -> EngineCommand) -> Option<Receiver<T>> {
         let (sender, receiver) = channel();
         let mut state = self.lock();
         if state.closed {
             return None;
         }
-        state.asks.push(ask(sender));
+        state.commands.push(ask(sender));
         drop(state);
         self.changed.notify_all();
         Some(receiver)
     }
 
-    pub fn take_asks(&self) -> Vec<EngineCommand> {
-        std::mem::take(&mut self.lock().asks)
+    pub fn take_commands(&self) -> Vec<EngineCommand> {
+        std::mem::take(&mut self.lock().commands)
     }
 
     /// Whether nothing will come any more.
-    pub fn is_over(&self) -> bool {
+    pub fn is_drained(&self) -> bool {
         let state = self.lock();
-        state.closed && state.jobs.is_empty() && state.asks.is_empty()
+        state.closed && state.requests.is_empty() && state.commands.is_empty()
     }
 
     /// The next job. With `wait` it waits for one, or for something else to do.
     pub fn pop(&self, wait: bool) -> Option<QueuedRequest> {
         let mut state = self.lock();
-        while wait && state.jobs.is_empty() && state.asks.is_empty() && !state.closed {
+        while wait && state.requests.is_empty() && state.commands.is_empty() && !state.closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.take_next(Instant::now())
@@ -217,7 +217,7 @@ impl RequestQueue {
     pub fn wait_for_work(&self, until: Instant) -> bool {
         let mut state = self.lock();
         loop {
-            if !state.jobs.is_empty() || !state.asks.is_empty() || state.closed {
+            if !state.requests.is_empty() || !state.commands.is_empty() || state.closed {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -232,18 +232,18 @@ impl RequestQueue {
     pub fn take_ended(&self) -> Vec<QueuedRequest> {
         let mut state = self.lock();
         let all = state.abandoned;
-        let ended = |job: &QueuedRequest| all || job.cancelled() || job.too_late();
-        if !state.jobs.iter().any(ended) {
+        let ended = |job: &QueuedRequest| all || job.is_cancelled() || job.is_past_deadline();
+        if !state.requests.iter().any(ended) {
             return Vec::new();
         }
         let (out, left): (Vec<QueuedRequest>, Vec<QueuedRequest>) =
-            std::mem::take(&mut state.jobs).into_iter().partition(ended);
-        state.jobs = left.into();
+            std::mem::take(&mut state.requests).into_iter().partition(ended);
+        state.requests = left.into();
         out
     }
 
     /// A text has ended.
-    pub fn ended(&self) {
+    pub fn count_ended(&self) {
         let mut state = self.lock();
         state.in_flight = state.in_flight.saturating_sub(1);
         drop(state);
@@ -251,9 +251,9 @@ impl RequestQueue {
     }
 
     /// All texts that ran have ended, whatever happened to them.
-    pub fn all_ended(&self) {
+    pub fn count_all_ended(&self) {
         let mut state = self.lock();
-        state.in_flight = state.jobs.len();
+        state.in_flight = state.requests.len();
         drop(state);
         self.changed.notify_all();
     }
@@ -263,11 +263,11 @@ impl RequestQueue {
         self.changed.notify_all();
     }
 
-    pub fn abandon(&self) {
+    pub fn abandon_all(&self) {
         self.lock().abandoned = true;
     }
 
-    pub fn abandoned(&self) -> bool {
+    pub fn is_abandoned(&self) -> bool {
         self.lock().abandoned
     }
 
@@ -286,22 +286,22 @@ impl RequestQueue {
         true
     }
 
-    pub fn update(&self, change: impl FnOnce(&mut EngineStats)) {
+    pub fn update_stats(&self, change: impl FnOnce(&mut EngineStats)) {
         change(&mut self.lock().stats);
     }
 
     pub fn stats(&self) -> EngineStats {
         let state = self.lock();
-        EngineStats { waiting: state.jobs.len(), ..state.stats.clone() }
+        EngineStats { waiting: state.requests.len(), ..state.stats.clone() }
     }
 
     /// The thread is gone: whatever waits will not be done.
-    pub fn thread_ended(&self) {
+    pub fn close_after_thread(&self) {
         let mut state = self.lock();
         state.closed = true;
         state.in_flight = 0;
-        state.asks.clear();
-        let jobs = std::mem::take(&mut state.jobs);
+        state.commands.clear();
+        let jobs = std::mem::take(&mut state.requests);
         drop(state);
         // Dropped sinks tell their receivers.
         drop(jobs);
@@ -321,13 +321,13 @@ mod tests {
             EngineRequest { client, priority, ..EngineRequest::new(vec![1], SamplingParams::greedy()) };
         QueuedRequest {
             id,
-            twin: None,
+            fork_of: None,
             request,
             sampler: Sampler::new(SamplingParams::greedy(), 2).unwrap(),
             stops: StopMatcher::new(&[]).unwrap(),
             sink: Box::new(|_| ControlFlow::Continue(())),
             cancel: Arc::default(),
-            launched: now - Duration::from_secs(ago),
+            queued_at: now - Duration::from_secs(ago),
         }
     }
 
@@ -336,7 +336,7 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(1000);
         let mut state = QueueState::default();
         let of = |(id, &(client, priority, ago))| job(id as u64, client, priority, ago, now);
-        state.jobs.extend(jobs.iter().enumerate().map(of));
+        state.requests.extend(jobs.iter().enumerate().map(of));
         std::iter::from_fn(|| state.take_next(now)).map(|job| job.id).collect()
     }
 
@@ -357,9 +357,9 @@ mod tests {
         let now = Instant::now() + Duration::from_secs(1000);
         let mut state = QueueState::default();
         for client in 0..3000 {
-            state.jobs.push_back(job(client, client, 0, 0, now));
+            state.requests.push_back(job(client, client, 0, 0, now));
             assert_eq!(state.take_next(now).map(|job| job.id), Some(client));
-            assert!(state.turns.len() <= MOST_CLIENTS);
+            assert!(state.last_turns.len() <= MOST_CLIENTS);
         }
     }
 }

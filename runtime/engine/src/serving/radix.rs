@@ -34,7 +34,7 @@ struct RadixPathNode {
     whole: bool,
 }
 
-pub(super) fn common(a: &[TokenId], b: &[TokenId]) -> usize {
+pub(super) fn common_prefix_len(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
@@ -54,11 +54,11 @@ impl RadixTree {
         let (mut node, mut rest) = (ROOT, tokens);
         while let Some(first) = rest.first() {
             let Some(&child) = self.nodes[node].children.get(first) else {
-                node = self.add(node, rest.to_vec());
+                node = self.add_node(node, rest.to_vec());
                 break;
             };
-            let shared = common(&self.nodes[child].edge, rest);
-            node = if shared < self.nodes[child].edge.len() { self.split(child, shared) } else { child };
+            let shared = common_prefix_len(&self.nodes[child].edge, rest);
+            node = if shared < self.nodes[child].edge.len() { self.split_edge(child, shared) } else { child };
             rest = &rest[shared..];
         }
         self.nodes[node].ids.push(id);
@@ -66,7 +66,7 @@ impl RadixTree {
 
     /// Forgets a text, which is there.
     pub fn remove(&mut self, tokens: &[TokenId], id: u64) {
-        let Some(mut node) = self.find(tokens) else { return };
+        let Some(mut node) = self.find_node(tokens) else { return };
         self.nodes[node].ids.retain(|&other| other != id);
         while node != ROOT && self.nodes[node].ids.is_empty() && self.nodes[node].children.is_empty() {
             let RadixNode { parent, edge, .. } = std::mem::take(&mut self.nodes[node]);
@@ -74,12 +74,12 @@ impl RadixTree {
             self.free.push(node);
             node = parent;
         }
-        self.join(node);
+        self.merge_with_child(node);
     }
 
     /// Texts that are begins of a prompt, the longest first, with their lengths.
-    pub fn begins(&self, prompt: &[TokenId]) -> impl Iterator<Item = (usize, u64)> {
-        let whole = self.path(prompt).into_iter().rev().filter(|passed| passed.whole);
+    pub fn prefixes_of(&self, prompt: &[TokenId]) -> impl Iterator<Item = (usize, u64)> {
+        let whole = self.path_to(prompt).into_iter().rev().filter(|passed| passed.whole);
         whole.flat_map(|RadixPathNode { node, tokens, .. }| {
             self.nodes[node].ids.iter().map(move |&id| (tokens, id))
         })
@@ -89,7 +89,7 @@ impl RadixTree {
     pub fn nearest(&self, prompt: &[TokenId]) -> NearestPrefixes<'_> {
         NearestPrefixes {
             tree: self,
-            path: self.path(prompt),
+            path: self.path_to(prompt),
             seen: ROOT,
             below: Vec::new(),
             tokens: 0,
@@ -98,22 +98,22 @@ impl RadixTree {
     }
 
     /// The texts of exactly these tokens.
-    pub fn exactly(&self, tokens: &[TokenId]) -> &[u64] {
-        self.find(tokens).map_or(&[], |node| &self.nodes[node].ids)
+    pub fn find_exact(&self, tokens: &[TokenId]) -> &[u64] {
+        self.find_node(tokens).map_or(&[], |node| &self.nodes[node].ids)
     }
 
     /// Whether some text begins with these tokens.
-    pub fn has_beyond(&self, tokens: &[TokenId]) -> bool {
+    pub fn has_extension(&self, tokens: &[TokenId]) -> bool {
         self.nearest(tokens).next().is_some_and(|(shared, _)| shared == tokens.len())
     }
 
     /// From the root on, the nodes whose edges a prompt shares, the last one perhaps in part; and how much it shares up to there.
-    fn path(&self, prompt: &[TokenId]) -> Vec<RadixPathNode> {
+    fn path_to(&self, prompt: &[TokenId]) -> Vec<RadixPathNode> {
         let (mut node, mut tokens) = (ROOT, 0);
         let mut path = vec![RadixPathNode { node, tokens, whole: true }];
         while let Some(&child) = prompt.get(tokens).and_then(|first| self.nodes[node].children.get(first)) {
             let edge = &self.nodes[child].edge;
-            let shared = common(edge, &prompt[tokens..]);
+            let shared = common_prefix_len(edge, &prompt[tokens..]);
             tokens += shared;
             let whole = shared == edge.len();
             path.push(RadixPathNode { node: child, tokens, whole });
@@ -125,12 +125,12 @@ impl RadixTree {
         path
     }
 
-    fn find(&self, tokens: &[TokenId]) -> Option<usize> {
-        let last = self.path(tokens).pop().filter(|passed| passed.whole && passed.tokens == tokens.len());
+    fn find_node(&self, tokens: &[TokenId]) -> Option<usize> {
+        let last = self.path_to(tokens).pop().filter(|passed| passed.whole && passed.tokens == tokens.len());
         last.map(|passed| passed.node)
     }
 
-    fn add(&mut self, parent: usize, edge: Vec<TokenId>) -> usize {
+    fn add_node(&mut self, parent: usize, edge: Vec<TokenId>) -> usize {
         let first = edge[0];
         let node = RadixNode { parent, edge, ..RadixNode::default() };
         let at = match self.free.pop() {
@@ -148,9 +148,9 @@ impl RadixTree {
     }
 
     /// Puts a node behind the first `shared` tokens of the edge to `child`.
-    fn split(&mut self, child: usize, shared: usize) -> usize {
+    fn split_edge(&mut self, child: usize, shared: usize) -> usize {
         let (parent, edge) = (self.nodes[child].parent, self.nodes[child].edge[..shared].to_vec());
-        let middle = self.add(parent, edge);
+        let middle = self.add_node(parent, edge);
         self.nodes[child].edge.drain(..shared);
         self.nodes[child].parent = middle;
         let first = self.nodes[child].edge[0];
@@ -159,7 +159,7 @@ impl RadixTree {
     }
 
     /// Makes one of a node without texts and its only child.
-    fn join(&mut self, node: usize) {
+    fn merge_with_child(&mut self, node: usize) {
         let is_needless = node != ROOT && self.nodes[node].ids.is_empty();
         if !is_needless || self.nodes[node].children.len() != 1 {
             return;
@@ -267,16 +267,16 @@ mod tests {
                     all.sort_unstable();
                     all
                 };
-                let shared = |text: &[TokenId]| Some(common(text, prompt)).filter(|&tokens| tokens > 0);
+                let shared = |text: &[TokenId]| Some(common_prefix_len(text, prompt)).filter(|&tokens| tokens > 0);
                 assert_eq!(in_order(tree.nearest(prompt).collect()), search(&shared));
                 let begins = |text: &[TokenId]| prompt.starts_with(text).then_some(text.len());
-                assert_eq!(in_order(tree.begins(prompt).collect()), search(&begins));
-                let mut same: Vec<u64> = tree.exactly(prompt).to_vec();
+                assert_eq!(in_order(tree.prefixes_of(prompt).collect()), search(&begins));
+                let mut same: Vec<u64> = tree.find_exact(prompt).to_vec();
                 same.sort_unstable();
                 let all = search(&|text| (text == &prompt[..]).then_some(0));
                 assert_eq!(same, all.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
                 let beyond = texts.iter().any(|(text, _)| text.starts_with(prompt));
-                assert_eq!(tree.has_beyond(prompt), beyond && !prompt.is_empty());
+                assert_eq!(tree.has_extension(prompt), beyond && !prompt.is_empty());
             }
         }
     }

@@ -49,10 +49,10 @@ pub struct EngineRequest {
     /// When the text is ended, if nothing else has.
     pub deadline: Option<Instant>,
     /// Whether states of earlier texts may stand for the begin of the prompt.
-    pub reuse: bool,
+    pub use_prefix_cache: bool,
     /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that cannot go back the states
     /// there are kept. Those that are not inside of the prompt mean nothing.
-    pub borders: Vec<usize>,
+    pub cache_breakpoints: Vec<usize>,
 }
 
 impl EngineRequest {
@@ -74,13 +74,13 @@ impl EngineRequest {
             priority: 0,
             client: 0,
             deadline: None,
-            reuse: true,
-            borders: Vec::new(),
+            use_prefix_cache: true,
+            cache_breakpoints: Vec::new(),
         }
     }
 
     /// The sampler and the stop strings, if everything in the request can be done.
-    pub(super) fn check(&self, limits: &ModelLimits) -> Result<(Sampler, StopMatcher), LaunchError> {
+    pub(super) fn validate(&self, limits: &ModelLimits) -> Result<(Sampler, StopMatcher), LaunchError> {
         if self.prompt.is_empty() {
             return Err(LaunchError::EmptyPrompt);
         }
@@ -94,7 +94,7 @@ impl EngineRequest {
         }
         let room = limits.context.into_iter().chain(limits.prompt).min();
         if let Some(most) = room.filter(|&most| self.prompt.len() > most) {
-            return Err(LaunchError::PromptTooLong { prompt: self.prompt.len(), most });
+            return Err(LaunchError::PromptTooLong { prompt: self.prompt.len(), max: most });
         }
         if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab() != limits.vocab) {
             let (expected, found) = (limits.vocab, grammar.vocab());
@@ -102,7 +102,7 @@ impl EngineRequest {
         }
         let changes = LogitChanges {
             bias: self.bias.clone(),
-            held_back: self.eos.clone(),
+            banned_until_min: self.eos.clone(),
             min_tokens: self.min_tokens,
         };
         let sampler = Sampler::with_changes(self.sampling.clone(), changes, limits.vocab)?;
@@ -116,10 +116,10 @@ pub enum LaunchError {
     #[error("the prompt has no tokens")]
     EmptyPrompt,
     #[error(
-        "the prompt has {prompt} tokens, but this model reads at most {most}: shorten the prompt, or build the model with a \
+        "the prompt has {prompt} tokens, but this model reads at most {max}: shorten the prompt, or build the model with a \
          larger context"
     )]
-    PromptTooLong { prompt: usize, most: usize },
+    PromptTooLong { prompt: usize, max: usize },
     #[error("token {position} of the prompt has id {id}, but the model's vocabulary has {vocab} entries")]
     PromptToken { position: usize, id: TokenId, vocab: usize },
     #[error("this model takes no adapters: build it with --lora-slots")]
@@ -130,8 +130,8 @@ pub enum LaunchError {
     Stop(#[from] EmptyStop),
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    #[error("{waiting} texts wait already, and at most {most} may: try again later")]
-    QueueFull { waiting: usize, most: usize },
+    #[error("{waiting} texts wait already, and at most {max} may: try again later")]
+    QueueFull { waiting: usize, max: usize },
     #[error("the engine takes no more requests: it is shutting down")]
     Closed,
 }
@@ -179,18 +179,18 @@ pub struct RequestSummary {
     pub accepted_tokens: usize,
     pub seed: u64,
     /// In the queue.
-    pub waited: Duration,
+    pub queue_time: Duration,
     /// From there to the first token, with the steps of others.
-    pub reading: Duration,
+    pub prefill_time: Duration,
     /// From there to the end.
-    pub writing: Duration,
+    pub decode_time: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum SequenceEvent {
     /// The prompt has been read: how likely its tokens were (the first has no tokens before it), if that was asked for.
-    Prompt(Vec<Option<Logprobs>>),
-    Piece(TextDelta),
+    PromptLogprobs(Vec<Option<Logprobs>>),
+    Delta(TextDelta),
     /// The last one, as [`SequenceEvent::Failed`].
     Finished(RequestSummary),
     Failed(RequestFailure),

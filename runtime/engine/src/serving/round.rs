@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use crate::generate::LanguageModel;
 use crate::grammar::Grammar;
 use crate::serving::cost::StepLoad;
-use crate::serving::pace::{SMALLEST, piece};
-use crate::serving::recycle::recycle;
+use crate::serving::pace::{SMALLEST, chunk_len};
+use crate::serving::recycle::recycle_list;
 use crate::serving::request::RequestFailure;
-use crate::serving::scheduler::{Scheduler, SequenceEnd, ends_alone, model_failure, of_model, panicked};
-use crate::serving::step::{ModelLimits, ModelRunner, OutputRows, SequenceInput, wanted};
+use crate::serving::scheduler::{
+    Scheduler, SequenceEnd, catch_model_failure, ends_with_single_row, model_failure, panic_failure,
+};
+use crate::serving::step::{ModelLimits, ModelRunner, OutputRows, SequenceInput, output_rows};
 use crate::serving::writer::{RunningSequence, SamplingOutcome, SequencePhase};
 use crate::speculate::CHEAP_ROWS;
 use mlcc_runtime::TokenCandidate;
@@ -23,60 +25,60 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The lists of a step; they are kept.
 pub(super) struct IterationState<S: 'static> {
     pub rows: Vec<ScheduledRow>,
-    feeds: Vec<SequenceInput<'static, S>>,
-    choices: Vec<Mutex<SamplingTask<'static, 'static>>>,
+    inputs: Vec<SequenceInput<'static, S>>,
+    sampling_tasks: Vec<Mutex<SamplingTask<'static, 'static>>>,
     /// Of each feed, the text that may choose among its likeliest tokens.
-    asked: Vec<Option<u64>>,
+    top_k_sequences: Vec<Option<u64>>,
     /// Grammars that have come back with their masks.
     pub grammars: Vec<(u64, Grammar)>,
     /// Time of the last step.
-    took: Duration,
+    step_time: Duration,
     /// Texts the prompts of which were known as a whole, with the logits behind them.
-    pub known: Vec<(u64, Vec<f32>)>,
+    pub cached_prompts: Vec<(u64, Vec<f32>)>,
     /// Texts that have ended in the step.
     pub ended: Vec<(u64, SequenceEnd)>,
     /// Tokens chosen since that was told last, those of drafts and the right ones of these.
-    pub written: u64,
-    pub drafted: u64,
-    pub accepted: u64,
+    pub sampled_tokens: u64,
+    pub drafted_tokens: u64,
+    pub accepted_tokens: u64,
     /// Whose turn it was last, where some texts are fed alone.
-    was_alone: bool,
+    last_was_isolated: bool,
 }
 
 impl<S> Default for IterationState<S> {
     fn default() -> Self {
         IterationState {
             rows: Vec::new(),
-            feeds: Vec::new(),
-            choices: Vec::new(),
-            asked: Vec::new(),
+            inputs: Vec::new(),
+            sampling_tasks: Vec::new(),
+            top_k_sequences: Vec::new(),
             grammars: Vec::new(),
-            took: Duration::ZERO,
-            known: Vec::new(),
+            step_time: Duration::ZERO,
+            cached_prompts: Vec::new(),
             ended: Vec::new(),
-            written: 0,
-            drafted: 0,
-            accepted: 0,
-            was_alone: false,
+            sampled_tokens: 0,
+            drafted_tokens: 0,
+            accepted_tokens: 0,
+            last_was_isolated: false,
         }
     }
 }
 
 impl<S> IterationState<S> {
-    /// Whose turn it was, for [`IterationState::take_turn_back`].
-    pub fn turn(&self) -> bool {
-        self.was_alone
+    /// Whose turn it was, for [`IterationState::restore_isolated`].
+    pub fn last_isolated(&self) -> bool {
+        self.last_was_isolated
     }
 
     /// Forgets a plan that will not be run.
-    pub fn take_turn_back(&mut self, before: bool) {
-        self.was_alone = before;
+    pub fn restore_isolated(&mut self, before: bool) {
+        self.last_was_isolated = before;
     }
 
-    fn note(&mut self, id: u64, taken: SamplingOutcome) {
-        self.written += taken.chosen as u64;
-        self.drafted += taken.drafted as u64;
-        self.accepted += taken.accepted as u64;
+    fn record_outcome(&mut self, id: u64, taken: SamplingOutcome) {
+        self.sampled_tokens += taken.sampled as u64;
+        self.drafted_tokens += taken.drafted as u64;
+        self.accepted_tokens += taken.accepted as u64;
         match taken.end {
             Ok(None) => {}
             Ok(Some(reason)) => self.ended.push((id, Ok(reason))),
@@ -91,47 +93,47 @@ pub(super) struct ScheduledRow {
     pub id: u64,
     pub slot: usize,
     /// How many tokens, and how many were fed before.
-    pub count: usize,
-    fed: usize,
-    want: OutputRows,
-    writing: bool,
+    pub token_count: usize,
+    computed: usize,
+    outputs: OutputRows,
+    decoding: bool,
     /// Whether the first token of the text is chosen behind it.
-    pub first: bool,
+    pub samples_first: bool,
 }
 
 /// A text that chooses tokens, which a worker does.
 struct SamplingTask<'a, 't> {
-    writer: &'a mut RunningSequence<'t>,
+    sequence: &'a mut RunningSequence<'t>,
     logits: &'a [f32],
     /// Tokens that were fed before the first row.
     past: usize,
-    taken: Option<SamplingOutcome>,
+    outcome: Option<SamplingOutcome>,
 }
 
 impl SamplingTask<'_, '_> {
-    fn choose(&mut self, limits: &ModelLimits) {
-        let SamplingTask { writer, logits, past, .. } = self;
-        let chosen = catch_unwind(AssertUnwindSafe(|| writer.take(logits, *past, limits)));
+    fn sample(&mut self, limits: &ModelLimits) {
+        let SamplingTask { sequence: writer, logits, past, .. } = self;
+        let chosen = catch_unwind(AssertUnwindSafe(|| writer.sample_rows(logits, *past, limits)));
         // Its sequence and sampler are unknown now, and it ends.
-        self.taken = Some(chosen.unwrap_or_else(|panic| SamplingOutcome {
-            end: Err(panicked(panic.as_ref())),
-            chosen: 0,
+        self.outcome = Some(chosen.unwrap_or_else(|panic| SamplingOutcome {
+            end: Err(panic_failure(panic.as_ref())),
+            sampled: 0,
             drafted: 0,
             accepted: 0,
-            fed: *past,
+            computed: *past,
         }));
     }
 }
 
 /// What these rows are to the model.
-fn load(rows: &[ScheduledRow]) -> StepLoad {
+fn load_of_rows(rows: &[ScheduledRow]) -> StepLoad {
     let mut load = StepLoad::default();
     for row in rows {
-        if row.writing {
-            load.texts += 1;
+        if row.decoding {
+            load.decode_rows += 1;
         } else {
-            load.rows += row.count;
-            load.row_keys += StepLoad::keys_of(row.count, row.fed);
+            load.prefill_rows += row.token_count;
+            load.prefill_keys += StepLoad::count_keys(row.token_count, row.computed);
         }
     }
     load
@@ -139,315 +141,343 @@ fn load(rows: &[ScheduledRow]) -> StepLoad {
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Plans a step, runs it and deals out its logits.
-    pub fn step(&mut self) {
-        self.plan_with_room();
-        if self.round.rows.is_empty() {
+    pub fn schedule_and_run(&mut self) {
+        self.schedule_within_memory();
+        if self.iteration.rows.is_empty() {
             // Nothing but masks keeps texts from going on.
             if !self.masks.is_idle() {
-                self.masks.wait(LOOK);
+                self.masks.wait_for_mask(LOOK);
             }
             return;
         }
         let begin = Instant::now();
-        let result = self.run_step();
-        self.round.took = begin.elapsed();
-        let load = load(&self.round.rows);
-        if self.round.rows.iter().all(|row| !row.writing || row.count == 1) {
-            self.pace.stepped(&load, begin.elapsed());
+        let result = self.forward_rows();
+        self.iteration.step_time = begin.elapsed();
+        let load = load_of_rows(&self.iteration.rows);
+        if self.iteration.rows.iter().all(|row| !row.decoding || row.token_count == 1) {
+            self.pacer.record_step(&load, begin.elapsed());
         }
-        self.queue.update(|stats| stats.prompt_tokens += load.rows as u64);
+        self.queue.update_stats(|stats| stats.prompt_tokens += load.prefill_rows as u64);
         match result {
-            Ok(()) => self.take_logits(),
-            Err(failure) => self.step_failed(&failure),
+            Ok(()) => self.process_logits(),
+            Err(failure) => self.handle_step_failure(&failure),
         }
-        self.end_all();
+        self.end_finished();
     }
 
     /// Drafts for texts that are being written, as far as rows are cheap. Whether there are any.
-    pub fn draft(&mut self) -> bool {
-        let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rewinds) else { return false };
+    pub fn draft_tokens(&mut self) -> bool {
+        let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rolls_back_drafts) else {
+            return false;
+        };
         let mut drafted = false;
         // Masks of drafts would be computed in the step.
         let writing = |w: &&mut RunningSequence| {
-            w.phase == SequencePhase::Writing && w.alone_until == 0 && !w.has_grammar
+            w.phase == SequencePhase::Decode && w.isolated_until == 0 && !w.has_grammar
         };
-        let mut rows = self.writers.iter_mut().filter(writing).count();
-        for writer in self.writers.iter_mut().filter(writing) {
+        let mut rows = self.running.iter_mut().filter(writing).count();
+        for writer in self.running.iter_mut().filter(writing) {
             let slot = &mut self.slots.slots[writer.slot];
-            let most = writer.text.most_drafts(slot.fed.len());
+            let most = writer.generation.max_drafts(slot.computed_tokens.len());
             let most = most.min(CHEAP_ROWS.saturating_sub(rows));
             let Some(sequence) = slot.sequence.as_mut().filter(|_| most > 0) else { continue };
             if matches!(self.model.reserve(sequence, 1 + most), Ok(true)) {
-                writer.text.draft(writer.slot, drafter, most);
-                rows += writer.text.drafts();
-                drafted |= writer.text.drafts() > 0;
+                writer.generation.append_drafts(writer.slot, drafter, most);
+                rows += writer.generation.draft_count();
+                drafted |= writer.generation.draft_count() > 0;
             }
         }
         drafted
     }
 
     /// The next token of every text, then pieces of prompts, the oldest first.
-    pub fn plan(&mut self) {
-        self.round.rows.clear();
-        if self.plan_alone() {
+    pub fn schedule_rows(&mut self) {
+        self.iteration.rows.clear();
+        if self.schedule_isolated() {
             return;
         }
-        for writer in self.writers.iter().filter(|w| w.phase == SequencePhase::Writing && w.alone_until == 0)
+        for writer in
+            self.running.iter().filter(|w| w.phase == SequencePhase::Decode && w.isolated_until == 0)
         {
-            let fed = self.slots.slots[writer.slot].fed.len();
-            let count = writer.text.tokens().len() - fed;
+            let fed = self.slots.slots[writer.slot].computed_tokens.len();
+            let count = writer.generation.tokens().len() - fed;
             let want = if count == 1 { OutputRows::Last } else { OutputRows::All };
             let slot = writer.slot;
-            self.round.rows.push(ScheduledRow {
+            self.iteration.rows.push(ScheduledRow {
                 id: writer.id,
                 slot,
-                count,
-                fed,
-                want,
-                writing: true,
-                first: false,
+                token_count: count,
+                computed: fed,
+                outputs: want,
+                decoding: true,
+                samples_first: false,
             });
         }
-        let rows: usize = self.round.rows.iter().map(|row| row.count).sum();
-        let most = self.limits.rows.saturating_sub(rows).max(SMALLEST);
-        let reading = |w: &&RunningSequence| w.phase == SequencePhase::Reading && w.alone_until == 0;
-        let waiting = self.writers.iter().filter(reading).count().saturating_sub(1);
-        let mut room = self.pace.room(load(&self.round.rows).texts, waiting, most);
-        for writer in self.writers.iter().filter(reading) {
-            let past = self.slots.slots[writer.slot].fed.len();
-            let budget = room.rows(past);
+        let rows: usize = self.iteration.rows.iter().map(|row| row.token_count).sum();
+        let most = self.limits.step_tokens.saturating_sub(rows).max(SMALLEST);
+        let reading = |w: &&RunningSequence| w.phase == SequencePhase::Prefill && w.isolated_until == 0;
+        let waiting = self.running.iter().filter(reading).count().saturating_sub(1);
+        let mut room =
+            self.pacer.prefill_budget(load_of_rows(&self.iteration.rows).decode_rows, waiting, most);
+        for writer in self.running.iter().filter(reading) {
+            let past = self.slots.slots[writer.slot].computed_tokens.len();
+            let budget = room.chunk_rows(past);
             if budget < SMALLEST {
                 break;
             }
-            if let Some(row) = self.piece_of(writer, budget) {
-                room.take(row.count, past);
-                self.round.rows.push(row);
+            if let Some(row) = self.next_chunk(writer, budget) {
+                room.spend(row.token_count, past);
+                self.iteration.rows.push(row);
             }
         }
         // As their sequences lie.
-        self.round.rows.sort_unstable_by_key(|row| row.slot);
+        self.iteration.rows.sort_unstable_by_key(|row| row.slot);
     }
 
     /// A text of a step that failed is fed by itself until it is beyond that, in turns with the others. Whether there is one.
-    fn plan_alone(&mut self) -> bool {
-        let suspect = |w: &&RunningSequence| w.alone_until > 0 && w.is_fed();
-        let others = self.writers.iter().any(|w| w.alone_until == 0 && w.is_fed());
-        let turn = !self.round.was_alone || !others;
-        let Some(writer) = self.writers.iter().find(suspect).filter(|_| turn) else {
-            self.round.was_alone = false;
+    fn schedule_isolated(&mut self) -> bool {
+        let suspect = |w: &&RunningSequence| w.isolated_until > 0 && w.is_scheduled();
+        let others = self.running.iter().any(|w| w.isolated_until == 0 && w.is_scheduled());
+        let turn = !self.iteration.last_was_isolated || !others;
+        let Some(writer) = self.running.iter().find(suspect).filter(|_| turn) else {
+            self.iteration.last_was_isolated = false;
             return false;
         };
-        self.round.was_alone = true;
+        self.iteration.last_was_isolated = true;
         let row = match writer.phase {
-            SequencePhase::Writing => {
-                let (slot, fed) = (writer.slot, self.slots.slots[writer.slot].fed.len());
+            SequencePhase::Decode => {
+                let (slot, fed) = (writer.slot, self.slots.slots[writer.slot].computed_tokens.len());
                 let (id, want) = (writer.id, OutputRows::Last);
-                Some(ScheduledRow { id, slot, count: 1, fed, want, writing: true, first: false })
+                Some(ScheduledRow {
+                    id,
+                    slot,
+                    token_count: 1,
+                    computed: fed,
+                    outputs: want,
+                    decoding: true,
+                    samples_first: false,
+                })
             }
-            _ => self.piece_of(writer, self.limits.chunk),
+            _ => self.next_chunk(writer, self.limits.chunk),
         };
-        self.round.rows.extend(row);
+        self.iteration.rows.extend(row);
         true
     }
 
     /// About `budget` tokens of what a text has to read.
-    fn piece_of(&self, writer: &RunningSequence, budget: usize) -> Option<ScheduledRow> {
+    fn next_chunk(&self, writer: &RunningSequence, budget: usize) -> Option<ScheduledRow> {
         let slot = &self.slots.slots[writer.slot];
-        let (fed, to_read) = (slot.fed.len(), writer.to_read());
+        let (fed, to_read) = (slot.computed_tokens.len(), writer.prefill_len());
         let left = to_read - fed;
-        let count = match slot.sequence.as_ref()?.chunk() {
+        let count = match slot.sequence.as_ref()?.prefill_chunk() {
             usize::MAX => left,
             chunk => {
                 let budget = budget.min(self.limits.chunk);
-                match writer.marks.next(fed, to_read) {
-                    Some(mark) => piece(mark - fed, budget, false),
-                    None => piece(left, budget, ends_alone(to_read, chunk)),
+                match writer.checkpoints.next_position(fed, to_read) {
+                    Some(mark) => chunk_len(mark - fed, budget, false),
+                    None => chunk_len(left, budget, ends_with_single_row(to_read, chunk)),
                 }
             }
         };
-        let first = count == left && writer.is_new();
-        let want = match writer.scores() {
+        let first = count == left && writer.awaits_first_token();
+        let want = match writer.prompt_logprobs_wanted() {
             Some(_) => OutputRows::All,
             None if first => OutputRows::Last,
             None => OutputRows::Nothing,
         };
-        Some(ScheduledRow { id: writer.id, slot: writer.slot, count, fed, want, writing: false, first })
+        Some(ScheduledRow {
+            id: writer.id,
+            slot: writer.slot,
+            token_count: count,
+            computed: fed,
+            outputs: want,
+            decoding: false,
+            samples_first: first,
+        })
     }
 
-    fn run_step(&mut self) -> Result<(), RequestFailure> {
-        self.lend_grammars();
-        let mut asked = std::mem::take(&mut self.round.asked);
+    fn forward_rows(&mut self) -> Result<(), RequestFailure> {
+        self.start_masks();
+        let mut asked = std::mem::take(&mut self.iteration.top_k_sequences);
         asked.clear();
-        let mut feeds: Vec<SequenceInput<'_, M::Sequence>> = recycle(std::mem::take(&mut self.round.feeds));
-        let mut rows = self.round.rows.iter().peekable();
+        let mut feeds: Vec<SequenceInput<'_, M::Sequence>> =
+            recycle_list(std::mem::take(&mut self.iteration.inputs));
+        let mut rows = self.iteration.rows.iter().peekable();
         for (index, slot) in self.slots.slots.iter_mut().enumerate() {
             let Some(row) = rows.next_if(|row| row.slot == index) else { continue };
-            let writer = self.writers.iter().find(|w| w.id == row.id);
+            let writer = self.running.iter().find(|w| w.id == row.id);
             let (Some(writer), Some(sequence)) = (writer, &mut slot.sequence) else { continue };
-            let tokens = &writer.text.tokens()[row.fed..row.fed + row.count];
+            let tokens = &writer.generation.tokens()[row.computed..row.computed + row.token_count];
             // Once for the whole text, if its length is known.
-            slot.fed.reserve(writer.text.room() - row.fed);
-            slot.fed.extend_from_slice(tokens);
-            let among = row.writing && row.count == 1 && writer.needs_no_logits() && !writer.has_grammar;
+            slot.computed_tokens.reserve(writer.generation.capacity() - row.computed);
+            slot.computed_tokens.extend_from_slice(tokens);
+            let among =
+                row.decoding && row.token_count == 1 && writer.needs_no_logits() && !writer.has_grammar;
             asked.push(among.then_some(row.id));
-            feeds.push(SequenceInput { sequence, tokens: &slot.fed[row.fed..], want: row.want });
+            feeds.push(SequenceInput {
+                sequence,
+                tokens: &slot.computed_tokens[row.computed..],
+                outputs: row.outputs,
+            });
         }
-        let (model, writers) = (&mut self.model, &mut self.writers);
+        let (model, writers) = (&mut self.model, &mut self.running);
         let mut enough = |feed: usize, likeliest: &[TokenCandidate]| {
             let id = asked.get(feed).copied().flatten();
             let writer = id.and_then(|id| writers.iter_mut().find(|w| w.id == id));
-            writer.is_some_and(|writer| writer.text.choose_among(likeliest))
+            writer.is_some_and(|writer| writer.generation.sample_from_top_k(likeliest))
         };
-        let result = of_model(|| model.step_likeliest(&mut feeds, &mut enough));
-        self.round.feeds = recycle(feeds);
-        self.round.asked = asked;
+        let result = catch_model_failure(|| model.step_top_k(&mut feeds, &mut enough));
+        self.iteration.inputs = recycle_list(feeds);
+        self.iteration.top_k_sequences = asked;
         result
     }
 
-    fn take_logits(&mut self) {
-        let rows = std::mem::take(&mut self.round.rows);
+    fn process_logits(&mut self) {
+        let rows = std::mem::take(&mut self.iteration.rows);
         let (vocab, mut at) = (self.limits.vocab, 0);
         for row in &rows {
             let from = at;
-            at += wanted(row.want, row.count) * vocab;
-            if let Err(failure) = self.take_row(row, from..at) {
-                self.round.ended.push((row.id, Err(failure)));
+            at += output_rows(row.outputs, row.token_count) * vocab;
+            if let Err(failure) = self.process_row(row, from..at) {
+                self.iteration.ended.push((row.id, Err(failure)));
             }
         }
-        self.round.rows = rows;
-        self.choose(None);
+        self.iteration.rows = rows;
+        self.sample_tokens(None);
     }
 
     /// What a row has led to, but for the choice of tokens.
-    fn take_row(&mut self, row: &ScheduledRow, range: Range<usize>) -> Result<(), RequestFailure> {
-        let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
+    fn process_row(&mut self, row: &ScheduledRow, range: Range<usize>) -> Result<(), RequestFailure> {
+        let Some(writer) = self.running.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
         let Some(logits) = self.model.logits().get(range.clone()) else {
             return Err(RequestFailure::Model("it gave fewer logits than were wanted".into()));
         };
-        let fed = row.fed + row.count;
-        if fed >= writer.alone_until {
-            writer.alone_until = 0;
+        let fed = row.computed + row.token_count;
+        if fed >= writer.isolated_until {
+            writer.isolated_until = 0;
         }
-        if row.writing {
-            writer.chooses = Some((range, row.fed + 1));
+        if row.decoding {
+            writer.sampling_rows = Some((range, row.computed + 1));
             return Ok(());
         }
-        if let Some(top) = writer.scores() {
-            writer.score(logits.chunks_exact(self.limits.vocab), row.fed, top);
+        if let Some(top) = writer.prompt_logprobs_wanted() {
+            writer.score_prompt_rows(logits.chunks_exact(self.limits.vocab), row.computed, top);
         }
-        if fed < writer.to_read() {
-            if let Some(inner) = writer.marks.pass(fed) {
-                self.slots.keep(&self.model, row.slot, &[], inner);
+        if fed < writer.prefill_len() {
+            if let Some(inner) = writer.checkpoints.take_position(fed) {
+                self.slots.cache_checkpoint(&self.model, row.slot, &[], inner);
             }
             return Ok(());
         }
-        if !writer.is_new() {
-            writer.phase = SequencePhase::Writing;
+        if !writer.awaits_first_token() {
+            writer.phase = SequencePhase::Decode;
             return Ok(());
         }
         let last = logits.len() - self.limits.vocab;
-        self.slots.keep(&self.model, row.slot, &logits[last..], false);
-        self.prompt_is_read(row.id, range.start + last..range.end);
+        self.slots.cache_checkpoint(&self.model, row.slot, &logits[last..], false);
+        self.finish_prefill(row.id, range.start + last..range.end);
         Ok(())
     }
 
     /// A text, and those that waited for it, choose their first tokens from these logits.
-    fn prompt_is_read(&mut self, id: u64, range: Range<usize>) {
-        let Some(from) = self.writers.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
-        let Scheduler { writers, slots, model, round, .. } = self;
+    fn finish_prefill(&mut self, id: u64, range: Range<usize>) {
+        let Some(from) = self.running.iter().find(|w| w.id == id).map(|w| w.slot) else { return };
+        let Scheduler { running: writers, slots, model, iteration: round, .. } = self;
         let mut without_memory = Vec::new();
         for writer in writers {
-            let is_twin = writer.phase == SequencePhase::Waiting { twin: id };
-            if is_twin && let Err(error) = slots.copy(model, from, writer.slot) {
-                match model.lacks_memory(&error) {
+            let is_twin = writer.phase == SequencePhase::WaitingForPrefix { fork_of: id };
+            if is_twin && let Err(error) = slots.fork_slot(model, from, writer.slot) {
+                match model.is_out_of_memory(&error) {
                     true => without_memory.push(writer.id),
                     false => round.ended.push((writer.id, Err(model_failure(error)))),
                 }
             } else if is_twin || writer.id == id {
-                writer.prompt_is_read();
-                writer.chooses = Some((range.clone(), slots.slots[writer.slot].fed.len()));
+                writer.finish_prefill();
+                writer.sampling_rows = Some((range.clone(), slots.slots[writer.slot].computed_tokens.len()));
             }
         }
-        self.park_all(&without_memory);
+        self.preempt_all(&without_memory);
     }
 
     /// The same of texts the prompts of which were known as a whole; they are dealt out together.
-    pub fn choose_known(&mut self) {
+    pub fn sample_cached_prompts(&mut self) {
         let mut all: Vec<f32> = Vec::new();
-        for (id, logits) in std::mem::take(&mut self.round.known) {
+        for (id, logits) in std::mem::take(&mut self.iteration.cached_prompts) {
             let begin = all.len();
             all.extend(logits);
-            self.prompt_is_read(id, begin..all.len());
+            self.finish_prefill(id, begin..all.len());
         }
         if !all.is_empty() {
-            self.choose(Some(&all));
-            self.end_all();
+            self.sample_tokens(Some(&all));
+            self.end_finished();
         }
     }
 
     /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits` they are the model's.
-    pub fn choose(&mut self, logits: Option<&[f32]>) {
+    pub fn sample_tokens(&mut self, logits: Option<&[f32]>) {
         // Others wait no longer than they would notice.
-        self.take_grammars(self.round.took / 4);
-        let Scheduler { model, limits, writers, slots, round, .. } = self;
+        self.collect_masks(self.iteration.step_time / 4);
+        let Scheduler { model, limits, running: writers, slots, iteration: round, .. } = self;
         let logits = logits.unwrap_or_else(|| model.logits());
-        let mut choices: Vec<Mutex<SamplingTask<'_, '_>>> = recycle(std::mem::take(&mut round.choices));
+        let mut choices: Vec<Mutex<SamplingTask<'_, '_>>> =
+            recycle_list(std::mem::take(&mut round.sampling_tasks));
         for writer in writers.iter_mut() {
-            let Some((range, past)) = writer.chooses.take() else { continue };
+            let Some((range, past)) = writer.sampling_rows.take() else { continue };
             let Some(logits) = logits.get(range) else { continue };
-            if writer.masking {
-                writer.held = Some((logits.to_vec(), past));
-                writer.phase = SequencePhase::Masking;
+            if writer.mask_pending {
+                writer.held_logits = Some((logits.to_vec(), past));
+                writer.phase = SequencePhase::WaitingForMask;
             } else {
-                choices.push(Mutex::new(SamplingTask { writer, logits, past, taken: None }));
+                choices.push(Mutex::new(SamplingTask { sequence: writer, logits, past, outcome: None }));
             }
         }
-        model.deal(choices.len(), &|index| {
+        model.parallel_for(choices.len(), &|index| {
             // Nobody else has it.
-            choices[index].lock().unwrap_or_else(PoisonError::into_inner).choose(limits);
+            choices[index].lock().unwrap_or_else(PoisonError::into_inner).sample(limits);
         });
         for choice in &mut choices {
-            let SamplingTask { writer, taken, .. } = choice.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let SamplingTask { sequence: writer, outcome: taken, .. } =
+                choice.get_mut().unwrap_or_else(PoisonError::into_inner);
             let Some(taken) = taken.take() else {
                 let failure = RequestFailure::Model("no token was chosen".into());
                 round.ended.push((writer.id, Err(failure)));
                 continue;
             };
-            match slots.truncate(writer.slot, taken.fed) {
-                Ok(()) => round.note(writer.id, taken),
+            match slots.truncate_slot(writer.slot, taken.computed) {
+                Ok(()) => round.record_outcome(writer.id, taken),
                 Err(error) => round.ended.push((writer.id, Err(model_failure(error)))),
             }
         }
-        round.choices = recycle(choices);
+        round.sampling_tasks = recycle_list(choices);
     }
 
     /// Ends the texts that have come to their end in this step.
-    pub fn end_all(&mut self) {
-        let mut ended = std::mem::take(&mut self.round.ended);
+    pub fn end_finished(&mut self) {
+        let mut ended = std::mem::take(&mut self.iteration.ended);
         for (id, end) in ended.drain(..) {
-            self.end(id, end);
+            self.end_sequence(id, end);
         }
-        self.round.ended = ended;
+        self.iteration.ended = ended;
     }
 
     /// A text that was alone in a step that failed has failed. Several are read again, each by itself.
-    fn step_failed(&mut self, failure: &RequestFailure) {
-        let rows = std::mem::take(&mut self.round.rows);
+    fn handle_step_failure(&mut self, failure: &RequestFailure) {
+        let rows = std::mem::take(&mut self.iteration.rows);
         for row in &rows {
-            let Some(writer) = self.writers.iter_mut().find(|w| w.id == row.id) else { continue };
+            let Some(writer) = self.running.iter_mut().find(|w| w.id == row.id) else { continue };
             let again = if rows.len() == 1 {
                 Err(failure.clone())
             } else {
-                self.slots.renew(&self.model, row.slot).map_err(model_failure)
+                self.slots.replace_sequence(&self.model, row.slot).map_err(model_failure)
             };
             match again {
                 Ok(()) => {
-                    writer.read_again();
-                    writer.alone_until = row.fed + row.count;
+                    writer.restart_prefill();
+                    writer.isolated_until = row.computed + row.token_count;
                 }
-                Err(failure) => self.round.ended.push((row.id, Err(failure))),
+                Err(failure) => self.iteration.ended.push((row.id, Err(failure))),
             }
         }
-        self.round.rows = rows;
+        self.iteration.rows = rows;
     }
 }

@@ -14,24 +14,24 @@ use crate::serving::queue::{CacheUsage, EngineCommand, QueuedRequest, RequestQue
 use crate::serving::request::{EngineRequest, RequestFailure};
 use crate::serving::round::IterationState;
 use crate::serving::step::{CacheBlocks, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput};
-use crate::serving::writer::{RunningSequence, SequencePhase, end_unread};
+use crate::serving::writer::{RunningSequence, SequencePhase, end_unscheduled};
 use crate::speculate::Drafter;
 use crate::tokenizer::Tokenizer;
 
 /// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its step; one elsewhere ends those
 /// that run.
-pub(super) fn run<M: ModelRunner + 'static>(
+pub(super) fn run_scheduler<M: ModelRunner + 'static>(
     model: M,
     tokenizer: &Tokenizer,
     queue: &RequestQueue,
     options: EngineOptions,
     extras: EngineExtras,
 ) {
-    let EngineExtras { drafter, files, warn } = extras;
+    let EngineExtras { drafter, disk_cache: files, warn } = extras;
     let _end = ThreadEndGuard(queue);
     let shelf = |files: DiskCacheOptions| {
         let (identity, limits) = (model.identity()?, model.limits());
-        Some(DiskCache::open(files, identity, limits, limits.truncates))
+        Some(DiskCache::open_folder(files, identity, limits, limits.truncates))
     };
     let files = files.and_then(shelf);
     let limits = model.limits();
@@ -40,22 +40,22 @@ pub(super) fn run<M: ModelRunner + 'static>(
         model,
         tokenizer,
         queue,
-        slots: SlotTable::new(options.sequences, options.kept, limits.truncates, files),
-        writers: Vec::new(),
-        parked: Vec::new(),
-        has_left: false,
-        round: IterationState::default(),
+        slots: SlotTable::new(options.max_sequences, options.prefix_cache_size, limits.truncates, files),
+        running: Vec::new(),
+        preempted: Vec::new(),
+        has_freed_memory: false,
+        iteration: IterationState::default(),
         masks: MaskWorkers::default(),
-        pace: PrefillPacer::new(options.gap),
+        pacer: PrefillPacer::new(options.max_token_gap),
         drafter: drafter.map(|make| make()),
         warn,
     };
-    scheduler.publish();
+    scheduler.publish_stats();
     loop {
-        match catch_unwind(AssertUnwindSafe(|| scheduler.turn())) {
+        match catch_unwind(AssertUnwindSafe(|| scheduler.iterate())) {
             Ok(true) => {}
             Ok(false) => break,
-            Err(panic) => scheduler.fail_all(&panicked(panic.as_ref())),
+            Err(panic) => scheduler.fail_all(&panic_failure(panic.as_ref())),
         }
     }
     // States that are not kept are read again.
@@ -63,19 +63,19 @@ pub(super) fn run<M: ModelRunner + 'static>(
     let _ = catch_unwind(AssertUnwindSafe(|| slots.save_all(model)));
 }
 
-pub(super) fn panicked(panic: &(dyn std::any::Any + Send)) -> RequestFailure {
+pub(super) fn panic_failure(panic: &(dyn std::any::Any + Send)) -> RequestFailure {
     let message = panic.downcast_ref::<&str>().map(|s| s.to_string());
     let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
     RequestFailure::Panic(message.unwrap_or_else(|| "unknown panic".into()))
 }
 
 /// What the model does for some texts: its errors and panics are theirs.
-pub(super) fn of_model<T, E: std::fmt::Display>(
+pub(super) fn catch_model_failure<T, E: std::fmt::Display>(
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, RequestFailure> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(model_failure),
-        Err(panic) => Err(panicked(panic.as_ref())),
+        Err(panic) => Err(panic_failure(panic.as_ref())),
     }
 }
 
@@ -84,7 +84,7 @@ struct ThreadEndGuard<'q>(&'q RequestQueue);
 
 impl Drop for ThreadEndGuard<'_> {
     fn drop(&mut self) {
-        self.0.thread_ended();
+        self.0.close_after_thread();
     }
 }
 
@@ -95,14 +95,14 @@ pub(super) struct Scheduler<'t, M: ModelRunner> {
     pub queue: &'t RequestQueue,
     pub slots: SlotTable<M>,
     /// In the order of their admission.
-    pub writers: Vec<RunningSequence<'t>>,
+    pub running: Vec<RunningSequence<'t>>,
     /// Texts that were put back since there was no memory to go on with them, the newest first.
-    pub parked: Vec<RunningSequence<'t>>,
+    pub preempted: Vec<RunningSequence<'t>>,
     /// Whether a text has ended since one was put back.
-    pub has_left: bool,
-    pub round: IterationState<M::Sequence>,
+    pub has_freed_memory: bool,
+    pub iteration: IterationState<M::Sequence>,
     pub masks: MaskWorkers,
-    pub pace: PrefillPacer,
+    pub pacer: PrefillPacer,
     pub drafter: Option<Box<dyn Drafter>>,
     /// Until it was told.
     pub warn: Option<WarningSink>,
@@ -117,49 +117,49 @@ pub(super) fn model_failure(error: impl std::fmt::Display) -> RequestFailure {
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// One step with what comes before and after it. False when there is nothing to do any more.
-    fn turn(&mut self) -> bool {
-        for ask in self.queue.take_asks() {
+    fn iterate(&mut self) -> bool {
+        for ask in self.queue.take_commands() {
             // Who has gone does not want to know.
             let _ = match ask {
                 EngineCommand::WarmUp(waiting) => {
-                    waiting.send(warm_up(&mut self.model, &self.limits)).is_ok()
+                    waiting.send(warm_up_model(&mut self.model, &self.limits)).is_ok()
                 }
-                EngineCommand::Forget(adapter, waiting) => {
-                    self.slots.forget(&adapter);
+                EngineCommand::ForgetAdapter(adapter, waiting) => {
+                    self.slots.forget_adapter(&adapter);
                     drop(adapter);
                     waiting.send(()).is_ok()
                 }
             };
         }
-        self.end_unwanted();
-        self.resume();
-        self.slots.save_resting(&self.model, Instant::now());
-        while self.parked.is_empty() && self.slots.has_free() {
-            if self.writers.is_empty() {
-                self.save_until_there_is_work();
+        self.end_cancelled();
+        self.resume_preempted();
+        self.slots.save_idle(&self.model, Instant::now());
+        while self.preempted.is_empty() && self.slots.has_free() {
+            if self.running.is_empty() {
+                self.save_while_idle();
             }
-            match self.queue.pop(self.writers.is_empty()) {
-                Some(job) => self.admit(job),
-                None if self.writers.is_empty() => return !self.queue.is_over(),
+            match self.queue.pop(self.running.is_empty()) {
+                Some(job) => self.admit_request(job),
+                None if self.running.is_empty() => return !self.queue.is_drained(),
                 None => break,
             }
         }
-        self.choose_known();
-        self.choose_masked();
+        self.sample_cached_prompts();
+        self.sample_masked();
         let begin = Instant::now();
-        self.step();
-        self.tell_notice();
-        self.publish();
-        self.queue.update(|stats| {
+        self.schedule_and_run();
+        self.report_warning();
+        self.publish_stats();
+        self.queue.update_stats(|stats| {
             stats.steps += 1;
-            stats.busy += begin.elapsed();
+            stats.busy_time += begin.elapsed();
         });
         true
     }
 
     /// Nobody waits for a step: states go into files, until somebody does, or none is left that has to.
-    fn save_until_there_is_work(&mut self) {
-        while let Some(at) = self.slots.save_resting(&self.model, Instant::now()) {
+    fn save_while_idle(&mut self) {
+        while let Some(at) = self.slots.save_idle(&self.model, Instant::now()) {
             if self.queue.wait_for_work(at) {
                 break;
             }
@@ -167,9 +167,9 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 
     /// Tells what the model has to say, once.
-    fn tell_notice(&mut self) {
+    fn report_warning(&mut self) {
         if self.warn.is_some()
-            && let Some(notice) = self.model.notice()
+            && let Some(notice) = self.model.performance_warning()
             && let Some(warn) = self.warn.take()
         {
             warn(&notice);
@@ -177,66 +177,72 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 
     /// Ends texts that were cancelled or are too late, those that wait among them.
-    fn end_unwanted(&mut self) {
+    fn end_cancelled(&mut self) {
         for job in self.queue.take_ended() {
-            self.end_job(job);
+            self.end_queued(job);
         }
-        let all = self.queue.abandoned();
-        let of = |w: &RunningSequence| if all { Some(FinishReason::Cancelled) } else { w.ended() };
-        let texts = self.writers.iter().chain(&self.parked);
+        let all = self.queue.is_abandoned();
+        let of = |w: &RunningSequence| if all { Some(FinishReason::Cancelled) } else { w.end_reason() };
+        let texts = self.running.iter().chain(&self.preempted);
         let ended: Vec<_> = texts.filter_map(|w| Some((w.id, of(w)?))).collect();
         for (id, reason) in ended {
-            self.end(id, Ok(reason));
+            self.end_sequence(id, Ok(reason));
         }
     }
 
-    fn end_job(&self, job: QueuedRequest) {
-        self.queue.update(|stats| stats.cancelled += 1);
-        self.queue.ended();
-        end_unread(job);
+    fn end_queued(&self, job: QueuedRequest) {
+        self.queue.update_stats(|stats| stats.cancelled += 1);
+        self.queue.count_ended();
+        end_unscheduled(job);
     }
 
-    fn admit(&mut self, job: QueuedRequest) {
-        if job.cancelled() || job.too_late() || self.queue.abandoned() {
-            return self.end_job(job);
+    fn admit_request(&mut self, job: QueuedRequest) {
+        if job.is_cancelled() || job.is_past_deadline() || self.queue.is_abandoned() {
+            return self.end_queued(job);
         }
-        let reads = |id: u64| self.writers.iter().any(|w| w.id == id && w.phase == SequencePhase::Reading);
-        if let Some(twin) = job.twin.filter(|&twin| reads(twin))
-            && let Some(slot) = self.slots.admit_twin(&self.model, job.id)
+        let reads = |id: u64| self.running.iter().any(|w| w.id == id && w.phase == SequencePhase::Prefill);
+        if let Some(twin) = job.fork_of.filter(|&twin| reads(twin))
+            && let Some(slot) = self.slots.admit_fork(&self.model, job.id)
         {
             let cached = job.request.prompt.len();
-            self.add_writer(
+            self.add_sequence(
                 job,
                 slot,
-                SequencePhase::Waiting { twin },
+                SequencePhase::WaitingForPrefix { fork_of: twin },
                 cached,
                 CheckpointPositions::default(),
             );
             return;
         }
         let id = job.id;
-        let most = self.most_cached(&job.request, job.request.prompt.len());
-        let wanted = PrefixQuery { adapter: job.request.adapter.as_ref(), prompt: &job.request.prompt, most };
-        let start = self.slots.admit(&self.model, id, &wanted);
+        let most = self.max_cached_tokens(&job.request, job.request.prompt.len());
+        let wanted = PrefixQuery {
+            adapter: job.request.adapter.as_ref(),
+            prompt: &job.request.prompt,
+            max_tokens: most,
+        };
+        let start = self.slots.admit_request(&self.model, id, &wanted);
         let begun = start.as_ref().ok().and_then(Option::as_ref);
         let (slot, cached) = begun.map_or((0, 0), |start| (start.slot, start.cached));
         let marks = match begun.filter(|_| most > 0 && !self.limits.truncates) {
             Some(start) => CheckpointPositions::new(start, &job.request, self.limits.chunk),
             None => CheckpointPositions::default(),
         };
-        self.add_writer(job, slot, SequencePhase::Reading, cached, marks);
+        self.add_sequence(job, slot, SequencePhase::Prefill, cached, marks);
         match start {
             Ok(Some(start)) => {
-                self.queue.update(|stats| stats.cached_tokens += start.cached as u64);
-                self.round.known.extend(start.logits.map(|logits| (id, logits)));
+                self.queue.update_stats(|stats| stats.cached_tokens += start.cached as u64);
+                self.iteration.cached_prompts.extend(start.logits.map(|logits| (id, logits)));
             }
-            Ok(None) => self.drop_writer(id, Err(RequestFailure::Model("no slot is free".into()))),
-            Err(error) if self.model.lacks_memory(&error) && self.is_another_active(id) => self.put_off(),
-            Err(error) => self.drop_writer(id, Err(model_failure(error))),
+            Ok(None) => self.remove_sequence(id, Err(RequestFailure::Model("no slot is free".into()))),
+            Err(error) if self.model.is_out_of_memory(&error) && self.can_preempt_another(id) => {
+                self.preempt_last_admitted()
+            }
+            Err(error) => self.remove_sequence(id, Err(model_failure(error))),
         }
     }
 
-    fn add_writer(
+    fn add_sequence(
         &mut self,
         job: QueuedRequest,
         slot: usize,
@@ -244,7 +250,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         cached: usize,
         marks: CheckpointPositions,
     ) {
-        self.writers.push(RunningSequence::new(
+        self.running.push(RunningSequence::new(
             job,
             slot,
             phase,
@@ -256,46 +262,46 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 
     /// How much of so many tokens earlier states may stand for. What is left is read in pieces like those of the whole prompt.
-    pub fn most_cached(&self, request: &EngineRequest, tokens: usize) -> usize {
-        if !request.reuse || request.prompt_logprobs.is_some() || self.limits.prompt.is_some() {
+    pub fn max_cached_tokens(&self, request: &EngineRequest, tokens: usize) -> usize {
+        if !request.use_prefix_cache || request.prompt_logprobs.is_some() || self.limits.prompt.is_some() {
             return 0;
         }
-        let rest = if ends_alone(tokens, self.limits.chunk) { 1 } else { 2 };
+        let rest = if ends_with_single_row(tokens, self.limits.chunk) { 1 } else { 2 };
         tokens.saturating_sub(rest)
     }
 
     /// Ends a text and frees its slot. What it read may serve others, unless it failed.
-    pub fn end(&mut self, id: u64, end: SequenceEnd) {
-        if let Some(writer) = self.writers.iter().find(|w| w.id == id) {
+    pub fn end_sequence(&mut self, id: u64, end: SequenceEnd) {
+        if let Some(writer) = self.running.iter().find(|w| w.id == id) {
             match end {
-                Ok(_) => self.slots.free(writer.slot),
-                Err(_) => self.slots.lose(writer.slot),
+                Ok(_) => self.slots.free_slot(writer.slot),
+                Err(_) => self.slots.discard_slot(writer.slot),
             }
         }
-        self.drop_writer(id, end);
+        self.remove_sequence(id, end);
     }
 
-    pub fn drop_writer(&mut self, id: u64, end: SequenceEnd) {
+    pub fn remove_sequence(&mut self, id: u64, end: SequenceEnd) {
         let of_id = |w: &RunningSequence| w.id == id;
-        let writer = match self.writers.iter().position(of_id) {
-            Some(index) => self.writers.remove(index),
-            None => match self.parked.iter().position(of_id) {
-                Some(index) => self.parked.remove(index),
+        let writer = match self.running.iter().position(of_id) {
+            Some(index) => self.running.remove(index),
+            None => match self.preempted.iter().position(of_id) {
+                Some(index) => self.preempted.remove(index),
                 None => return,
             },
         };
-        if writer.masking {
-            self.masks.forget(id);
+        if writer.mask_pending {
+            self.masks.cancel_mask(id);
         }
-        self.has_left = true;
-        self.next_reader(id);
-        self.publish();
-        self.queue.update(|stats| match end {
+        self.has_freed_memory = true;
+        self.promote_fork(id);
+        self.publish_stats();
+        self.queue.update_stats(|stats| match end {
             Ok(FinishReason::Cancelled) => stats.cancelled += 1,
             Ok(_) => stats.finished += 1,
             Err(_) => stats.failed += 1,
         });
-        self.queue.ended();
+        self.queue.count_ended();
         match end {
             Ok(reason) => {
                 writer.finish(reason);
@@ -305,52 +311,57 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 
     /// Of those that wait for a text's prompt, the first reads it from now on.
-    fn next_reader(&mut self, gone: u64) {
+    fn promote_fork(&mut self, gone: u64) {
         let mut next = None;
-        for writer in self.writers.iter_mut().filter(|w| w.phase == SequencePhase::Waiting { twin: gone }) {
+        for writer in
+            self.running.iter_mut().filter(|w| w.phase == SequencePhase::WaitingForPrefix { fork_of: gone })
+        {
             match next {
                 None => {
                     next = Some(writer.id);
-                    writer.phase = SequencePhase::Reading;
+                    writer.phase = SequencePhase::Prefill;
                     writer.cached = 0;
                 }
-                Some(twin) => writer.phase = SequencePhase::Waiting { twin },
+                Some(twin) => writer.phase = SequencePhase::WaitingForPrefix { fork_of: twin },
             }
         }
         let Some(id) = next else { return };
-        let Some(writer) = self.writers.iter().find(|w| w.id == id) else { return };
-        if let Err(error) = self.slots.clear(&self.model, writer.slot, writer.request.adapter.as_ref()) {
-            self.end(id, Err(model_failure(error)));
+        let Some(writer) = self.running.iter().find(|w| w.id == id) else { return };
+        if let Err(error) = self.slots.clear_slot(&self.model, writer.slot, writer.request.adapter.as_ref()) {
+            self.end_sequence(id, Err(model_failure(error)));
         }
     }
 
     fn fail_all(&mut self, failure: &RequestFailure) {
         for slot in 0..self.slots.slots.len() {
-            self.slots.lose(slot);
+            self.slots.discard_slot(slot);
         }
-        while let Some(id) = self.writers.first().or(self.parked.first()).map(|w| w.id) {
-            self.drop_writer(id, Err(failure.clone()));
+        while let Some(id) = self.running.first().or(self.preempted.first()).map(|w| w.id) {
+            self.remove_sequence(id, Err(failure.clone()));
         }
-        self.queue.all_ended();
+        self.queue.count_all_ended();
     }
 
     /// Tells what runs, before anybody is told that a text has ended.
-    fn publish(&mut self) {
-        let of =
-            |slot: &SequenceSlot<M::Sequence>| SlotInfo { running: slot.running, tokens: slot.fed.len() };
-        let cache = self.cache_use();
-        let round = &mut self.round;
+    fn publish_stats(&mut self) {
+        let of = |slot: &SequenceSlot<M::Sequence>| SlotInfo {
+            running: slot.running,
+            tokens: slot.computed_tokens.len(),
+        };
+        let cache = self.cache_usage();
+        let round = &mut self.iteration;
         let [written, drafted, accepted] =
-            [&mut round.written, &mut round.drafted, &mut round.accepted].map(std::mem::take);
-        self.queue.update(|stats| {
+            [&mut round.sampled_tokens, &mut round.drafted_tokens, &mut round.accepted_tokens]
+                .map(std::mem::take);
+        self.queue.update_stats(|stats| {
             stats.written_tokens += written;
             stats.drafted_tokens += drafted;
             stats.accepted_tokens += accepted;
-            stats.states_lost = self.slots.lost;
-            if let Some(error) = self.slots.lost_because.take() {
-                stats.state_lost_because = Some(error);
+            stats.prefixes_lost = self.slots.prefixes_lost;
+            if let Some(error) = self.slots.loss_reason.take() {
+                stats.prefix_loss_reason = Some(error);
             }
-            stats.running = self.writers.len() + self.parked.len();
+            stats.running = self.running.len() + self.preempted.len();
             stats.cache = cache;
             stats.slots.clear();
             stats.slots.extend(self.slots.slots.iter().map(of));
@@ -359,14 +370,16 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
 }
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
-    fn cache_use(&self) -> Option<CacheUsage> {
-        let CacheBlocks { tokens, all, free, sequence } = self.model.cache_blocks()?;
+    fn cache_usage(&self) -> Option<CacheUsage> {
+        let CacheBlocks { tokens_per_block: tokens, total: all, free, per_sequence: sequence } =
+            self.model.cache_blocks()?;
         let slots = &self.slots.slots;
         let running = slots.iter().filter(|slot| slot.running.is_some());
-        let used = running.map(|slot| slot.fed.len().div_ceil(tokens).min(sequence)).sum::<usize>();
+        let used =
+            running.map(|slot| slot.computed_tokens.len().div_ceil(tokens).min(sequence)).sum::<usize>();
         let blocks = all.min(sequence.saturating_mul(slots.len()));
         // Sequences share blocks.
-        Some(CacheUsage { block: tokens, blocks, used: used.min(all - free).min(blocks) })
+        Some(CacheUsage { block_tokens: tokens, blocks, used: used.min(all - free).min(blocks) })
     }
 }
 
@@ -374,8 +387,9 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
 const WARM_UP: usize = 16;
 
 /// Feeds a piece of a prompt and a next token to a sequence that nobody has.
-fn warm_up<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<(), RequestFailure> {
-    let most = limits.chunk.min(limits.rows).min(limits.context.map_or(usize::MAX, |context| context - 1));
+fn warm_up_model<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<(), RequestFailure> {
+    let most =
+        limits.chunk.min(limits.step_tokens).min(limits.context.map_or(usize::MAX, |context| context - 1));
     let (mut tokens, want) = ([0; WARM_UP], OutputRows::Last);
     let mut first = most.clamp(1, WARM_UP);
     if let Some(start) = limits.decoder_start {
@@ -384,20 +398,20 @@ fn warm_up<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<(), Re
         first = first.max(2);
         tokens[first - 1] = start;
     }
-    of_model(|| {
-        let mut sequence = model.sequence()?;
+    catch_model_failure(|| {
+        let mut sequence = model.new_sequence()?;
         for tokens in [&tokens[..first], &tokens[..1]] {
             // Who has all the memory is warm.
             if model.reserve(&mut sequence, tokens.len())? {
-                model.step(&mut [SequenceInput { sequence: &mut sequence, tokens, want }])?;
+                model.step(&mut [SequenceInput { sequence: &mut sequence, tokens, outputs: want }])?;
             }
         }
-        model.deal(2, &|_| {});
+        model.parallel_for(2, &|_| {});
         Ok::<_, RunnerError<M>>(())
     })
 }
 
 /// Whether the last piece of a prompt is a single row when it is read in pieces of `chunk`.
-pub(super) fn ends_alone(prompt: usize, chunk: usize) -> bool {
+pub(super) fn ends_with_single_row(prompt: usize, chunk: usize) -> bool {
     chunk != 0 && prompt % chunk == 1 || prompt == 1
 }

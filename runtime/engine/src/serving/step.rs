@@ -9,7 +9,7 @@ use mlcc_runtime::{
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
 use crate::serving::adapter::TextAdapter;
-use crate::serving::recycle::recycle;
+use crate::serving::recycle::recycle_list;
 use crate::tokenizer::TokenId;
 
 pub use mlcc_runtime::OutputRows;
@@ -20,18 +20,18 @@ pub struct SequenceInput<'a, S> {
     pub sequence: &'a mut S,
     /// At least one.
     pub tokens: &'a [TokenId],
-    pub want: OutputRows,
+    pub outputs: OutputRows,
 }
 
 impl<S> SequenceInput<'_, S> {
     /// Rows of logits that are wanted.
-    pub fn wanted(&self) -> usize {
-        wanted(self.want, self.tokens.len())
+    pub fn output_rows(&self) -> usize {
+        output_rows(self.outputs, self.tokens.len())
     }
 }
 
 /// How many rows are wanted of so many tokens.
-pub(super) fn wanted(want: OutputRows, tokens: usize) -> usize {
+pub(super) fn output_rows(want: OutputRows, tokens: usize) -> usize {
     match want {
         OutputRows::Nothing => 0,
         OutputRows::Last => 1,
@@ -51,9 +51,9 @@ pub struct ModelLimits {
     /// Most tokens of one sequence that are worth reading in one step.
     pub chunk: usize,
     /// Most tokens of all sequences that are worth feeding in one step.
-    pub rows: usize,
+    pub step_tokens: usize,
     /// Whether drafts can be checked beside next tokens and taken back.
-    pub rewinds: bool,
+    pub rolls_back_drafts: bool,
     /// Whether a state can go back to any number of its tokens. Where it cannot, copies of earlier ones are kept.
     pub truncates: bool,
     /// Whether sequences can have adapters.
@@ -66,12 +66,12 @@ pub struct ModelLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheBlocks {
     /// Tokens of one.
-    pub tokens: usize,
-    pub all: usize,
+    pub tokens_per_block: usize,
+    pub total: usize,
     /// Those that no sequence has.
     pub free: usize,
     /// Of a full context.
-    pub sequence: usize,
+    pub per_sequence: usize,
 }
 
 /// The error of a model's step.
@@ -83,9 +83,9 @@ pub trait ModelRunner: Send {
 
     fn limits(&self) -> ModelLimits;
     /// A sequence without tokens.
-    fn sequence(&self) -> Result<Self::Sequence, RunnerError<Self>>;
+    fn new_sequence(&self) -> Result<Self::Sequence, RunnerError<Self>>;
     /// Chooses the adapter of a sequence without tokens, or none; it stays when the sequence is reset.
-    fn adapt(
+    fn set_adapter(
         &self,
         sequence: &mut Self::Sequence,
         adapter: Option<&TextAdapter>,
@@ -111,33 +111,33 @@ pub trait ModelRunner: Send {
         None
     }
     /// The state of a sequence as the bytes of a file.
-    fn save(&self, sequence: &Self::Sequence) -> Result<Vec<u8>, RunnerError<Self>> {
+    fn save_state(&self, sequence: &Self::Sequence) -> Result<Vec<u8>, RunnerError<Self>> {
         let _ = sequence;
         Ok(Vec::new())
     }
-    /// Replaces a state by one of a file with what [`ModelRunner::save`] gave. After an error the sequence is unknown.
-    fn load(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), RunnerError<Self>> {
+    /// Replaces a state by one of a file with what [`ModelRunner::save_state`] gave. After an error the sequence is unknown.
+    fn load_state(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), RunnerError<Self>> {
         let _ = (sequence, path);
         Ok(())
     }
     /// Calls `work` once with each number below `count`, if that is worth it on several threads.
-    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+    fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(work);
     }
     /// Whether an error says that memory was refused: if others give way, the same may succeed.
-    fn lacks_memory(&self, error: &RunnerError<Self>) -> bool {
+    fn is_out_of_memory(&self, error: &RunnerError<Self>) -> bool {
         let _ = error;
         false
     }
     /// Something that makes steps slower than they could be and that whoever runs the model may want to know.
-    fn notice(&self) -> Option<String> {
+    fn performance_warning(&self) -> Option<String> {
         None
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [SequenceInput<'_, Self::Sequence>]) -> Result<(), RunnerError<Self>>;
     /// As [`ModelRunner::step`]. A model that finds the likeliest next tokens of feeds of one token by itself gives them to `enough` with the number of
-    /// the feed (as [`mlcc_runtime::SessionBatch::step_likeliest`]); where that says true the row of [`ModelRunner::logits`] is undefined.
-    fn step_likeliest(
+    /// the feed (as [`mlcc_runtime::SessionBatch::step_top_k`]); where that says true the row of [`ModelRunner::logits`] is undefined.
+    fn step_top_k(
         &mut self,
         feeds: &mut [SequenceInput<'_, Self::Sequence>],
         enough: &mut dyn FnMut(usize, &[TokenCandidate]) -> bool,
@@ -162,9 +162,9 @@ pub struct CompiledModelRunner {
     takes_drafts: bool,
     /// The lists of a group, empty between steps.
     group: Vec<SessionInput<'static>>,
-    places: Vec<usize>,
+    logit_offsets: Vec<usize>,
     /// Where a step had several groups: the wanted logits.
-    gathered: Vec<f32>,
+    gathered_logits: Vec<f32>,
     has_gathered: bool,
 }
 
@@ -177,8 +177,8 @@ impl CompiledModelRunner {
             batch: model.batch(most)?,
             takes_drafts: takes_drafts(model) && is_batch_invariant(model),
             group: Vec::new(),
-            places: Vec::new(),
-            gathered: Vec::new(),
+            logit_offsets: Vec::new(),
+            gathered_logits: Vec::new(),
             has_gathered: false,
         })
     }
@@ -188,67 +188,74 @@ impl CompiledModelRunner {
         let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
         feeds.len() <= self.batch.max_sequences()
             && rows <= self.model.max_step_tokens()
-            && feeds.iter().all(|feed| feed.tokens.len() <= self.most_together(feed))
+            && feeds.iter().all(|feed| feed.tokens.len() <= self.max_grouped_tokens(feed))
     }
 
     /// Most tokens of a sequence that may go with others.
-    fn most_together(&self, feed: &SequenceInput<'_, Session>) -> usize {
+    fn max_grouped_tokens(&self, feed: &SequenceInput<'_, Session>) -> usize {
         feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
     }
 
     /// Feeds what does not fit in one call, in as many groups as it needs.
-    fn in_groups(&mut self, feeds: &mut [SequenceInput<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
+    fn step_in_groups(
+        &mut self,
+        feeds: &mut [SequenceInput<'_, Session>],
+    ) -> Result<(), mlcc_runtime::Error> {
         let (most, most_rows) = (self.batch.max_sequences(), self.model.max_step_tokens());
-        let mut group: Vec<SessionInput<'_>> = recycle(std::mem::take(&mut self.group));
+        let mut group: Vec<SessionInput<'_>> = recycle_list(std::mem::take(&mut self.group));
         let (mut rows, mut at) = (0, 0);
         for feed in feeds {
             let (place, count) = (at, feed.tokens.len());
-            at += feed.wanted();
-            if count > self.most_together(feed) {
-                self.whole(feed, place)?;
+            at += feed.output_rows();
+            if count > self.max_grouped_tokens(feed) {
+                self.prefill_alone(feed, place)?;
                 continue;
             }
             if group.len() == most || rows + count > most_rows {
                 self.run_group(&mut group)?;
-                group = recycle(group);
+                group = recycle_list(group);
                 rows = 0;
             }
             rows += count;
-            self.places.push(place);
-            group.push(SessionInput { session: &mut *feed.sequence, tokens: feed.tokens, want: feed.want });
+            self.logit_offsets.push(place);
+            group.push(SessionInput {
+                session: &mut *feed.sequence,
+                tokens: feed.tokens,
+                outputs: feed.outputs,
+            });
         }
         if !group.is_empty() {
             self.run_group(&mut group)?;
         }
-        self.group = recycle(group);
+        self.group = recycle_list(group);
         Ok(())
     }
 
     fn run_group(&mut self, group: &mut [SessionInput<'_>]) -> Result<(), mlcc_runtime::Error> {
         let logits = self.batch.step(group)?;
         let (vocab, mut from) = (self.model.vocab(), 0);
-        for (rows, place) in group.iter().zip(self.places.drain(..)) {
-            let count = wanted(rows.want, rows.tokens.len()) * vocab;
+        for (rows, place) in group.iter().zip(self.logit_offsets.drain(..)) {
+            let count = output_rows(rows.outputs, rows.tokens.len()) * vocab;
             let to = place * vocab;
-            self.gathered[to..to + count].copy_from_slice(&logits[from..from + count]);
+            self.gathered_logits[to..to + count].copy_from_slice(&logits[from..from + count]);
             from += count;
         }
         Ok(())
     }
 
     /// What is more than one call takes: the session makes pieces of it.
-    fn whole(
+    fn prefill_alone(
         &mut self,
         feed: &mut SequenceInput<'_, Session>,
         place: usize,
     ) -> Result<(), mlcc_runtime::Error> {
-        let logits = match feed.want {
+        let logits = match feed.outputs {
             OutputRows::Nothing | OutputRows::Last => feed.sequence.prefill(feed.tokens)?,
             OutputRows::All => feed.sequence.prefill_logits(feed.tokens)?,
         };
         let (to, count) =
-            (place * self.model.vocab(), wanted(feed.want, feed.tokens.len()) * self.model.vocab());
-        self.gathered[to..to + count].copy_from_slice(&logits[..count]);
+            (place * self.model.vocab(), output_rows(feed.outputs, feed.tokens.len()) * self.model.vocab());
+        self.gathered_logits[to..to + count].copy_from_slice(&logits[..count]);
         Ok(())
     }
 }
@@ -258,7 +265,7 @@ impl ModelRunner for CompiledModelRunner {
 
     fn limits(&self) -> ModelLimits {
         let (plan, table) = (self.model.plan(), self.model.table());
-        let window = table.window().map(|(window, _)| window.kept());
+        let window = table.sliding_window().map(|(window, _)| window.visible_rows());
         // A window drops what is oldest.
         let endless = plan.context == 0 || window.is_some();
         let chunk = window.map_or(plan.chunk, |kept| plan.chunk.min(plan.context.saturating_sub(kept)));
@@ -267,19 +274,19 @@ impl ModelRunner for CompiledModelRunner {
             context: (!endless).then_some(plan.context as usize),
             prompt: table.whole_prompts.then_some(plan.chunk as usize),
             chunk: chunk as usize,
-            rows: self.model.max_step_tokens(),
-            rewinds: self.takes_drafts,
+            step_tokens: self.model.max_step_tokens(),
+            rolls_back_drafts: self.takes_drafts,
             truncates: table.recurrent_state().is_none() && window.is_none(),
             adapters: self.model.adapter_slots() > 0,
             decoder_start: plan.decoder_start(),
         }
     }
 
-    fn sequence(&self) -> Result<Session, mlcc_runtime::Error> {
+    fn new_sequence(&self) -> Result<Session, mlcc_runtime::Error> {
         self.model.session()
     }
 
-    fn adapt(
+    fn set_adapter(
         &self,
         sequence: &mut Session,
         adapter: Option<&TextAdapter>,
@@ -302,7 +309,7 @@ impl ModelRunner for CompiledModelRunner {
     fn reserve(&mut self, sequence: &mut Session, tokens: usize) -> Result<bool, mlcc_runtime::Error> {
         match sequence.reserve(tokens) {
             Ok(()) => Ok(true),
-            Err(error) if self.lacks_memory(&error) => Ok(false),
+            Err(error) if self.is_out_of_memory(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -311,20 +318,20 @@ impl ModelRunner for CompiledModelRunner {
         Some(self.model.prefix_identity())
     }
 
-    fn save(&self, sequence: &Session) -> Result<Vec<u8>, mlcc_runtime::Error> {
+    fn save_state(&self, sequence: &Session) -> Result<Vec<u8>, mlcc_runtime::Error> {
         sequence.state_file()
     }
 
-    fn load(&self, sequence: &mut Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
+    fn load_state(&self, sequence: &mut Session, path: &Path) -> Result<(), mlcc_runtime::Error> {
         sequence.load_state(path)
     }
 
-    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+    fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let workers =
             self.workers.as_ref().filter(|_| count > 1 && count * self.model.vocab() >= WORTH_DEALING);
         match workers {
             // What panics in them is caught by those who deal.
-            Some(workers) => drop(workers.deal(count, work)),
+            Some(workers) => drop(workers.parallel_for(count, work)),
             None => (0..count).for_each(work),
         }
     }
@@ -333,46 +340,51 @@ impl ModelRunner for CompiledModelRunner {
         let sequence = usize::try_from(self.model.plan().pages()).unwrap_or(usize::MAX);
         let CachePages { all, free, .. } = self.model.cache_pages();
         let tokens = mlcc_runtime::PAGE_TOKENS;
-        (sequence > 0).then_some(CacheBlocks { tokens, all, free, sequence })
+        (sequence > 0).then_some(CacheBlocks {
+            tokens_per_block: tokens,
+            total: all,
+            free,
+            per_sequence: sequence,
+        })
     }
 
     /// A pool that is used up, or a device that has less memory than the pool may have.
-    fn lacks_memory(&self, error: &mlcc_runtime::Error) -> bool {
+    fn is_out_of_memory(&self, error: &mlcc_runtime::Error) -> bool {
         matches!(error, mlcc_runtime::Error::NoPages { .. } | mlcc_runtime::Error::OutOfMemory { .. })
     }
 
-    fn notice(&self) -> Option<String> {
-        self.batch.notice()
+    fn performance_warning(&self) -> Option<String> {
+        self.batch.performance_warning()
     }
 
     fn step(&mut self, feeds: &mut [SequenceInput<'_, Session>]) -> Result<(), mlcc_runtime::Error> {
-        self.step_likeliest(feeds, &mut |_, _| false)
+        self.step_top_k(feeds, &mut |_, _| false)
     }
 
-    fn step_likeliest(
+    fn step_top_k(
         &mut self,
         feeds: &mut [SequenceInput<'_, Session>],
         enough: &mut dyn FnMut(usize, &[TokenCandidate]) -> bool,
     ) -> Result<(), mlcc_runtime::Error> {
-        self.places.clear();
+        self.logit_offsets.clear();
         self.has_gathered = !self.is_one_group(feeds);
         if !self.has_gathered {
-            let mut group: Vec<SessionInput<'_>> = recycle(std::mem::take(&mut self.group));
+            let mut group: Vec<SessionInput<'_>> = recycle_list(std::mem::take(&mut self.group));
             let rows = |feed| {
-                let SequenceInput { sequence, tokens, want }: &mut SequenceInput<'_, Session> = feed;
-                SessionInput { session: sequence, tokens, want: *want }
+                let SequenceInput { sequence, tokens, outputs: want }: &mut SequenceInput<'_, Session> = feed;
+                SessionInput { session: sequence, tokens, outputs: *want }
             };
             group.extend(feeds.iter_mut().map(rows));
-            let result = self.batch.step_likeliest(&mut group, enough).map(|_| ());
-            self.group = recycle(group);
+            let result = self.batch.step_top_k(&mut group, enough).map(|_| ());
+            self.group = recycle_list(group);
             return result;
         }
-        let rows: usize = feeds.iter().map(SequenceInput::wanted).sum();
-        self.gathered.resize(rows * self.model.vocab(), 0.0);
-        self.in_groups(feeds)
+        let rows: usize = feeds.iter().map(SequenceInput::output_rows).sum();
+        self.gathered_logits.resize(rows * self.model.vocab(), 0.0);
+        self.step_in_groups(feeds)
     }
 
     fn logits(&self) -> &[f32] {
-        if self.has_gathered { &self.gathered } else { self.batch.logits() }
+        if self.has_gathered { &self.gathered_logits } else { self.batch.logits() }
     }
 }

@@ -9,32 +9,32 @@ use crate::tokenizer::TokenId;
 /// them back is copied before, and goes on from the copy.
 pub struct DraftModel<M: ModelRunner> {
     model: M,
-    texts: Vec<DraftSequence<M::Sequence>>,
+    sequences: Vec<DraftSequence<M::Sequence>>,
 }
 
 /// What the model has been fed of a text.
 struct DraftSequence<S> {
     sequence: S,
-    fed: Vec<TokenId>,
+    computed_tokens: Vec<TokenId>,
     /// Where the sequence cannot go back: a copy from before its last draft, with so many tokens.
-    mark: Option<(usize, S)>,
+    checkpoint: Option<(usize, S)>,
 }
 
 impl<S: RewindModel> DraftSequence<S> {
     /// Drops all but the first `same` tokens, and more where the sequence can go back no other way.
-    fn go_back(&mut self, same: usize) -> Option<()> {
-        if same >= self.fed.len() {
+    fn rollback(&mut self, same: usize) -> Option<()> {
+        if same >= self.computed_tokens.len() {
             return Some(());
         }
         if self.sequence.can_truncate_to(same) {
             self.sequence.truncate(same).ok()?;
-            self.fed.truncate(same);
-        } else if let Some((past, copy)) = self.mark.take().filter(|(past, _)| *past <= same) {
+            self.computed_tokens.truncate(same);
+        } else if let Some((past, copy)) = self.checkpoint.take().filter(|(past, _)| *past <= same) {
             self.sequence = copy;
-            self.fed.truncate(past);
+            self.computed_tokens.truncate(past);
         } else {
             self.sequence.truncate(0).ok()?;
-            self.fed.clear();
+            self.computed_tokens.clear();
         }
         Some(())
     }
@@ -42,31 +42,32 @@ impl<S: RewindModel> DraftSequence<S> {
 
 impl<M: ModelRunner> DraftModel<M> {
     pub fn new(model: M) -> Self {
-        DraftModel { model, texts: Vec::new() }
+        DraftModel { model, sequences: Vec::new() }
     }
 
     /// Feeds what is new of a text, up to a piece of a prompt; whether that is all.
     fn catch_up(&mut self, index: usize, tokens: &[TokenId]) -> Option<bool> {
-        let text = &mut self.texts[index];
+        let text = &mut self.sequences[index];
         // The logits are those behind the last token, so that is fed in any case.
-        let same = text.fed.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
-        text.go_back(same)?;
-        let from = text.fed.len();
+        let same =
+            text.computed_tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
+        text.rollback(same)?;
+        let from = text.computed_tokens.len();
         let to = tokens.len().min(from + self.model.limits().chunk);
-        self.feed(index, &tokens[from..to])?;
+        self.forward_tokens(index, &tokens[from..to])?;
         Some(to == tokens.len())
     }
 
-    fn feed(&mut self, index: usize, tokens: &[TokenId]) -> Option<()> {
-        let DraftSequence { sequence, fed, .. } = &mut self.texts[index];
-        self.model.step(&mut [SequenceInput { sequence, tokens, want: OutputRows::Last }]).ok()?;
+    fn forward_tokens(&mut self, index: usize, tokens: &[TokenId]) -> Option<()> {
+        let DraftSequence { sequence, computed_tokens: fed, .. } = &mut self.sequences[index];
+        self.model.step(&mut [SequenceInput { sequence, tokens, outputs: OutputRows::Last }]).ok()?;
         fed.extend_from_slice(tokens);
         Some(())
     }
 
     /// Makes sure that what is fed from now on can be taken back; false if it cannot.
-    fn mark(&mut self, index: usize) -> bool {
-        let DraftSequence { sequence, fed, mark } = &mut self.texts[index];
+    fn save_checkpoint(&mut self, index: usize) -> bool {
+        let DraftSequence { sequence, computed_tokens: fed, checkpoint: mark } = &mut self.sequences[index];
         if sequence.can_truncate() {
             return true;
         }
@@ -76,18 +77,18 @@ impl<M: ModelRunner> DraftModel<M> {
         mark.is_some()
     }
 
-    fn guess(&mut self, index: usize, tokens: &mut Vec<TokenId>, most: usize) -> Option<()> {
+    fn draft_tokens(&mut self, index: usize, tokens: &mut Vec<TokenId>, most: usize) -> Option<()> {
         if !self.catch_up(index, tokens)? {
             return Some(());
         }
-        let most = if most < 2 || self.mark(index) { most } else { 1 };
+        let most = if most < 2 || self.save_checkpoint(index) { most } else { 1 };
         for left in (0..most).rev() {
             let logits = self.model.logits().iter().enumerate();
             let (likeliest, _) = logits.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
             let token = TokenId::try_from(likeliest).ok()?;
             tokens.push(token);
             if left > 0 {
-                self.feed(index, &[token])?;
+                self.forward_tokens(index, &[token])?;
             }
         }
         Some(())
@@ -95,18 +96,18 @@ impl<M: ModelRunner> DraftModel<M> {
 }
 
 impl<M: ModelRunner> Drafter for DraftModel<M> {
-    fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+    fn append_draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let room = self.model.limits().context.is_none_or(|context| tokens.len() + most <= context);
         if !room || tokens.is_empty() || most == 0 {
             return;
         }
-        while self.texts.len() <= text {
-            let Ok(sequence) = self.model.sequence() else { return };
-            self.texts.push(DraftSequence { sequence, fed: Vec::new(), mark: None });
+        while self.sequences.len() <= text {
+            let Ok(sequence) = self.model.new_sequence() else { return };
+            self.sequences.push(DraftSequence { sequence, computed_tokens: Vec::new(), checkpoint: None });
         }
-        if self.guess(text, tokens, most).is_none() {
+        if self.draft_tokens(text, tokens, most).is_none() {
             // The sequence is unknown now.
-            self.texts.truncate(text);
+            self.sequences.truncate(text);
         }
     }
 }

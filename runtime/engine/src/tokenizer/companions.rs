@@ -33,7 +33,7 @@ const WORD_PIECE_CLASSES: &[&str] = &["BertTokenizer", "DistilBertTokenizer", "E
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 impl AuxiliaryFiles {
-    pub fn of(path: &Path) -> Result<AuxiliaryFiles, TokenizerError> {
+    pub fn read_beside(path: &Path) -> Result<AuxiliaryFiles, TokenizerError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         let read = |name: &str| -> Result<Option<String>, TokenizerError> {
             let path = folder.join(name);

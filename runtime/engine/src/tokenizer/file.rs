@@ -119,7 +119,7 @@ impl TokenizerFile {
             io @ TokenizerError::Io { .. } => io,
             source => TokenizerError::InFile { path: name(), source: Box::new(source) },
         };
-        let beside = || AuxiliaryFiles::of(path);
+        let beside = || AuxiliaryFiles::read_beside(path);
         let ranks = super::tiktoken::looks_like_ranks(&bytes);
         let (kind, bytes, extras) = match extension {
             "json" if file_name == "vocab.json" => {

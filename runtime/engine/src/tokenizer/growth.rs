@@ -48,7 +48,7 @@ enum NormalizerStep {
 
 impl GrowthBound {
     /// Reads the steps of a `tokenizer.json`. Those that can serve no text are refused.
-    pub fn of(
+    pub fn from_steps(
         normalizer: &Value,
         pre_tokenizer: &Value,
         added: &[usize],
@@ -240,7 +240,7 @@ mod tests {
     use serde_json::json;
 
     fn bound(normalizer: Value, pre: Value) -> Result<GrowthBound, TokenizerError> {
-        GrowthBound::of(&normalizer, &pre, &[3])
+        GrowthBound::from_steps(&normalizer, &pre, &[3])
     }
 
     fn replace(from: &str, to: &str) -> Value {

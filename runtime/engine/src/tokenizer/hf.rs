@@ -34,7 +34,7 @@ impl HfTokenizer {
         inner.with_padding(None);
         stated.check_added_ids(&inner)?;
 
-        let plan = DecoderSteps::of(&inner)?;
+        let plan = DecoderSteps::from_tokenizer(&inner)?;
         let (table, specials) = token_table(&inner, &plan)?;
         stated.check_templates(&table)?;
         let DecoderSteps { byte_level, leading_strip, .. } = plan;
@@ -183,7 +183,7 @@ impl StatedTokenizer {
 
     fn growth(&self) -> Result<GrowthBound, TokenizerError> {
         let added: Vec<usize> = self.added_tokens.iter().map(|token| token.content.len()).collect();
-        GrowthBound::of(&self.normalizer, &self.pre_tokenizer, &added)
+        GrowthBound::from_steps(&self.normalizer, &self.pre_tokenizer, &added)
     }
 
     /// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would
@@ -274,7 +274,7 @@ struct DecoderSteps {
 }
 
 impl DecoderSteps {
-    fn of(inner: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
+    fn from_tokenizer(inner: &tokenizers::Tokenizer) -> Result<Self, TokenizerError> {
         let mut plan = DecoderSteps::default();
         let Some(decoder) = inner.get_decoder() else {
             return Err(TokenizerError::Decoder { found: "no decoder".to_owned() });

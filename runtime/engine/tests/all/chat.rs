@@ -186,8 +186,8 @@ fn templates_from_files() {
 fn variables_that_a_template_reads() {
     let template =
         ChatTemplate::from_jinja("{% if tools %}{% endif %}{% set x = enable_thinking %}{{ x }}").unwrap();
-    assert!(template.uses("tools") && template.uses("enable_thinking"));
-    assert!(!template.uses("x") && !template.uses("documents"));
+    assert!(template.uses_variable("tools") && template.uses_variable("enable_thinking"));
+    assert!(!template.uses_variable("x") && !template.uses_variable("documents"));
 }
 
 #[test]

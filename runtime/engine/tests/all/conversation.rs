@@ -120,7 +120,7 @@ fn world_chat(recurrent: bool) -> (Conversation<CountingParrot>, Tokenizer) {
 
 fn say(chat: &mut Conversation<CountingParrot>, tokenizer: &Tokenizer, text: &str) -> (String, TurnResult) {
     let mut out = String::new();
-    let turn = chat.send(tokenizer, text, &settings(&GREEDY()), |piece| {
+    let turn = chat.send_message(tokenizer, text, &settings(&GREEDY()), |piece| {
         out.push_str(piece);
         ControlFlow::Continue(())
     });
@@ -193,11 +193,11 @@ fn cancelled_turns_leave_a_usable_conversation() {
         say(&mut chat, &tokenizer, "Hello");
         let (sampling, cancel) = (GREEDY(), AtomicBool::new(true));
         let cancelled = AnswerSettings { cancel: Some(&cancel), ..settings(&sampling) };
-        let turn = chat.send(&tokenizer, "Lost", &cancelled, |_| ControlFlow::Continue(())).unwrap();
+        let turn = chat.send_message(&tokenizer, "Lost", &cancelled, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!((turn.generation.finish, chat.messages().len()), (FinishReason::Cancelled, 2));
         // Stopped in the middle of the answer: what was said stays.
         let mut out = String::new();
-        let turn = chat.send(&tokenizer, "More", &settings(&sampling), |piece| {
+        let turn = chat.send_message(&tokenizer, "More", &settings(&sampling), |piece| {
             out.push_str(piece);
             if out.ends_with("Tw") { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -225,7 +225,7 @@ fn plain_format_goes_on_with_the_text() {
                 out.push_str(piece);
                 ControlFlow::Continue(())
             };
-            chat.send(&tokenizer, text, &plain, show).unwrap()
+            chat.send_message(&tokenizer, text, &plain, show).unwrap()
         };
         turn("User: a\n\nAssistant:", &mut out);
         assert_eq!(out, " One");
@@ -246,7 +246,7 @@ fn templates_say_how_answers_end() {
     assert_eq!(chat.end_tokens(), [2]);
     chat.reset().unwrap();
     let mut refusing = Conversation::new(CountingParrot::new(false), format(), Some("Be brief."), &tokenizer);
-    let error = refusing.send(&tokenizer, "a", &settings(&GREEDY()), |_| ControlFlow::Continue(()));
+    let error = refusing.send_message(&tokenizer, "a", &settings(&GREEDY()), |_| ControlFlow::Continue(()));
     assert!(error.is_err_and(|e| e.to_string().contains("no a")));
     assert_eq!(refusing.messages().len(), 1, "only the system's message");
 }

@@ -81,7 +81,7 @@ impl LanguageModel for ScriptedModel {
         self.context
     }
 
-    fn chunk(&self) -> usize {
+    fn prefill_chunk(&self) -> usize {
         4
     }
 }
@@ -219,7 +219,7 @@ fn cancelling() {
     flag.store(false, Ordering::Relaxed);
     assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len() + 1);
     let past = generator.past();
-    assert!(generator.feed_last().unwrap() && generator.feed_last().unwrap());
+    assert!(generator.decode_pending().unwrap() && generator.decode_pending().unwrap());
     assert_eq!(generator.past(), past + 1);
     assert_eq!(run(&mut generator, &one).1.prompt_tokens, prompt.len());
     let mut generator = TextGenerator::new(ScriptedModel::new(b"abcdef"));
@@ -292,7 +292,7 @@ fn a_seed_gives_the_text_again() {
 struct WildDrafter;
 
 impl Drafter for WildDrafter {
-    fn draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+    fn append_draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let from = tokens.len();
         tokens.extend((from..from + most).map(|at| 98 + (at * at % 10) as TokenId));
     }
@@ -342,7 +342,11 @@ fn drafts_change_no_text() {
                     other => panic!("{case}: {other:?}"),
                 }
             }
-            assert_eq!((generator.past(), generator.fed()), (plain.past(), plain.fed()), "{case}");
+            assert_eq!(
+                (generator.past(), generator.computed_tokens()),
+                (plain.past(), plain.computed_tokens()),
+                "{case}"
+            );
         }
     }
     assert!(accepted > 100, "{accepted}");

@@ -46,7 +46,7 @@ fn request(grammar: &Grammar, seed: u64) -> EngineRequest {
 }
 
 fn engine(sequences: usize) -> Engine {
-    let options = EngineOptions { sequences, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: sequences, ..EngineOptions::default() };
     Engine::start(ToyModel::new(false, None), Arc::new(tokenizer()), options).unwrap()
 }
 
@@ -58,10 +58,10 @@ fn run(
         let mut text = String::new();
         for event in handle {
             match event {
-                SequenceEvent::Piece(piece) => text += &piece.text,
+                SequenceEvent::Delta(piece) => text += &piece.text,
                 SequenceEvent::Finished(finished) => return Ok((text, finished)),
                 SequenceEvent::Failed(failure) => return Err(failure),
-                SequenceEvent::Prompt(_) => {}
+                SequenceEvent::PromptLogprobs(_) => {}
             }
         }
         panic!("the engine is gone")
@@ -157,12 +157,12 @@ fn a_text_does_not_wait_for_the_grammars_of_others() {
     let handles = engine.launch_all(vec![slow.clone(), slow, plain]).unwrap();
     let mut handles = handles.into_iter();
     let (slow, plain) = ([handles.next().unwrap(), handles.next().unwrap()], handles.next().unwrap());
-    let written = plain.filter(|event| matches!(event, SequenceEvent::Piece(_))).count();
+    let written = plain.filter(|event| matches!(event, SequenceEvent::Delta(_))).count();
     assert_eq!(written, 2000);
     // What they had written by then, and perhaps a little more.
     slow.iter().for_each(|handle| handle.cancel());
     for handle in slow {
-        let written = handle.filter(|event| matches!(event, SequenceEvent::Piece(_))).count();
+        let written = handle.filter(|event| matches!(event, SequenceEvent::Delta(_))).count();
         assert!(written < 1000, "{written}");
     }
     assert!(engine.wait_idle(std::time::Duration::from_secs(60)), "a mask that nobody wants is given up");
@@ -425,7 +425,7 @@ fn answers_in_channels_are_held_to_calls_and_forms() {
     let tokenizer = include_bytes!("../data/harmony-tokenizer.json");
     let tokenizer = Tokenizer::from_bytes(TokenizerKind::HfJson, tokenizer).unwrap();
     let template = ChatTemplate::from_jinja(include_str!("../data/harmony.jinja")).unwrap();
-    let syntax = AnswerSyntax::of(&template);
+    let syntax = AnswerSyntax::from_template(&template);
     let compiler = GrammarCompiler::new(&tokenizer, 263).unwrap();
     let city = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
         "additionalProperties": false});

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::toy::{CHUNK, FAILS, PANICS, ToyModel, VOCAB};
-use mlcc_engine::sampler::logprobs;
+use mlcc_engine::sampler::compute_logprobs;
 use mlcc_engine::serving::{
     Engine, EngineOptions, EngineRequest, LaunchError, RequestFailure, RequestHandle, RequestSummary,
     SequenceEvent, TextAdapter,
@@ -41,7 +41,7 @@ enum DrafterChoice {
 }
 
 fn drafting(toy: &ToyModel, sequences: usize, max_queue: usize, drafts: DrafterChoice) -> Engine {
-    keeping(toy, EngineOptions { sequences, max_queue, ..EngineOptions::default() }, drafts)
+    keeping(toy, EngineOptions { max_sequences: sequences, max_queue, ..EngineOptions::default() }, drafts)
 }
 
 fn keeping(toy: &ToyModel, options: EngineOptions, drafts: DrafterChoice) -> Engine {
@@ -62,7 +62,7 @@ fn keeping(toy: &ToyModel, options: EngineOptions, drafts: DrafterChoice) -> Eng
 struct RandomDrafter;
 
 impl Drafter for RandomDrafter {
-    fn draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
+    fn append_draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let letter = |at: usize| 98 + ((text + at * at) % 10) as TokenId;
         // One more than what is wanted: it is cut.
         let from = tokens.len();
@@ -97,7 +97,7 @@ pub fn read(handle: RequestHandle) -> (String, RequestSummary) {
     let mut text = String::new();
     for event in handle {
         match event {
-            SequenceEvent::Piece(piece) => text += &piece.text,
+            SequenceEvent::Delta(piece) => text += &piece.text,
             SequenceEvent::Finished(finished) => return (text, finished),
             other => panic!("{other:?}"),
         }
@@ -167,7 +167,15 @@ fn plan() -> impl Strategy<Value = RequestPlan> {
         )| {
             let request = request(&prompt, seed, max_tokens);
             let adapter = adapter.checked_sub(1).map(|index| adapters()[index].clone());
-            let request = EngineRequest { stop, reuse, client, priority, borders, adapter, ..request };
+            let request = EngineRequest {
+                stop,
+                use_prefix_cache: reuse,
+                client,
+                priority,
+                cache_breakpoints: borders,
+                adapter,
+                ..request
+            };
             RequestPlan { request, twins, leave_after, wait_for }
         },
     )
@@ -181,7 +189,12 @@ fn check_schedule(
     drafts: DrafterChoice,
     plans: &[RequestPlan],
 ) {
-    let options = EngineOptions { sequences, kept, max_queue: 1000, ..EngineOptions::default() };
+    let options = EngineOptions {
+        max_sequences: sequences,
+        prefix_cache_size: kept,
+        max_queue: 1000,
+        ..EngineOptions::default()
+    };
     let engine = keeping(toy, options, drafts);
     let mut open: Vec<(EngineRequest, RequestHandle)> = Vec::new();
     let finish = |(request, handle): (EngineRequest, RequestHandle)| {
@@ -271,7 +284,8 @@ fn texts_give_way_when_memory_is_short() {
 fn prompts_that_wait_for_a_step_take_no_memory() {
     let toy = ToyModel::new(false, None).with_memory(3 * CHUNK);
     let engine = engine(&toy, 4, 8);
-    let text = |letter: &str| EngineRequest { reuse: false, ..request(&letter.repeat(CHUNK), 1, 1) };
+    let text =
+        |letter: &str| EngineRequest { use_prefix_cache: false, ..request(&letter.repeat(CHUNK), 1, 1) };
     let requests: Vec<EngineRequest> = ["a", "b", "c", "d"].map(text).into();
     for (request, handle) in requests.iter().zip(engine.launch_all(requests.clone()).unwrap()) {
         assert_eq!(read(handle).0, alone(&toy, request).0);
@@ -294,11 +308,11 @@ fn states_that_cannot_be_copied_are_told_and_read_again() {
     assert_eq!((finished.cached_tokens, toy.read.load(Ordering::Relaxed) - before), (0, 13 + 11));
     assert_eq!(text, alone(&toy, &texts[0]).0);
     let stats = engine.stats();
-    assert_eq!((stats.states_lost, stats.failed), (1, 0));
-    assert_eq!(stats.state_lost_because.as_deref(), Some("the copy is refused"));
+    assert_eq!((stats.prefixes_lost, stats.failed), (1, 0));
+    assert_eq!(stats.prefix_loss_reason.as_deref(), Some("the copy is refused"));
     toy.copies.store(true, Ordering::Relaxed);
     assert_eq!(read(engine.launch(texts[0].clone()).unwrap()).1.cached_tokens, 13);
-    assert_eq!(engine.stats().states_lost, 1);
+    assert_eq!(engine.stats().prefixes_lost, 1);
 }
 
 #[test]
@@ -338,7 +352,7 @@ fn drafts_of_recurrent_models_read_nothing_again() {
     let (toy, small) = (ToyModel::new(false, None), ToyModel::new(true, None));
     let counted = small.clone();
     let make: MakeDrafter = Box::new(|| Box::new(DraftModel::new(small)));
-    let options = EngineOptions { sequences: 1, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: 1, ..EngineOptions::default() };
     let engine = Engine::start_drafting(toy.clone(), Arc::new(tokenizer()), options, Some(make)).unwrap();
     let sampling = SamplingParams { temperature: 0.4, ..sampled(5) };
     let wanted = EngineRequest { sampling, eos: vec![], ..request(&"once ".repeat(60), 5, 200) };
@@ -391,7 +405,7 @@ fn a_known_prefix_is_not_read_again() {
         assert_eq!(text, alone(&toy, &other).0);
         let all = first.prompt.len();
         assert_eq!(finished.cached_tokens, if recurrent { all } else { all - 2 });
-        let fresh = EngineRequest { reuse: false, ..first };
+        let fresh = EngineRequest { use_prefix_cache: false, ..first };
         assert_eq!(read(engine.launch(fresh).unwrap()).1.cached_tokens, 0);
     }
 }
@@ -458,7 +472,7 @@ fn refused_requests_name_what_is_wrong() {
     let refuse = |request: EngineRequest| engine.launch(request).unwrap_err();
     assert_eq!(refuse(request("", 1, 1)), LaunchError::EmptyPrompt);
     let long = refuse(request(&"a".repeat(21), 1, 1));
-    assert_eq!(long, LaunchError::PromptTooLong { prompt: 21, most: 20 });
+    assert_eq!(long, LaunchError::PromptTooLong { prompt: 21, max: 20 });
     let strange = EngineRequest { prompt: vec![1, VOCAB as TokenId], ..request("a", 1, 1) };
     assert_eq!(refuse(strange), LaunchError::PromptToken { position: 1, id: 258, vocab: 258 });
     let biased = EngineRequest { bias: vec![(300, 1.0)], ..request("a", 1, 1) };
@@ -486,7 +500,7 @@ fn the_queue_is_bounded_and_frees_its_places() {
     let engine = engine(&toy, 2, 1);
     let running: Vec<RequestHandle> = (0..3).map(|_| engine.launch(endless("go")).unwrap()).collect();
     let error = engine.launch(request("a", 1, 1)).unwrap_err();
-    assert_eq!(error, LaunchError::QueueFull { waiting: 1, most: 1 });
+    assert_eq!(error, LaunchError::QueueFull { waiting: 1, max: 1 });
     let three = vec![request("a", 1, 1); 3];
     assert!(matches!(engine.launch_all(three), Err(LaunchError::QueueFull { .. })));
     drop(running);
@@ -528,14 +542,14 @@ fn failures_and_panics_end_their_texts_and_no_others() {
     let long = EngineRequest { eos: vec![], ..request("a text that is being written", 2, 400) };
     let mut beside = engine.launch(long.clone()).unwrap();
     let first = beside.next();
-    assert!(matches!(first, Some(SequenceEvent::Piece(_))), "{first:?}");
+    assert!(matches!(first, Some(SequenceEvent::Delta(_))), "{first:?}");
     let all = [with(PANICS), with(FAILS), with(PANICS), fine.clone()]
         .map(|request| engine.launch(request).unwrap());
     for (at, handle) in all.into_iter().enumerate() {
         let last = handle.last();
         assert_eq!(matches!(last, Some(SequenceEvent::Finished(_))), at == 3, "{at}: {last:?}");
     }
-    let Some(SequenceEvent::Piece(first)) = first else { return };
+    let Some(SequenceEvent::Delta(first)) = first else { return };
     let (rest, finished) = read(beside);
     assert_eq!((first.text.to_string() + &rest, finished.completion_tokens), (alone(&toy, &long).0, 400));
     assert!(engine.wait_idle(Duration::from_secs(60)));
@@ -573,8 +587,8 @@ fn logprobs_are_of_the_models_own_distribution() {
     let (mut of_prompt, mut chosen) = (None, Vec::new());
     for event in engine.launch(wanted.clone()).unwrap() {
         match event {
-            SequenceEvent::Prompt(found) => of_prompt = Some(found),
-            SequenceEvent::Piece(piece) => chosen.extend(piece.token),
+            SequenceEvent::PromptLogprobs(found) => of_prompt = Some(found),
+            SequenceEvent::Delta(piece) => chosen.extend(piece.token),
             SequenceEvent::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
             SequenceEvent::Failed(failure) => panic!("{failure}"),
         }
@@ -584,12 +598,12 @@ fn logprobs_are_of_the_models_own_distribution() {
     assert_eq!(of_prompt[0], None);
     let mut logits = behind(&wanted.prompt[..1]);
     for (found, &token) in of_prompt[1..].iter().zip(&wanted.prompt[1..]) {
-        assert_eq!(*found, logprobs(&logits, token, 2));
+        assert_eq!(*found, compute_logprobs(&logits, token, 2));
         logits = behind(&[token]);
     }
     assert!(!chosen.is_empty());
     for token in chosen {
-        assert_eq!(token.logprobs, logprobs(&logits, token.id, 3));
+        assert_eq!(token.logprobs, compute_logprobs(&logits, token.id, 3));
         logits = behind(&[token.id]);
     }
 }
@@ -599,7 +613,7 @@ fn long_prompts_are_read_in_pieces_between_tokens() {
     let toy = ToyModel::new(true, None);
     let engine = engine(&toy, 2, 8);
     let mut talks = engine.launch(endless("go")).unwrap();
-    assert!(matches!(talks.next(), Some(SequenceEvent::Piece(_))));
+    assert!(matches!(talks.next(), Some(SequenceEvent::Delta(_))));
     let steps = engine.stats().steps;
     let long = request(&"ab".repeat(50 * CHUNK), 1, 1);
     assert_eq!(read(engine.launch(long).unwrap()).1.completion_tokens, 1);

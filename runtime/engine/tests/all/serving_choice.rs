@@ -12,7 +12,7 @@ use crate::toy::ToyModel;
 #[test]
 fn first_tokens_of_known_prompts_are_dealt_out_together() {
     let toy = ToyModel::new(true, None);
-    let options = EngineOptions { sequences: 4, kept: 16, ..EngineOptions::default() };
+    let options = EngineOptions { max_sequences: 4, prefix_cache_size: 16, ..EngineOptions::default() };
     let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
     let prompts = ["abcd", "bcde", "cdef", "defg"];
     for prompt in prompts {
@@ -60,7 +60,7 @@ fn first_tokens_are_dealt_out_together() {
     for prompts in [["ab", "bc", "cd", "de"], ["abcde"; 4]] {
         for recurrent in [false, true] {
             let toy = ToyModel::new(recurrent, None);
-            let options = EngineOptions { sequences: 4, ..EngineOptions::default() };
+            let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
             let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
             // There are no others than the first.
             let requests = (0..4).map(|at| request(prompts[at], at as u64, 1)).collect::<Vec<_>>();

@@ -22,9 +22,14 @@ fn with_files(toy: &ToyModel, folder: &Path) -> Engine {
 /// One with so many slots and states beside them, which writes states that were not used for a while.
 fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &ToyModel, folder: &Path) -> Engine {
     let warn = |what: &str| WARNINGS.lock().unwrap().push(what.to_owned());
-    let files = DiskCacheOptions { folder: folder.to_path_buf(), most_bytes: 1 << 20, rest, warn };
-    let extras = EngineExtras { files: Some(files), ..EngineExtras::default() };
-    let options = EngineOptions { sequences, max_queue: 16, kept, ..EngineOptions::default() };
+    let files = DiskCacheOptions { folder: folder.to_path_buf(), max_bytes: 1 << 20, idle_time: rest, warn };
+    let extras = EngineExtras { disk_cache: Some(files), ..EngineExtras::default() };
+    let options = EngineOptions {
+        max_sequences: sequences,
+        max_queue: 16,
+        prefix_cache_size: kept,
+        ..EngineOptions::default()
+    };
     Engine::start_with(toy.clone(), Arc::new(tokenizer()), options, extras).unwrap()
 }
 
@@ -58,7 +63,7 @@ fn states_outlive_the_engine_in_files() {
         drop(engine);
         let engine = with_files(&toy, folder.path());
         assert_eq!(ask(&engine, &other), if recurrent { 0 } else { 50 });
-        let no_reuse = EngineRequest { reuse: false, ..first.clone() };
+        let no_reuse = EngineRequest { use_prefix_cache: false, ..first.clone() };
         assert_eq!(ask(&engine, &no_reuse), 0);
         drop(engine);
         // Files of states that are broken or gone are told of, and the prompt is read.

@@ -17,7 +17,12 @@ struct CountedEngine {
 
 impl CountedEngine {
     fn new(toy: &ToyModel, sequences: usize, kept: usize) -> Self {
-        let options = EngineOptions { sequences, kept, max_queue: 16, ..EngineOptions::default() };
+        let options = EngineOptions {
+            max_sequences: sequences,
+            prefix_cache_size: kept,
+            max_queue: 16,
+            ..EngineOptions::default()
+        };
         let engine = Engine::start(toy.clone(), Arc::new(tokenizer()), options).unwrap();
         CountedEngine { toy: toy.clone(), engine }
     }
@@ -83,7 +88,7 @@ fn a_shared_begin_is_read_once_if_its_end_is_known() {
     for toy in checkpointed() {
         let engine = CountedEngine::new(&toy, 2, 8);
         let with_border =
-            EngineRequest { borders: vec![300], ..after(&[], &(system.clone() + &long(2, 50)), 1) };
+            EngineRequest { cache_breakpoints: vec![300], ..after(&[], &(system.clone() + &long(2, 50)), 1) };
         assert_eq!(engine.read_of(&with_border), 350);
         for seed in 3..8 {
             assert_eq!(engine.read_of(&after(&[], &(system.clone() + &long(seed, 50)), 1)), 50, "{seed}");
@@ -112,7 +117,11 @@ fn where_prompts_part_is_seen() {
 fn prompts_that_are_to_be_read_whole_are() {
     let toy = ToyModel::new(true, None);
     let engine = CountedEngine::new(&toy, 2, 8);
-    let fresh = EngineRequest { reuse: false, borders: vec![100], ..after(&[], &long(1, 200), 1) };
+    let fresh = EngineRequest {
+        use_prefix_cache: false,
+        cache_breakpoints: vec![100],
+        ..after(&[], &long(1, 200), 1)
+    };
     for _ in 0..2 {
         assert_eq!(engine.read_of(&fresh), 200);
     }
@@ -250,8 +259,8 @@ fn states_of_a_forgotten_adapter_go() {
             }
             let endless = EngineRequest { max_tokens: Some(2000), ..with(Some(one.clone()), &texts[0]) };
             let mut running = engine.engine.launch(endless).unwrap();
-            assert!(running.any(|event| matches!(event, SequenceEvent::Piece(_))));
-            engine.engine.forget(&one);
+            assert!(running.any(|event| matches!(event, SequenceEvent::Delta(_))));
+            engine.engine.forget_adapter(&one);
             assert!(running.any(|event| matches!(event, SequenceEvent::Finished(_))));
             assert!(engine.read_of(&with(other.clone(), &texts[1])) < 3, "{slots} slots");
             // Who asks for it still is answered, and that leaves nothing either.

@@ -25,8 +25,8 @@ fn an_image_of_a_linker_is_taken() {
     let elf = ElfFile::parse(&file).expect("it is well-formed");
     let image = CodeImage::check(&elf).expect("it is as an artifact is");
     assert_eq!(image.model_table(), TABLE..TABLE + TABLE_BYTES);
-    assert!(image.holds(&(TABLE..TABLE + TABLE_BYTES)));
-    assert!(!image.holds(&(TABLE..DATA + 0x301)), "beyond the segment");
+    assert!(image.contains_range(&(TABLE..TABLE + TABLE_BYTES)));
+    assert!(!image.contains_range(&(TABLE..DATA + 0x301)), "beyond the segment");
     assert!(image.is_function(CODE, &["answer"]));
     assert!(!image.is_function(CODE, &["question"]) && !image.is_function(TABLE, &["answer"]));
     let functions: Vec<_> = image.functions().collect();

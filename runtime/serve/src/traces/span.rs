@@ -167,7 +167,7 @@ impl Drop for SharedSpan {
                 KeyValue::new("gen_ai.response.finish_reasons", Value::Array(Array::String(reasons))),
             ]);
             if first.completion_tokens > 0 {
-                let time = (first.waited + first.reading).as_secs_f64();
+                let time = (first.queue_time + first.prefill_time).as_secs_f64();
                 span.set_attribute(KeyValue::new("gen_ai.response.time_to_first_chunk", time));
             }
         }
@@ -195,7 +195,8 @@ impl TextSpan {
 
     /// Waiting, reading and writing, one after the other until now.
     fn spans(&self, shared: &SharedSpan, finished: &RequestSummary) {
-        let RequestSummary { waited, reading, writing, .. } = *finished;
+        let RequestSummary { queue_time: waited, prefill_time: reading, decode_time: writing, .. } =
+            *finished;
         let written = SystemTime::now();
         let before = |time: SystemTime, length: Duration| time.checked_sub(length).unwrap_or(time);
         let first = before(written, writing);

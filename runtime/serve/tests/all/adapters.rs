@@ -16,7 +16,7 @@ fn base() -> ReadyModel {
     let adapters = vec![TextAdapter::new("style", 11_u64), TextAdapter::new("task", 22_u64)];
     let served =
         ModelSetup { adapters, ..served(Some("{% for m in messages %}{{ m.content }}{% endfor %}")) };
-    ReadyModel::step(ToyModel::new(false, Some(4000)), served, 2)
+    ReadyModel::from_runner(ToyModel::new(false, Some(4000)), served, 2)
 }
 
 fn server() -> TestServer {
@@ -94,7 +94,7 @@ impl ModelLibrary for AdapterShelf {
     fn load(&self, name: &str, _: u64) -> Result<ReadyModel, LoadError> {
         match name {
             "base" => Ok(base()),
-            "plain" => Ok(ReadyModel::step(ToyModel::new(false, Some(99)), served(None), 2)),
+            "plain" => Ok(ReadyModel::from_runner(ToyModel::new(false, Some(99)), served(None), 2)),
             other => Err(LoadError::Unknown(other.into())),
         }
     }
@@ -155,7 +155,7 @@ fn reading(slots: &CountedSlots, adapters: Vec<TextAdapter>) -> ReadyModel {
         Ok(slots.adapter(name, number))
     };
     let served = ModelSetup { adapters, reads_adapters: Some(Box::new(read)), ..served(None) };
-    ReadyModel::step(ToyModel::new(true, Some(4000)), served, 2)
+    ReadyModel::from_runner(ToyModel::new(true, Some(4000)), served, 2)
 }
 
 /// A folder of adapters, and one beside it.

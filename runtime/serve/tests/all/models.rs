@@ -23,8 +23,8 @@ impl ModelLibrary for ToyShelf {
         *self.loads.lock().unwrap() += 1;
         match name {
             // Its context tells which one it is.
-            "a" => Ok(ReadyModel::step(ToyModel::new(false, Some(77)), served(None), 2)),
-            "c" => Ok(ReadyModel::step(ToyModel::new(false, Some(99)), served(None), 2)),
+            "a" => Ok(ReadyModel::from_runner(ToyModel::new(false, Some(77)), served(None), 2)),
+            "c" => Ok(ReadyModel::from_runner(ToyModel::new(false, Some(99)), served(None), 2)),
             "broken" => {
                 Err(LoadError::Refused("/srv/secret/broken.so ends in the middle of its code".into()))
             }

@@ -59,7 +59,7 @@ pub fn served(template: Option<&str>) -> ModelSetup {
 
 /// The toy, to be served under a name.
 pub fn named(name: &str, toy: &ToyModel, sequences: usize, template: Option<&str>) -> (String, ReadyModel) {
-    (name.to_owned(), ReadyModel::step(toy.clone(), served(template), sequences))
+    (name.to_owned(), ReadyModel::from_runner(toy.clone(), served(template), sequences))
 }
 
 impl TestServer {

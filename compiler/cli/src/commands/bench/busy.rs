@@ -47,7 +47,7 @@ pub struct UnderLoadRow {
 }
 
 /// Measures every test alone and beside each number of busy programs, in turns.
-pub fn measure(
+pub fn measure_under_load(
     model: &Model,
     tests: &[BenchTest],
     args: &BenchArgs,
@@ -77,7 +77,7 @@ pub fn measure(
         let alone = median(speeds[0].clone());
         rows.extend(speeds.into_iter().zip(&counts).map(|(speeds, &busy)| {
             let fair_share = fair_share(model.threads(), usize::from(busy), cpus);
-            let [tok_s_min, tok_s_max] = super::report::range(speeds.iter().copied());
+            let [tok_s_min, tok_s_max] = super::report::min_and_max(speeds.iter().copied());
             let (turns, tok_s) = (speeds.len(), median(speeds));
             UnderLoadRow {
                 model: metadata["model"]["name"].as_str().unwrap_or("-").to_string(),
@@ -111,7 +111,7 @@ impl BenchRunner {
         while seconds < least.as_secs_f64() {
             self.prepare(test)?;
             let begin = Instant::now();
-            self.feed(test)?;
+            self.run_test(test)?;
             seconds += begin.elapsed().as_secs_f64();
             tokens += test.tokens() as f64;
         }
@@ -147,7 +147,7 @@ impl Drop for BusyPrograms {
 }
 
 /// What a busy program does, until its standard input ends.
-pub fn stay_busy() -> ! {
+pub fn run_busy_loop() -> ! {
     std::thread::spawn(|| {
         let mut rest = Vec::new();
         let _ = std::io::stdin().read_to_end(&mut rest);

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::probe::{self, ComputeType, KINDS};
 use super::runner::BenchRunner;
 use super::test::{BenchTest, MixedStep};
-use super::{BenchArgs, reading};
+use super::{BenchArgs, bandwidth_probe};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::build::profile::KernelInfo;
@@ -93,7 +93,7 @@ impl PeakRates {
     }
 }
 
-pub fn measure(
+pub fn profile_tests(
     model: &Model,
     tests: &[BenchTest],
     args: &BenchArgs,
@@ -105,17 +105,17 @@ pub fn measure(
     ui.detail("warming up");
     probe::keep_busy(threads, args.warm_up.max(0.0));
     let limits = PeakRates {
-        bandwidth: reading(threads)?.bandwidth(),
-        peaks: ComputeType::ALL.map(|a| probe::peak(a, threads)),
+        bandwidth: bandwidth_probe(threads)?.bandwidth(),
+        peaks: ComputeType::ALL.map(|a| probe::measure_peak(a, threads)),
     };
     let mut runner = BenchRunner::new(model, tests)?;
     let mut profiles = Vec::new();
     let [_, peak_bf16, peak_i8, peak_i4] = limits.peaks;
     for &test in tests {
         ui.detail(test.name());
-        let run = run(&mut runner, test, args.repetitions)?;
+        let run = profile_test(&mut runner, test, args.repetitions)?;
         let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
-        let (kernels, barriers, waiting_ms) = rows(&level, test, &run, model.plan().chunk, &limits);
+        let (kernels, barriers, waiting_ms) = kernel_rows(&level, test, &run, model.plan().chunk, &limits);
         let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
         profiles.push(KernelProfile {
             model: text("/model/name"),
@@ -127,7 +127,7 @@ pub fn measure(
             tok_s: 1e3 * test.tokens() as f64 / run.ms,
             ms: run.ms,
             kernels,
-            launches: launches(&level, test, model.plan().chunk),
+            launches: count_launches(&level, test, model.plan().chunk),
             barriers,
             waiting_ms,
             outside_ms: (run.ms - inside).max(0.0),
@@ -149,23 +149,27 @@ struct ProfiledRun {
     times: Vec<StepTimes>,
 }
 
-fn run(runner: &mut BenchRunner, test: BenchTest, repetitions: u32) -> Result<ProfiledRun, CliError> {
+fn profile_test(
+    runner: &mut BenchRunner,
+    test: BenchTest,
+    repetitions: u32,
+) -> Result<ProfiledRun, CliError> {
     let (mut seconds, mut times) = (0.0, Vec::new());
     // The first round fills the caches.
     for round in 0..=repetitions {
         runner.prepare(test)?;
         runner.trace(round > 0);
         let begin = Instant::now();
-        runner.feed(test)?;
+        runner.run_test(test)?;
         if round > 0 {
             seconds += begin.elapsed().as_secs_f64();
-            add(&mut times, runner.trace(false));
+            add_times(&mut times, runner.trace(false));
         }
     }
     Ok(ProfiledRun { repetitions: f64::from(repetitions), ms: 1e3 * seconds / f64::from(repetitions), times })
 }
 
-fn add(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
+fn add_times(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
     for step in more {
         let Some(known) = sum.iter_mut().find(|s| s.entry == step.entry) else {
             sum.push(step);
@@ -183,10 +187,10 @@ struct LevelKernels {
     steps: BTreeMap<String, Vec<i64>>,
     /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and items for the
     /// wanted rows.
-    each: ItemIndices,
+    sequence_items: ItemIndices,
     one_row: ItemIndices,
     several_rows: ItemIndices,
-    wanted: ItemIndices,
+    output_items: ItemIndices,
 }
 
 /// Numbers of items, by step.
@@ -216,18 +220,18 @@ impl LevelKernels {
         let items = |key: &str| serde_json::from_value(parsed(key)?).map_err(|_| missing());
         let [each, one_row, several_rows, wanted] =
             [items("each")?, items("one_row")?, items("several_rows")?, items("wanted")?];
-        Ok(LevelKernels { kernels, steps, each, one_row, several_rows, wanted })
+        Ok(LevelKernels { kernels, steps, sequence_items: each, one_row, several_rows, output_items: wanted })
     }
 
     /// Sizes of the launches of an item in a call.
-    fn launches(&self, call: &EntryCall, item: usize) -> Vec<SymValues> {
+    fn item_launches(&self, call: &EntryCall, item: usize) -> Vec<SymValues> {
         let is = |items: &ItemIndices| items.get(call.entry).is_some_and(|items| items.contains(&item));
-        let each = |of: SequenceFilter| call.sequences.iter().filter(|s| of.has(s.n)).copied().collect();
+        let each = |of: SequenceFilter| call.sequences.iter().filter(|s| of.includes(s.n)).copied().collect();
         match () {
             () if is(&self.one_row) => each(SequenceFilter::OneRow),
             () if is(&self.several_rows) => each(SequenceFilter::SeveralRows),
-            () if is(&self.each) => each(SequenceFilter::All),
-            () if is(&self.wanted) => vec![SymValues { n: call.sequences.len() as i64, ..call.all }],
+            () if is(&self.sequence_items) => each(SequenceFilter::All),
+            () if is(&self.output_items) => vec![SymValues { n: call.sequences.len() as i64, ..call.all }],
             () => vec![call.all],
         }
     }
@@ -254,7 +258,7 @@ struct EntryCall {
 }
 
 impl EntryCall {
-    fn of(entry: &'static str, sequences: Vec<SymValues>) -> EntryCall {
+    fn new(entry: &'static str, sequences: Vec<SymValues>) -> EntryCall {
         let (n, b) = (sequences.iter().map(|s| s.n).sum(), sequences.len() as i64);
         // What is computed for all rows together does not depend on what is before them.
         let past = sequences.first().map_or(0, |s| s.past);
@@ -263,44 +267,44 @@ impl EntryCall {
 }
 
 /// The calls that a test makes.
-fn calls(test: BenchTest, chunk: u64) -> Vec<EntryCall> {
+fn test_calls(test: BenchTest, chunk: u64) -> Vec<EntryCall> {
     let sequence = |n: usize, past: usize| SymValues { n: n as i64, b: 1, past: past as i64 };
     match test {
         BenchTest::Prompt(n) => {
             let chunk = chunk.max(1) as usize;
             let piece = |past: usize| {
                 let n = chunk.min(n - past);
-                EntryCall::of(if n == 1 { "decode" } else { "prefill" }, vec![sequence(n, past)])
+                EntryCall::new(if n == 1 { "decode" } else { "prefill" }, vec![sequence(n, past)])
             };
             (0..n).step_by(chunk).map(piece).collect()
         }
         BenchTest::Generate { tokens, depth, sequences } => {
             let entry = if sequences > 1 { "decode_batch" } else { "decode" };
-            (0..tokens).map(|i| EntryCall::of(entry, vec![sequence(1, depth + i); sequences])).collect()
+            (0..tokens).map(|i| EntryCall::new(entry, vec![sequence(1, depth + i); sequences])).collect()
         }
-        BenchTest::Mixed { mix: MixedStep { next, piece }, depth } => {
+        BenchTest::Mixed { mix: MixedStep { decode_tokens: next, prefill_tokens: piece }, depth } => {
             let mut sequences = vec![sequence(1, depth); next];
             sequences.push(sequence(piece, 0));
             let entry = if piece == 1 { "decode_batch" } else { "step" };
-            vec![EntryCall::of(entry, sequences)]
+            vec![EntryCall::new(entry, sequences)]
         }
-        BenchTest::Texts { of, together } => {
+        BenchTest::Texts { counts: of, texts_per_call: together } => {
             let texts = vec![sequence(of.tokens, 0); of.texts];
-            texts.chunks(together).map(|call| EntryCall::of("step", call.to_vec())).collect()
+            texts.chunks(together).map(|call| EntryCall::new("step", call.to_vec())).collect()
         }
     }
 }
 
 /// Items that are launches, of all calls of a test.
-fn launches(level: &LevelKernels, test: BenchTest, chunk: u64) -> u64 {
+fn count_launches(level: &LevelKernels, test: BenchTest, chunk: u64) -> u64 {
     let of_call = |call: &EntryCall| {
         level.steps.get(call.entry).map_or(0, |items| items.iter().filter(|&&kernel| kernel >= 0).count())
     };
-    calls(test, chunk).iter().map(of_call).sum::<usize>() as u64
+    test_calls(test, chunk).iter().map(of_call).sum::<usize>() as u64
 }
 
 /// Rows of the kernels, the number of barriers and the time spent at them.
-fn rows(
+fn kernel_rows(
     level: &LevelKernels,
     test: BenchTest,
     run: &ProfiledRun,
@@ -308,7 +312,7 @@ fn rows(
     limits: &PeakRates,
 ) -> (Vec<KernelTimeRow>, u64, f64) {
     let per_run = 1e-6 / run.repetitions;
-    let calls = calls(test, chunk);
+    let calls = test_calls(test, chunk);
     let (mut rows, mut barriers, mut waiting): (BTreeMap<usize, KernelTimeRow>, u64, f64) =
         (BTreeMap::new(), 0, 0.0);
     for step in &run.times {
@@ -326,9 +330,10 @@ fn rows(
                 }
                 continue;
             };
-            let sizes: Vec<SymValues> = calls.iter().flat_map(|call| level.launches(call, item)).collect();
+            let sizes: Vec<SymValues> =
+                calls.iter().flat_map(|call| level.item_launches(call, item)).collect();
             before = Some(kernel as usize);
-            let row = rows.entry(kernel as usize).or_insert_with(|| KernelTimeRow::of(&cost.name));
+            let row = rows.entry(kernel as usize).or_insert_with(|| KernelTimeRow::new(&cost.name));
             row.calls += sizes.len() as u64;
             row.ms += mean;
             row.slowest_ms += times.fold(0.0, f64::max);
@@ -336,7 +341,7 @@ fn rows(
         }
     }
     let finish = |(kernel, mut row): (usize, KernelTimeRow)| {
-        row.finish(&level.kernels[kernel].arithmetic, run.ms, limits);
+        row.compute_shares(&level.kernels[kernel].arithmetic, run.ms, limits);
         row
     };
     let mut rows: Vec<KernelTimeRow> = rows.into_iter().map(finish).collect();
@@ -345,7 +350,7 @@ fn rows(
 }
 
 impl KernelTimeRow {
-    fn of(kernel: &str) -> KernelTimeRow {
+    fn new(kernel: &str) -> KernelTimeRow {
         KernelTimeRow {
             kernel: kernel.into(),
             calls: 0,
@@ -369,7 +374,7 @@ impl KernelTimeRow {
         self.ops += sum(&cost.ops);
     }
 
-    fn finish(&mut self, arithmetic: &str, total_ms: f64, limits: &PeakRates) {
+    fn compute_shares(&mut self, arithmetic: &str, total_ms: f64, limits: &PeakRates) {
         let (arithmetic, peak) = limits.peak(arithmetic);
         let by_memory = 1e3 * self.memory_bytes / limits.bandwidth;
         let by_compute = 1e3 * self.ops / peak;
@@ -389,7 +394,7 @@ pub fn markdown(profiles: &[KernelProfile]) -> String {
     out
 }
 
-fn giga(peak: Option<f64>) -> String {
+fn format_giga(peak: Option<f64>) -> String {
     peak.map_or("-".to_string(), |p| format!("{:.0}", p / 1e9))
 }
 
@@ -408,9 +413,9 @@ impl KernelProfile {
             self.barriers,
             self.read_bandwidth / 1e9,
             self.peak_f32 / 1e9,
-            giga(self.peak_bf16),
-            giga(self.peak_i8),
-            giga(self.peak_i4),
+            format_giga(self.peak_bf16),
+            format_giga(self.peak_i8),
+            format_giga(self.peak_i4),
         );
         out.push_str(
             "| kernel | calls | ms | slowest ms | then waiting | of time | us/call | weights, caches | values | Gop | GB/s | Gop/s | of limit | bound by |\n\
@@ -482,7 +487,7 @@ mod tests {
         let run = ProfiledRun { repetitions: 2.0, ms: 4.0, times };
         let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
         let test = BenchTest::Generate { tokens: 2, depth: 10, sequences: 1 };
-        let (rows, barriers, waiting) = rows(&level(), test, &run, 64, &limits);
+        let (rows, barriers, waiting) = kernel_rows(&level(), test, &run, 64, &limits);
         assert_eq!((barriers, waiting), (2, 0.5));
         let product = &rows[0];
         assert_eq!((product.kernel.as_str(), product.calls, product.ms), ("product", 4, 0.75));
@@ -503,7 +508,7 @@ mod tests {
         let run = ProfiledRun { repetitions: 1.0, ms: 4.0, times };
         let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
         let test = BenchTest::Generate { tokens: 1, depth: 10, sequences: 3 };
-        let (rows, ..) = rows(&level(), test, &run, 64, &limits);
+        let (rows, ..) = kernel_rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
         assert_eq!(work, [(1, 4000.0, 6000.0), (3, 3.0 * 16.0 * 11.0, 3.0 * 10.0)]);
     }
@@ -517,24 +522,25 @@ mod tests {
         }];
         let run = ProfiledRun { repetitions: 1.0, ms: 4.0, times };
         let limits = PeakRates { bandwidth: 1e9, peaks: [Some(1e9), None, Some(2e9), None] };
-        let test = BenchTest::Mixed { mix: MixedStep { next: 3, piece: 20 }, depth: 10 };
-        let (rows, barriers, _) = rows(&level(), test, &run, 64, &limits);
+        let test = BenchTest::Mixed { mix: MixedStep { decode_tokens: 3, prefill_tokens: 20 }, depth: 10 };
+        let (rows, barriers, _) = kernel_rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
         // Products of 23 rows and of the 4 wanted ones; attention of three single rows and of the piece.
         assert_eq!(work, [(2, 8000.0, 2000.0 * 27.0), (4, 16.0 * (3.0 * 11.0 + 20.0), 30.0)]);
-        assert_eq!((launches(&level(), test, 64), barriers), (4, 1));
+        assert_eq!((count_launches(&level(), test, 64), barriers), (4, 1));
     }
 
     #[test]
     fn launches_do_not_grow_with_the_sequences() {
-        let of = |sequences| launches(&level(), BenchTest::Generate { tokens: 2, depth: 0, sequences }, 64);
+        let of =
+            |sequences| count_launches(&level(), BenchTest::Generate { tokens: 2, depth: 0, sequences }, 64);
         assert_eq!([1, 2, 64].map(of), [6, 4, 4]);
     }
 
     #[test]
     fn prompts_are_cut_into_chunks() {
         let found: Vec<_> =
-            calls(BenchTest::Prompt(129), 64).iter().map(|c| (c.entry, c.all.n, c.all.past)).collect();
+            test_calls(BenchTest::Prompt(129), 64).iter().map(|c| (c.entry, c.all.n, c.all.past)).collect();
         assert_eq!(found, [("prefill", 64, 0), ("prefill", 64, 64), ("decode", 1, 128)]);
     }
 }

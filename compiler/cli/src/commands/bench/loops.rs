@@ -14,7 +14,7 @@ pub struct PeakLoop {
 const CHAINS: usize = 16;
 
 #[cfg(target_arch = "x86_64")]
-pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
+pub fn peak_loop(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::is_x86_feature_detected as has;
     let ops = |lanes: usize| (2 * lanes * CHAINS) as u64;
     // SAFETY (of every `run`): it is chosen only where the features that its function is compiled for were detected.
@@ -100,7 +100,7 @@ fn portable_f32() -> PeakLoop {
 }
 
 /// Reads every byte.
-pub fn read(bytes: &[u8]) -> u64 {
+pub fn read_bytes(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
         if std::is_x86_feature_detected!("avx512f") {

@@ -35,14 +35,17 @@ pub(super) struct EmbeddingCapacity {
 
 impl EmbeddingCapacity {
     fn test(self, of: TextCounts) -> BenchTest {
-        BenchTest::Texts { of, together: (self.call.tokens / of.tokens).clamp(1, self.call.texts.max(1)) }
+        BenchTest::Texts {
+            counts: of,
+            texts_per_call: (self.call.tokens / of.tokens).clamp(1, self.call.texts.max(1)),
+        }
     }
 }
 
 impl ArtifactCapacity {
-    pub fn of(model: &Model) -> ArtifactCapacity {
+    pub fn from_model(model: &Model) -> ArtifactCapacity {
         match model.text_width() {
-            0 => ArtifactCapacity::Sequences(SequenceLimits::of(model)),
+            0 => ArtifactCapacity::Sequences(SequenceLimits::from_model(model)),
             _ => ArtifactCapacity::Texts(EmbeddingCapacity {
                 tokens: model.max_text_tokens(),
                 call: TextCounts { texts: model.plan().batch as usize, tokens: model.max_step_tokens() },
@@ -51,19 +54,19 @@ impl ArtifactCapacity {
     }
 }
 
-pub(super) fn tests(args: &BenchArgs, room: ArtifactCapacity) -> Result<Vec<BenchTest>, CliError> {
+pub(super) fn plan_tests(args: &BenchArgs, room: ArtifactCapacity) -> Result<Vec<BenchTest>, CliError> {
     match room {
-        ArtifactCapacity::Texts(room) => texts(args, room),
+        ArtifactCapacity::Texts(room) => text_tests(args, room),
         ArtifactCapacity::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
             "--texts is for models that make vectors of texts; this one generates: give -p, -n or --mixed",
         )),
-        ArtifactCapacity::Sequences(limits) => sequences(args, limits),
+        ArtifactCapacity::Sequences(limits) => sequence_tests(args, limits),
         ArtifactCapacity::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
-        ArtifactCapacity::Unknown => sequences(args, SequenceLimits::default()),
+        ArtifactCapacity::Unknown => sequence_tests(args, SequenceLimits::default()),
     }
 }
 
-fn texts(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, CliError> {
+fn text_tests(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, CliError> {
     let generates = [args.n_prompt.is_some(), args.n_gen.is_some(), !args.mixed.is_empty()];
     if generates.contains(&true) {
         return Err(CliError::usage(
@@ -74,36 +77,40 @@ fn texts(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, Cl
         return Ok(vec![room.test(TextCounts { tokens: TEXTS.tokens.min(room.tokens), ..TEXTS })]);
     }
     for of in &args.texts {
-        fits(format_args!("--texts {}x{}", of.texts, of.tokens), of.tokens, Some(room.tokens))?;
+        check_fits(format_args!("--texts {}x{}", of.texts, of.tokens), of.tokens, Some(room.tokens))?;
     }
     Ok(args.texts.iter().map(|&of| room.test(of)).collect())
 }
 
-fn sequences(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchTest>, CliError> {
+fn sequence_tests(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchTest>, CliError> {
     let mut tests = Vec::new();
     match &args.n_prompt {
         None => tests.push(BenchTest::Prompt(limits.prompt.map_or(PROMPT, |most| PROMPT.min(most)))),
         Some(lengths) => {
             for &n in lengths.iter().filter(|&&n| n > 0) {
-                fits(format_args!("-p/--n-prompt {n}"), n, limits.prompt)?;
+                check_fits(format_args!("-p/--n-prompt {n}"), n, limits.prompt)?;
                 tests.push(BenchTest::Prompt(n));
             }
         }
     }
-    for tokens in generated(args, limits)? {
+    for tokens in generated_tokens(args, limits)? {
         for &depth in &args.depth {
             let what = match depth {
                 0 => format!("-n/--n-gen {tokens}"),
                 _ => format!("-n/--n-gen {tokens} after -d/--depth {depth}"),
             };
-            fits(what, depth.saturating_add(tokens), limits.context)?;
+            check_fits(what, depth.saturating_add(tokens), limits.context)?;
             let sequences = args.batch.iter().map(|&b| usize::from(b));
             tests.extend(sequences.map(|sequences| BenchTest::Generate { tokens, depth, sequences }));
         }
     }
     for &mix in &args.mixed {
-        depths(args, limits)?;
-        fits(format_args!("--mixed {}+{}", mix.next, mix.piece), mix.piece, limits.prompt)?;
+        check_depths(args, limits)?;
+        check_fits(
+            format_args!("--mixed {}+{}", mix.decode_tokens, mix.prefill_tokens),
+            mix.prefill_tokens,
+            limits.prompt,
+        )?;
         tests.extend(args.depth.iter().map(|&depth| BenchTest::Mixed { mix, depth }));
     }
     match tests.is_empty() {
@@ -113,30 +120,34 @@ fn sequences(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchTest>,
 }
 
 /// How many tokens are generated.
-fn generated(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usize>, CliError> {
+fn generated_tokens(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usize>, CliError> {
     if let Some(asked) = &args.n_gen {
         let lengths: Vec<usize> = asked.iter().copied().filter(|&n| n > 0).collect();
         if !lengths.is_empty() {
-            depths(args, limits)?;
+            check_depths(args, limits)?;
         }
         return Ok(lengths);
     }
-    depths(args, limits)?;
+    check_depths(args, limits)?;
     // As many after every depth, so that the rows can be compared.
     let deepest = args.depth.iter().copied().max().unwrap_or(0);
     Ok(vec![limits.context.map_or(GENERATED, |most| GENERATED.min(most - deepest))])
 }
 
 /// There must be room after every depth, and what lies before is a prompt.
-fn depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError> {
+fn check_depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError> {
     for &depth in args.depth.iter().filter(|&&depth| depth > 0) {
-        fits(format_args!("-d/--depth {depth}"), depth, limits.prompt)?;
-        fits(format_args!("one token after -d/--depth {depth}"), depth.saturating_add(1), limits.context)?;
+        check_fits(format_args!("-d/--depth {depth}"), depth, limits.prompt)?;
+        check_fits(
+            format_args!("one token after -d/--depth {depth}"),
+            depth.saturating_add(1),
+            limits.context,
+        )?;
     }
     Ok(())
 }
 
-fn fits(what: impl std::fmt::Display, tokens: usize, most: Option<usize>) -> Result<(), CliError> {
+fn check_fits(what: impl std::fmt::Display, tokens: usize, most: Option<usize>) -> Result<(), CliError> {
     match most {
         Some(most) if tokens > most => Err(CliError::usage(format!(
             "{what} needs room for {tokens} tokens, the model has room for {most}: choose less, or build with a larger \

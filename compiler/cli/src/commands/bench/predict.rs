@@ -13,7 +13,7 @@ use mlcc_predict::{
     ArtifactPlan, DecodedKernel, KernelResources, LaunchBound, LaunchConfig, LaunchPrediction, PredictedCall,
     SequenceSizes, launch, predict, sass,
 };
-use mlcc_runtime::{Artifact, ArtifactTable, KernelLaunch, LaunchRepeat, table_of};
+use mlcc_runtime::{Artifact, ArtifactTable, KernelLaunch, LaunchRepeat, read_table};
 use mlcc_target::GpuModel;
 use serde::Serialize;
 use serde_json::Value;
@@ -77,12 +77,12 @@ pub struct PredictedKernelRow {
 }
 
 pub fn run(args: &BenchArgs, gpu: &str) -> Result<(), CliError> {
-    let gpu = gpu_of(gpu)?;
+    let gpu = find_gpu(gpu)?;
     let artifact = Artifact::open(&args.artifact)?;
-    let table = table_of(&artifact)?;
+    let table = read_table(&artifact)?;
     let metadata: Value = serde_json::from_str(&table.metadata).unwrap_or(Value::Null);
-    let limits = SequenceLimits::of_table(&table);
-    let mut tests = plan::tests(args, plan::ArtifactCapacity::Sequences(limits))?;
+    let limits = SequenceLimits::from_table(&table);
+    let mut tests = plan::plan_tests(args, plan::ArtifactCapacity::Sequences(limits))?;
     if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
         tests.insert(1, BenchTest::Prompt(LONG_PROMPT));
     }
@@ -90,8 +90,8 @@ pub fn run(args: &BenchArgs, gpu: &str) -> Result<(), CliError> {
         SpeedPredictor::new(&args.artifact, table, &gpu, &NvidiaTools::find()?, &PredictionCache::default())?;
     let mut rows = Vec::new();
     for test in tests {
-        let parts = predictor.test(test)?;
-        rows.push(row(&metadata, &gpu, test, &parts, args.kernels));
+        let parts = predictor.predict_test(test)?;
+        rows.push(prediction_row(&metadata, &gpu, test, &parts, args.kernels));
     }
     match args.output {
         OutputFormat::Json => print_json(&rows),
@@ -100,7 +100,7 @@ pub fn run(args: &BenchArgs, gpu: &str) -> Result<(), CliError> {
 }
 
 /// The GPU of this name.
-pub fn gpu_of(name: &str) -> Result<GpuModel, CliError> {
+pub fn find_gpu(name: &str) -> Result<GpuModel, CliError> {
     let gpus = mlcc_target::gpus().map_err(|e| CliError::Target(e.into()))?;
     let known: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let unknown =
@@ -116,10 +116,10 @@ pub struct NvidiaTools {
 
 impl NvidiaTools {
     pub fn find() -> Result<NvidiaTools, CliError> {
-        let ptxas =
-            find_ptxas().ok_or_else(|| missing("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
-        let nvdisasm =
-            find_nvdisasm().ok_or_else(|| missing("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
+        let ptxas = find_ptxas()
+            .ok_or_else(|| missing_tool("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
+        let nvdisasm = find_nvdisasm()
+            .ok_or_else(|| missing_tool("nvdisasm", NVDISASM_VARIABLE, "nvidia-cuda-nvdisasm"))?;
         Ok(NvidiaTools { ptxas, nvdisasm })
     }
 
@@ -155,7 +155,7 @@ pub struct SpeedPredictor {
     table: Rc<ArtifactTable>,
     gpu: GpuModel,
     code: BTreeMap<String, KernelCode>,
-    known: PredictionCache,
+    cache: PredictionCache,
 }
 
 /// So many launches of a test that are alike.
@@ -202,13 +202,13 @@ impl SpeedPredictor {
             );
         }
         let (path, gpu, known) = (path.to_path_buf(), gpu.clone(), Rc::clone(known));
-        Ok(SpeedPredictor { path, table: Rc::new(table), gpu, code, known })
+        Ok(SpeedPredictor { path, table: Rc::new(table), gpu, code, cache: known })
     }
 
     /// Predicted tokens per second of a test.
     pub fn speed(&mut self, test: BenchTest) -> Result<f64, CliError> {
         let between = f64::from(self.gpu.launch_ns) * 1e-9;
-        let parts = self.test(test)?;
+        let parts = self.predict_test(test)?;
         let seconds: f64 = parts.iter().map(|p| p.count as f64 * (p.prediction.seconds + between)).sum();
         Ok(tokens_of_step(test) as f64 / seconds.max(f64::MIN_POSITIVE))
     }
@@ -224,7 +224,7 @@ impl SpeedPredictor {
     }
 
     /// The launches of one step of a test, or of all calls of its prompt.
-    fn test(&mut self, test: BenchTest) -> Result<Vec<LaunchGroup>, CliError> {
+    fn predict_test(&mut self, test: BenchTest) -> Result<Vec<LaunchGroup>, CliError> {
         let one = |rows: usize, past: usize| SequenceSizes { rows: rows as u64, past: past as u64 };
         match test {
             BenchTest::Prompt(n) => {
@@ -232,30 +232,30 @@ impl SpeedPredictor {
                 let mut parts = Vec::new();
                 for past in (0..n).step_by(chunk) {
                     let call = self.call(vec![one(chunk.min(n - past), past)], false);
-                    parts.extend(self.entry("prefill", &call)?);
+                    parts.extend(self.predict_entry("prefill", &call)?);
                 }
                 Ok(parts)
             }
             // In the middle of what is generated.
             BenchTest::Generate { tokens, depth, sequences: 1 } => {
                 let call = self.call(vec![one(1, depth + tokens / 2)], false);
-                self.entry("decode", &call)
+                self.predict_entry("decode", &call)
             }
             BenchTest::Generate { tokens, depth, sequences } => {
                 let call = self.call(vec![one(1, depth + tokens / 2); sequences], true);
-                self.entry("decode_batch", &call)
+                self.predict_entry("decode_batch", &call)
             }
             BenchTest::Texts { .. } => Ok(Vec::new()),
             BenchTest::Mixed { mix, depth } => {
-                let mut sequences = vec![one(1, depth); mix.next];
-                sequences.push(one(mix.piece, 0));
+                let mut sequences = vec![one(1, depth); mix.decode_tokens];
+                sequences.push(one(mix.prefill_tokens, 0));
                 let call = self.call(sequences, true);
-                self.entry("step", &call)
+                self.predict_entry("step", &call)
             }
         }
     }
 
-    fn entry(&mut self, name: &str, call: &PredictedCall) -> Result<Vec<LaunchGroup>, CliError> {
+    fn predict_entry(&mut self, name: &str, call: &PredictedCall) -> Result<Vec<LaunchGroup>, CliError> {
         let table = Rc::clone(&self.table);
         let most = table.plan.batch.max(1);
         let sequences = call.sequences.len();
@@ -267,17 +267,22 @@ impl SpeedPredictor {
             );
             return Err(CliError::Failed(what));
         };
-        entry.launches.iter().map(|launch| self.launch(launch, call)).filter_map(Result::transpose).collect()
+        entry
+            .launches
+            .iter()
+            .map(|launch| self.predict_launch(launch, call))
+            .filter_map(Result::transpose)
+            .collect()
     }
 
     /// Nothing of a launch that has no blocks in this call.
-    fn launch(
+    fn predict_launch(
         &mut self,
         launch: &KernelLaunch,
         call: &PredictedCall,
     ) -> Result<Option<LaunchGroup>, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
-        if launch.exchange {
+        if launch.is_all_gather {
             return Err(failed("it is split among GPUs, and what they exchange is not predicted".into()));
         }
         let of = match launch.repeat {
@@ -285,7 +290,7 @@ impl SpeedPredictor {
             LaunchRepeat::Wanted => repeat::WANTED,
             LaunchRepeat::EachSequence => repeat::EACH_SEQUENCE,
         };
-        let grid = launch::grid(&launch.grid, of, call);
+        let grid = launch::evaluate_grid(&launch.grid, of, call);
         if grid.contains(&0) {
             return Ok(None);
         }
@@ -302,7 +307,7 @@ impl SpeedPredictor {
             call: call.sequences.iter().map(|s| (s.rows, s.past)).collect(),
             ..key.clone()
         };
-        let mut done = self.known.borrow_mut();
+        let mut done = self.cache.borrow_mut();
         let known = done.get(&key).filter(|p| !p.reads_past).or_else(|| done.get(&with_past(&key)));
         let prediction = match known {
             Some(known) => known.clone(),
@@ -337,14 +342,14 @@ fn tokens_of_step(test: BenchTest) -> usize {
     }
 }
 
-fn missing(tool: &str, variable: &str, package: &str) -> CliError {
+fn missing_tool(tool: &str, variable: &str, package: &str) -> CliError {
     CliError::Failed(format!(
         "--predict needs {tool}, which is neither in PATH nor named in {variable}; it comes with the CUDA toolkit, or as a Python package: \
          python3 -m pip install --no-deps --target DIR {package}, then {variable}=DIR/nvidia/.../bin/{tool}"
     ))
 }
 
-fn row(
+fn prediction_row(
     metadata: &Value,
     gpu: &GpuModel,
     test: BenchTest,
@@ -408,7 +413,7 @@ fn kernel_rows(parts: &[LaunchGroup], gpu: &GpuModel) -> Vec<PredictedKernelRow>
         });
         row.launches += part.count;
         row.seconds += part.count as f64 * (p.seconds + between);
-        row.loss += part.count as f64 * (p.seconds + between - p.ideal(gpu));
+        row.loss += part.count as f64 * (p.seconds + between - p.roofline_seconds(gpu));
         row.one = row.seconds / row.launches as f64;
     }
     let mut rows: Vec<PredictedKernelRow> = rows.into_values().collect();

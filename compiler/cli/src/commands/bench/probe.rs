@@ -49,8 +49,8 @@ impl BandwidthProbe {
     /// Bytes per second.
     pub fn bandwidth(&self) -> f64 {
         let mut slices: Vec<&[u8]> = self.memory.chunks_exact(self.slice).collect();
-        let best = together(&mut slices, READ_ROUNDS, |s| {
-            black_box(loops::read(s));
+        let best = time_threads(&mut slices, READ_ROUNDS, |s| {
+            black_box(loops::read_bytes(s));
         });
         self.memory.len() as f64 / best.as_secs_f64()
     }
@@ -58,8 +58,8 @@ impl BandwidthProbe {
 
 /// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best instruction of
 /// this machine for that arithmetic; `None` if there is no special one.
-pub fn peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
-    let body = loops::peak(arithmetic)?;
+pub fn measure_peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
+    let body = loops::peak_loop(arithmetic)?;
     let mut rounds = 1 << 14;
     // How many rounds take the wished time, on one thread.
     loop {
@@ -71,7 +71,7 @@ pub fn peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
         rounds *= 2;
     }
     let mut workers = vec![(); threads];
-    let best = together(&mut workers, PEAK_ROUNDS, |()| {
+    let best = time_threads(&mut workers, PEAK_ROUNDS, |()| {
         black_box((body.run)(rounds));
     });
     Some(body.ops_per_round as f64 * rounds as f64 * threads as f64 / best.as_secs_f64())
@@ -79,7 +79,7 @@ pub fn peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
 
 /// Keeps `threads` threads busy for so many seconds: some hosts give each its own core only after a while.
 pub fn keep_busy(threads: usize, seconds: f64) {
-    let Some(body) = loops::peak(ComputeType::F32) else { return };
+    let Some(body) = loops::peak_loop(ComputeType::F32) else { return };
     let end = Instant::now() + Duration::from_secs_f64(seconds.min(3600.0));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -92,19 +92,19 @@ pub fn keep_busy(threads: usize, seconds: f64) {
     });
 }
 
-/// Times that a cache line goes to and fro in one round of [`ping_pong`].
+/// Times that a cache line goes to and fro in one round of [`measure_ping_pong`].
 const BOUNCES: u32 = 2000;
 
 /// Nanoseconds in which a cache line goes to another thread and comes back; the best of some rounds.
-pub fn ping_pong() -> f64 {
+pub fn measure_ping_pong() -> f64 {
     let ball = AtomicU32::new(0);
     let mut best = f64::INFINITY;
     for _ in 0..5 {
         ball.store(0, Ordering::SeqCst);
         let begin = Instant::now();
         std::thread::scope(|scope| {
-            scope.spawn(|| bounce(&ball, 1));
-            bounce(&ball, 0);
+            scope.spawn(|| bounce_line(&ball, 1));
+            bounce_line(&ball, 0);
         });
         best = best.min(begin.elapsed().as_secs_f64() * 1e9 / f64::from(BOUNCES));
     }
@@ -112,7 +112,7 @@ pub fn ping_pong() -> f64 {
 }
 
 /// Waits for numbers of one parity and answers with the next. Where there is one core only, the other one is let run.
-fn bounce(ball: &AtomicU32, parity: u32) {
+fn bounce_line(ball: &AtomicU32, parity: u32) {
     for round in 0..BOUNCES {
         let mut spins = 0;
         while ball.load(Ordering::Acquire) != 2 * round + parity {
@@ -128,7 +128,7 @@ fn bounce(ball: &AtomicU32, parity: u32) {
 
 /// Runs `work` on one thread per item, all at once, `rounds` times; the shortest time from the first begin to the last
 /// end of a round.
-fn together<T: Send>(items: &mut [T], rounds: usize, work: impl Fn(&mut T) + Sync) -> Duration {
+fn time_threads<T: Send>(items: &mut [T], rounds: usize, work: impl Fn(&mut T) + Sync) -> Duration {
     let barrier = Barrier::new(items.len());
     // The workers take the times: a thread that only watches would be late where every core is busy.
     let worker = |item: &mut T| -> Vec<(Instant, Instant)> {
@@ -159,19 +159,19 @@ mod tests {
     #[test]
     fn all_items_work_every_round() {
         let mut counts = vec![10; 3];
-        let best = together(&mut counts, 4, |c| *c += 1);
+        let best = time_threads(&mut counts, 4, |c| *c += 1);
         assert_eq!(counts, [14, 14, 14]);
         assert!(best < Duration::MAX);
     }
 
     #[test]
     fn the_ball_comes_back() {
-        assert!(ping_pong() > 0.0);
+        assert!(measure_ping_pong() > 0.0);
         keep_busy(2, 0.001);
     }
 
     #[test]
     fn f32_has_a_peak_everywhere() {
-        assert!(peak(ComputeType::F32, 1).is_some_and(|ops| ops > 1e6));
+        assert!(measure_peak(ComputeType::F32, 1).is_some_and(|ops| ops > 1e6));
     }
 }

@@ -78,7 +78,7 @@ fn compute_kind(cost: &TokenCost, machine: &MachineProbe) -> String {
 
 /// Median limit, median share of it, and how many repetitions were steady. `probed` are the limits before and after each
 /// repetition, in tokens per second; a probe can only be disturbed, so the better one counts.
-fn share(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
+fn share_of_limit(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
     let best = |values: &[f64; 2]| values[0].max(values[1]);
     let steady = runs.iter().zip(probed).filter(|(_, limits)| is_steady(**limits));
     let shares: Vec<f64> = steady.map(|(run, limits)| run.speed / best(limits)).collect();
@@ -88,7 +88,7 @@ fn share(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usi
 
 /// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is slow once may be the
 /// machine; what is slow each time is ours.
-fn steps(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
+fn step_statistics(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
     let all = median(runs.iter().flat_map(|run| run.steps.iter().copied()).collect());
     let count = runs.iter().map(|run| run.steps.len()).min()?;
     let one = |number: usize| median(runs.iter().map(|run| run.steps[number]).collect());
@@ -97,27 +97,27 @@ fn steps(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
 }
 
 /// The least and the most.
-pub fn range(values: impl Iterator<Item = f64>) -> [f64; 2] {
+pub fn min_and_max(values: impl Iterator<Item = f64>) -> [f64; 2] {
     values.fold([f64::INFINITY, 0.0], |[least, most], v| [least.min(v), most.max(v)])
 }
 
 /// Of at least one repetition.
-pub fn row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetition]) -> BenchRow {
+pub fn bench_row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetition]) -> BenchRow {
     let cost = test.cost(metadata, model.plan().chunk);
     let ops: f64 = cost.ops.iter().sum();
     let limits = |of: &dyn Fn(&MachineProbe) -> f64| -> Vec<[f64; 2]> {
         runs.iter().map(|run| [of(&run.machine[0]), of(&run.machine[1])]).collect()
     };
-    let by_memory = share(runs, &limits(&|m| m.read_bandwidth / cost.bytes.max(1.0)));
-    let by_compute = share(runs, &limits(&|m| mixed_peak(&cost, m) / ops.max(1.0)));
+    let by_memory = share_of_limit(runs, &limits(&|m| m.read_bandwidth / cost.bytes.max(1.0)));
+    let by_compute = share_of_limit(runs, &limits(&|m| mixed_peak(&cost, m) / ops.max(1.0)));
     let ((limit, fraction_of_limit, steady), limit_kind) = match by_memory.0 <= by_compute.0 {
         true if by_memory.0.is_infinite() => (by_memory, NOT_PROBED.to_string()),
         true if model.table().variants.is_empty() => (by_memory, "copy_bandwidth".to_string()),
         true => (by_memory, "read_bandwidth".to_string()),
         false => (by_compute, compute_kind(&cost, &runs[0].machine[0])),
     };
-    let speeds = range(runs.iter().map(|run| run.speed));
-    let steps = steps(runs);
+    let speeds = min_and_max(runs.iter().map(|run| run.speed));
+    let steps = step_statistics(runs);
     let machines = || runs.iter().flat_map(|run| run.machine);
     let pings: Option<Vec<f64>> = machines().map(|m| m.ping_pong).collect();
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
@@ -127,7 +127,7 @@ pub fn row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetit
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),
-        cores: (!model.table().variants.is_empty()).then(|| CpuTopology::of_host().to_string()),
+        cores: (!model.table().variants.is_empty()).then(|| CpuTopology::detect_host().to_string()),
         weights: crate::commands::placement(model),
         tok_s: median(runs.iter().map(|run| run.speed).collect()),
         tok_s_min: speeds[0],
@@ -142,9 +142,9 @@ pub fn row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetit
         limit_kind,
         steady_repetitions: steady as u32,
         fraction_of_limit,
-        read_bandwidth: range(machines().map(|m| m.read_bandwidth)),
-        compute_peak: range(machines().map(|m| mixed_peak(&cost, &m))),
-        ping_pong: pings.map(|p| range(p.into_iter())),
+        read_bandwidth: min_and_max(machines().map(|m| m.read_bandwidth)),
+        compute_peak: min_and_max(machines().map(|m| mixed_peak(&cost, &m))),
+        ping_pong: pings.map(|p| min_and_max(p.into_iter())),
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn what_is_not_probed_is_no_limit() {
         let run = |speed| TestRepetition { speed, steps: vec![], machine: [MachineProbe::UNKNOWN; 2] };
-        let (limit, share, steady) = share(&[run(1.0), run(2.0)], &[[f64::INFINITY; 2]; 2]);
+        let (limit, share, steady) = share_of_limit(&[run(1.0), run(2.0)], &[[f64::INFINITY; 2]; 2]);
         assert_eq!((limit, share, steady), (f64::INFINITY, None, 0));
     }
 
@@ -236,7 +236,7 @@ mod tests {
         let machine = MachineProbe { read_bandwidth: 1.0, peaks: [1.0; 4], ping_pong: None };
         let runs =
             [45.0, 90.0, 80.0].map(|speed| TestRepetition { speed, steps: vec![], machine: [machine; 2] });
-        let share = |probed| share(&runs, probed);
+        let share = |probed| share_of_limit(&runs, probed);
         assert_eq!(
             share(&[[50.0, 48.0], [100.0, 95.0], [50.0, 100.0]]),
             (100.0, Some(0.9), 2),
@@ -253,8 +253,8 @@ mod tests {
             machine: [MachineProbe::UNKNOWN; 2],
         };
         let runs = [run(&[9.0, 1.0, 1.0, 2.0]), run(&[1.0, 1.0, 1.0, 3.0]), run(&[1.0, 1.0, 8.0, 2.0])];
-        assert_eq!(steps(&runs), Some((1.0, 2.0, 3)), "9 and 8 are of single repetitions");
-        assert_eq!(steps(&[run(&[])]), None);
+        assert_eq!(step_statistics(&runs), Some((1.0, 2.0, 3)), "9 and 8 are of single repetitions");
+        assert_eq!(step_statistics(&[run(&[])]), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::time::Instant;
 use mlcc_runtime::{Model, Session, SessionBatch, SessionInput, StepTimes, TextEmbedder};
 
 use super::test::BenchTest;
-use super::{prompt, stop_if_interrupted, tokens};
-use crate::commands::warn_of;
+use super::{stop_if_interrupted, test_prompt, test_tokens};
+use crate::commands::warn_session;
 use crate::error::CliError;
 use crate::ui::Ui;
 
@@ -14,7 +14,7 @@ use crate::ui::Ui;
 pub(super) struct BenchRunner {
     sessions: Vec<Session>,
     /// How many of the first tokens of each are those that tests have before theirs.
-    read: Vec<usize>,
+    context_tokens: Vec<usize>,
     /// None of a model of texts.
     batch: Option<SessionBatch>,
     /// Of a model of texts.
@@ -32,9 +32,9 @@ impl BenchRunner {
         let most = if makes_vectors { 0 } else { tests.iter().map(|t| t.sequences()).max().unwrap_or(1) };
         Ok(BenchRunner {
             sessions: (0..most).map(|_| model.session()).collect::<Result<_, _>>()?,
-            read: vec![0; most],
+            context_tokens: vec![0; most],
             batch: (most > 0).then(|| model.batch(most)).transpose()?,
-            texts: makes_vectors.then(|| model.texts()).transpose()?,
+            texts: makes_vectors.then(|| model.text_embedder()).transpose()?,
             vocab: model.vocab() as u64,
             model: model.clone(),
             steps: Vec::new(),
@@ -45,14 +45,14 @@ impl BenchRunner {
     pub fn prepare(&mut self, test: BenchTest) -> Result<(), CliError> {
         let (depth, sequences) = match test {
             BenchTest::Generate { depth, sequences, .. } => (depth, sequences),
-            BenchTest::Mixed { depth, mix } => (depth, mix.next),
+            BenchTest::Mixed { depth, mix } => (depth, mix.decode_tokens),
             BenchTest::Prompt(_) | BenchTest::Texts { .. } => (0, 0),
         };
         // What is generated needs a source text.
         let depth = self.model.plan().decoder_start().map_or(depth, |_| depth.max(2));
         let has =
             |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
-        let there = self.sessions.iter_mut().zip(&mut self.read).take(test.sequences());
+        let there = self.sessions.iter_mut().zip(&mut self.context_tokens).take(test.sequences());
         // All are reset before any takes memory for rows, as new sequences would.
         for (i, (session, read)) in there.enumerate() {
             if i >= sequences || !has(session, *read) {
@@ -60,9 +60,9 @@ impl BenchRunner {
                 *read = 0;
             }
         }
-        for (session, read) in self.sessions.iter_mut().zip(&mut self.read).take(sequences) {
+        for (session, read) in self.sessions.iter_mut().zip(&mut self.context_tokens).take(sequences) {
             match *read {
-                0 if depth > 0 => session.prefill(&prompt(depth, &self.model)).map(drop)?,
+                0 if depth > 0 => session.prefill(&test_prompt(depth, &self.model)).map(drop)?,
                 0 => {}
                 _ => session.truncate(depth as u64)?,
             }
@@ -72,38 +72,39 @@ impl BenchRunner {
     }
 
     /// Tokens per second of one run, those of all sequences together, which are prepared.
-    pub fn time(&mut self, test: BenchTest) -> Result<f64, CliError> {
+    pub fn run_timed(&mut self, test: BenchTest) -> Result<f64, CliError> {
         let begin = Instant::now();
-        self.feed(test)?;
+        self.run_test(test)?;
         Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
     }
 
     /// Feeds the tokens of a test.
-    pub fn feed(&mut self, test: BenchTest) -> Result<(), CliError> {
+    pub fn run_test(&mut self, test: BenchTest) -> Result<(), CliError> {
         let vocab = self.vocab;
         self.steps.clear();
         match test {
             BenchTest::Prompt(n) => {
-                self.sessions[0].prefill(&prompt(n, &self.model))?;
+                self.sessions[0].prefill(&test_prompt(n, &self.model))?;
             }
             BenchTest::Generate { tokens: n, sequences, .. } => {
-                self.generate(&tokens(n, vocab), sequences)?
+                self.generate(&test_tokens(n, vocab), sequences)?
             }
             BenchTest::Mixed { mix, .. } => {
-                let (piece, next) = (prompt(mix.piece, &self.model), tokens(mix.next, vocab));
+                let (piece, next) =
+                    (test_prompt(mix.prefill_tokens, &self.model), test_tokens(mix.decode_tokens, vocab));
                 let fed = next.chunks(1).chain([&piece[..]]);
                 let mut rows: Vec<SessionInput> = self
                     .sessions
                     .iter_mut()
                     .zip(fed)
-                    .map(|(s, tokens)| SessionInput::of(s, tokens))
+                    .map(|(s, tokens)| SessionInput::new(s, tokens))
                     .collect();
                 self.batch.iter_mut().try_for_each(|batch| batch.step(&mut rows).map(drop))?;
             }
-            BenchTest::Texts { of, .. } => {
-                let tokens = tokens(of.texts * of.tokens, vocab);
+            BenchTest::Texts { counts: of, .. } => {
+                let tokens = test_tokens(of.texts * of.tokens, vocab);
                 let texts: Vec<&[i32]> = tokens.chunks(of.tokens).collect();
-                self.texts.iter_mut().try_for_each(|model| model.run(&texts).map(drop))?;
+                self.texts.iter_mut().try_for_each(|model| model.embed(&texts).map(drop))?;
             }
         }
         stop_if_interrupted()
@@ -119,14 +120,14 @@ impl BenchRunner {
             let begin = Instant::now();
             // As those who generate do: where a GPU finds the likeliest tokens, its other logits stay there.
             match (&mut *sessions, &mut self.batch) {
-                ([one], _) => one.decode_likeliest(token, &mut |_| true).map(drop)?,
+                ([one], _) => one.decode_top_k(token, &mut |_| true).map(drop)?,
                 (all, Some(batch)) => {
                     let mut rows: Vec<SessionInput> = all
                         .iter_mut()
                         .zip(next.chunks(1))
-                        .map(|(s, token)| SessionInput::of(s, token))
+                        .map(|(s, token)| SessionInput::new(s, token))
                         .collect();
-                    batch.step_likeliest(&mut rows, &mut |_, _| true).map(drop)?;
+                    batch.step_top_k(&mut rows, &mut |_, _| true).map(drop)?;
                 }
                 (_, None) => {}
             }
@@ -137,11 +138,16 @@ impl BenchRunner {
     }
 
     /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the same driver.
-    pub fn warn(&self, ui: &Ui) {
-        self.sessions.iter().find(|s| s.notice().is_some()).into_iter().for_each(|s| warn_of(s, ui));
+    pub fn print_warnings(&self, ui: &Ui) {
+        self.sessions
+            .iter()
+            .find(|s| s.performance_warning().is_some())
+            .into_iter()
+            .for_each(|s| warn_session(s, ui));
         // Of sessions alone it would say the same again.
-        let of_sessions = |notice: &String| self.sessions.iter().any(|s| s.notice() == Some(notice.as_str()));
-        let of_batch = self.batch.as_ref().and_then(SessionBatch::notice);
+        let of_sessions =
+            |notice: &String| self.sessions.iter().any(|s| s.performance_warning() == Some(notice.as_str()));
+        let of_batch = self.batch.as_ref().and_then(SessionBatch::performance_warning);
         if let Some(notice) = of_batch.filter(|notice| !of_sessions(notice)) {
             ui.warn(notice);
         }

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::prompt;
 use super::report::median;
+use super::test_prompt;
 use crate::commands::{load, print};
 use crate::error::CliError;
 use crate::ui;
@@ -39,26 +39,30 @@ pub struct StartReport {
 }
 
 /// The process that is measured: loads the model, reads a prompt, takes the best token and tells.
-pub fn first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliError> {
+pub fn report_first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliError> {
     let model = load(artifact, threads, false)?;
     let mut session = model.session()?;
-    let logits = session.prefill(&prompt(PROMPT, &model))?;
+    let logits = session.prefill(&test_prompt(PROMPT, &model))?;
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
     let weights = model.table().params.iter().map(|p| p.bytes).sum();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let (resident, peak) = (field(&status, "VmRSS:"), field(&status, "VmHWM:"));
+    let (resident, peak) = (status_bytes(&status, "VmRSS:"), status_bytes(&status, "VmHWM:"));
     let told = FirstTokenReport { token: best, weights, resident, peak };
     print(&serde_json::to_string(&told).unwrap_or_default())
 }
 
 /// A size in the status of a Linux process, in bytes.
-fn field(status: &str, name: &str) -> Option<u64> {
+fn status_bytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Starts such processes one after the other.
-pub fn measure(artifact: &Path, threads: Option<usize>, repetitions: u32) -> Result<StartReport, CliError> {
+pub fn measure_start(
+    artifact: &Path,
+    threads: Option<usize>,
+    repetitions: u32,
+) -> Result<StartReport, CliError> {
     let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
     let mut times = Vec::new();
     let mut last = None;
@@ -121,7 +125,10 @@ mod tests {
     #[test]
     fn sizes_of_a_status() {
         let status = "Name:\tmlcc\nVmHWM:\t  2048 kB\nVmRSS:\t   1 kB\nThreads:\t2\n";
-        assert_eq!((field(status, "VmHWM:"), field(status, "VmRSS:")), (Some(2 << 20), Some(1024)));
-        assert_eq!((field(status, "VmSwap:"), field("VmRSS: x kB", "VmRSS:")), (None, None));
+        assert_eq!(
+            (status_bytes(status, "VmHWM:"), status_bytes(status, "VmRSS:")),
+            (Some(2 << 20), Some(1024))
+        );
+        assert_eq!((status_bytes(status, "VmSwap:"), status_bytes("VmRSS: x kB", "VmRSS:")), (None, None));
     }
 }

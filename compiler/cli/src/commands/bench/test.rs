@@ -5,7 +5,7 @@ use std::str::FromStr;
 use serde_json::Value;
 
 use super::probe::{ComputeType, KINDS};
-use super::{MachineProbe, tokens_of};
+use super::{MachineProbe, parse_tokens};
 
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub enum BenchTest {
     },
     /// Vectors of texts, of which so many go together in a call.
     Texts {
-        of: TextCounts,
-        together: usize,
+        counts: TextCounts,
+        texts_per_call: usize,
     },
 }
 
@@ -40,35 +40,35 @@ impl FromStr for TextCounts {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TextCounts, String> {
-        let [texts, tokens] = two(text, 'x')
+        let [texts, tokens] = parse_pair(text, 'x')
             .ok_or_else(|| format!("`{text}` are no texts: expected TEXTSxTOKENS, as 64x256"))?;
         // All texts are in memory.
-        tokens_of(&texts.saturating_mul(tokens).to_string())?;
+        parse_tokens(&texts.saturating_mul(tokens).to_string())?;
         Ok(TextCounts { texts, tokens })
     }
 }
 
 /// Two numbers above 0 with `between` between them.
-fn two(text: &str, between: char) -> Option<[usize; 2]> {
+fn parse_pair(text: &str, between: char) -> Option<[usize; 2]> {
     let (a, b) = text.split_once(between)?;
-    let both = [tokens_of(a).ok()?, tokens_of(b).ok()?];
+    let both = [parse_tokens(a).ok()?, parse_tokens(b).ok()?];
     both.iter().all(|&n| n > 0).then_some(both)
 }
 
 /// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MixedStep {
-    pub next: usize,
-    pub piece: usize,
+    pub decode_tokens: usize,
+    pub prefill_tokens: usize,
 }
 
 impl FromStr for MixedStep {
     type Err = String;
 
     fn from_str(text: &str) -> Result<MixedStep, String> {
-        let [next, piece] =
-            two(text, '+').ok_or_else(|| format!("`{text}` is no step: expected NEXT+PIECE, as 8+120"))?;
-        Ok(MixedStep { next, piece })
+        let [next, piece] = parse_pair(text, '+')
+            .ok_or_else(|| format!("`{text}` is no step: expected NEXT+PIECE, as 8+120"))?;
+        Ok(MixedStep { decode_tokens: next, prefill_tokens: piece })
     }
 }
 
@@ -93,8 +93,8 @@ impl BenchTest {
         match self {
             BenchTest::Prompt(n) => n,
             BenchTest::Generate { tokens, sequences, .. } => tokens * sequences,
-            BenchTest::Mixed { mix, .. } => mix.next + mix.piece,
-            BenchTest::Texts { of, .. } => of.texts * of.tokens,
+            BenchTest::Mixed { mix, .. } => mix.decode_tokens + mix.prefill_tokens,
+            BenchTest::Texts { counts: of, .. } => of.texts * of.tokens,
         }
     }
 
@@ -103,8 +103,8 @@ impl BenchTest {
         match self {
             BenchTest::Prompt(_) => 1,
             BenchTest::Generate { sequences, .. } => sequences,
-            BenchTest::Mixed { mix, .. } => mix.next + 1,
-            BenchTest::Texts { of, .. } => of.texts,
+            BenchTest::Mixed { mix, .. } => mix.decode_tokens + 1,
+            BenchTest::Texts { counts: of, .. } => of.texts,
         }
     }
 
@@ -116,8 +116,10 @@ impl BenchTest {
                 let batch = if sequences > 1 { format!("@b{sequences}") } else { String::new() };
                 format!("tg{tokens}{}{batch}", after(depth))
             }
-            BenchTest::Mixed { mix, depth } => format!("mx{}+{}{}", mix.next, mix.piece, after(depth)),
-            BenchTest::Texts { of, .. } => format!("tx{}x{}", of.texts, of.tokens),
+            BenchTest::Mixed { mix, depth } => {
+                format!("mx{}+{}{}", mix.decode_tokens, mix.prefill_tokens, after(depth))
+            }
+            BenchTest::Texts { counts: of, .. } => format!("tx{}x{}", of.texts, of.tokens),
         }
     }
 
@@ -125,10 +127,10 @@ impl BenchTest {
     /// sequence, or both.
     pub(super) fn cost(self, metadata: &Value, chunk: u64) -> TokenCost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
-        let (bytes, ops) = (get("/decode/bytes_per_token"), operations(metadata, "ops_per_token"));
+        let (bytes, ops) = (get("/decode/bytes_per_token"), operations_per_token(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
         let (states, all_weights) = (get("/decode/state_bytes"), bytes + get("/decode/other_expert_bytes"));
-        let head = operations(metadata, "head_ops");
+        let head = operations_per_token(metadata, "head_ops");
         // Bytes of the caches that a call reads after so many tokens in the mean.
         let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
         match self {
@@ -138,7 +140,7 @@ impl BenchTest {
                 // The head is needed once per call only.
                 TokenCost { bytes: bytes * calls / n as f64, ops: std::array::from_fn(|i| ops[i] - head[i]) }
             }
-            BenchTest::Texts { of, together } => {
+            BenchTest::Texts { counts: of, texts_per_call: together } => {
                 let calls = of.texts.div_ceil(together) as f64;
                 // Heads of scores are for the last rows alone.
                 let per_row = 1.0 - 1.0 / of.tokens as f64;
@@ -153,8 +155,8 @@ impl BenchTest {
                 TokenCost { bytes: bytes - shared + cache(depth as f64 + tokens as f64 / 2.0), ops }
             }
             BenchTest::Mixed { mix, depth } => {
-                let (next, rows) = (mix.next as f64, self.tokens() as f64);
-                let caches = next * cache(depth as f64) + cache(mix.piece as f64 / 2.0);
+                let (next, rows) = (mix.decode_tokens as f64, self.tokens() as f64);
+                let caches = next * cache(depth as f64) + cache(mix.prefill_tokens as f64 / 2.0);
                 // The head is needed once per sequence.
                 let without = 1.0 - (next + 1.0) / rows;
                 TokenCost {
@@ -167,7 +169,7 @@ impl BenchTest {
 }
 
 /// Operations of one token in each arithmetic ([`ComputeType::ALL`]).
-pub(super) fn operations(metadata: &Value, key: &str) -> [f64; KINDS] {
+pub(super) fn operations_per_token(metadata: &Value, key: &str) -> [f64; KINDS] {
     let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
     ComputeType::ALL.map(|a| get(a.name()))
 }
@@ -196,7 +198,7 @@ mod tests {
         assert_eq!((four.name().as_str(), four.tokens()), ("tg4@b4", 16));
         let pp = BenchTest::Prompt(100).cost(&without_caches, 64);
         assert_eq!(pp, TokenCost { bytes: 20.0, ops: [40.0, 0.0, 300.0, 200.0] });
-        let mixed = BenchTest::Mixed { mix: MixedStep { next: 4, piece: 16 }, depth: 30 };
+        let mixed = BenchTest::Mixed { mix: MixedStep { decode_tokens: 4, prefill_tokens: 16 }, depth: 30 };
         assert_eq!((mixed.name().as_str(), mixed.tokens(), mixed.sequences()), ("mx4+16@d30", 20, 5));
         let cost = mixed.cost(&metadata, 64);
         // Weights once, a state of each of five sequences, 30 rows of four caches and 8 in the mean of the fifth.
@@ -221,7 +223,7 @@ mod tests {
     fn texts_share_the_reading_of_weights() {
         let metadata = serde_json::json!({ "decode": { "bytes_per_token": 1000, "ops_per_token": { "i8": 400 },
             "head_ops": { "i8": 100 } } });
-        let test = BenchTest::Texts { of: TextCounts { texts: 6, tokens: 10 }, together: 4 };
+        let test = BenchTest::Texts { counts: TextCounts { texts: 6, tokens: 10 }, texts_per_call: 4 };
         assert_eq!((test.name().as_str(), test.tokens(), test.sequences()), ("tx6x10", 60, 6));
         let cost = test.cost(&metadata, 64);
         assert_eq!(
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn mixes_are_read_strictly() {
-        assert_eq!("8+120".parse(), Ok(MixedStep { next: 8, piece: 120 }));
+        assert_eq!("8+120".parse(), Ok(MixedStep { decode_tokens: 8, prefill_tokens: 120 }));
         for wrong in ["8", "8+", "+8", "0+8", "8+0", "8+1+1", "-1+8", "8+99999999999"] {
             assert!(wrong.parse::<MixedStep>().is_err(), "{wrong}");
         }

@@ -30,18 +30,23 @@ impl BuildBar {
         match event {
             // Files may have to be downloaded first, and then there is a bar for that.
             BuildEvent::Phase("read") => {}
-            BuildEvent::Phase(name) => self.at(name, 0, 1, (*name).to_owned()),
+            BuildEvent::Phase(name) => self.set_position(name, 0, 1, (*name).to_owned()),
             BuildEvent::Pass { pass, .. } => {
                 let done = PIPELINE.iter().position(|known| known.name == pass.name).map_or(0, |at| at + 1);
-                self.at("passes", done as u64, PIPELINE.len() as u64, format!("pass {}", pass.name));
+                self.set_position(
+                    "passes",
+                    done as u64,
+                    PIPELINE.len() as u64,
+                    format!("pass {}", pass.name),
+                );
             }
             BuildEvent::Weights { done, total, name } => {
-                self.at("weights", *done, *total, format!("weights {name}"));
+                self.set_position("weights", *done, *total, format!("weights {name}"));
             }
             BuildEvent::Report { done, total, perplexity } => {
                 let so_far = if *done > 0 { format!(", perplexity {perplexity:.3}") } else { String::new() };
                 let message = format!("report, window {done} of {total}{so_far}");
-                self.at("report", *done as u64, *total as u64, message);
+                self.set_position("report", *done as u64, *total as u64, message);
             }
         }
     }
@@ -50,12 +55,17 @@ impl BuildBar {
     pub fn code_listener(&self) -> CodeListener {
         let bar = self.clone();
         CodeListener::new(move |done, total| {
-            bar.at("code", done as u64, total as u64, format!("code, {done} of {total} kernels and steps"));
+            bar.set_position(
+                "code",
+                done as u64,
+                total as u64,
+                format!("code, {done} of {total} kernels and steps"),
+            );
         })
     }
 
-    fn at(&self, phase: &str, done: u64, total: u64, message: String) {
-        let place = place(phase, done, total);
+    fn set_position(&self, phase: &str, done: u64, total: u64, message: String) {
+        let place = phase_position(phase, done, total);
         // Threads may tell in another order than they are done in.
         if place >= self.bar.position() {
             if self.bar.length().is_none() {
@@ -72,7 +82,7 @@ impl BuildBar {
 }
 
 /// The thousandths of the whole that are done.
-fn place(phase: &str, done: u64, total: u64) -> u64 {
+fn phase_position(phase: &str, done: u64, total: u64) -> u64 {
     let before = PHASES.iter().take_while(|(name, _)| *name != phase).map(|(_, part)| part);
     let part = PHASES.iter().find(|(name, _)| *name == phase).map_or(0, |(_, part)| *part);
     let share = part as f64 * done as f64 / total.max(1) as f64;
@@ -87,10 +97,10 @@ mod tests {
     fn phases_fill_the_whole_in_their_order() {
         assert_eq!(PHASES.iter().map(|(_, part)| part).sum::<u64>(), WHOLE);
         let ends: Vec<[u64; 2]> =
-            PHASES.iter().map(|(name, _)| [place(name, 0, 7), place(name, 7, 7)]).collect();
+            PHASES.iter().map(|(name, _)| [phase_position(name, 0, 7), phase_position(name, 7, 7)]).collect();
         assert_eq!(ends, [[0, 20], [20, 150], [150, 400], [400, 800], [800, 1000]]);
-        assert_eq!(place("weights", 1 << 40, 1 << 41), 600);
-        assert_eq!(place("code", 0, 0), 150);
+        assert_eq!(phase_position("weights", 1 << 40, 1 << 41), 600);
+        assert_eq!(phase_position("code", 0, 0), 150);
     }
 
     #[test]
@@ -98,8 +108,8 @@ mod tests {
         let bar = BuildBar::new(&Ui::new(true, 0));
         bar.event(&BuildEvent::Phase("code"));
         let listener = bar.clone();
-        listener.at("code", 9, 10, String::new());
-        listener.at("code", 8, 10, String::new());
+        listener.set_position("code", 9, 10, String::new());
+        listener.set_position("code", 8, 10, String::new());
         assert_eq!(bar.bar.position(), 375);
         bar.event(&BuildEvent::Weights { done: 1, total: 2, name: "w" });
         assert_eq!((bar.bar.position(), bar.bar.message().as_str()), (600, "weights w"));

@@ -19,7 +19,7 @@ pub struct ModuleDumps {
 impl ModuleDumps {
     pub fn new(print_after: &[String], folder: Option<&Path>) -> Result<Self, CliError> {
         for name in print_after.iter().filter(|n| *n != "all") {
-            mlcc_passes::pipeline::find(name).map_err(|e| CliError::usage(e.to_string()))?;
+            mlcc_passes::pipeline::find_pass(name).map_err(|e| CliError::usage(e.to_string()))?;
         }
         if let Some(folder) = folder {
             std::fs::create_dir_all(folder).map_err(CliError::io("create", folder))?;
@@ -28,7 +28,7 @@ impl ModuleDumps {
         Ok(ModuleDumps { print_after: print_after.to_vec(), folder, count: 0, error: None })
     }
 
-    pub fn after(&mut self, pass: &str, program: &LoweredProgram) {
+    pub fn dump_after(&mut self, pass: &str, program: &LoweredProgram) {
         self.count += 1;
         let wanted = self.print_after.iter().any(|p| p == pass || p == "all");
         if self.error.is_some() || !wanted && self.folder.is_none() {

@@ -7,9 +7,10 @@ use mlcc_driver::build::BuildReport;
 use mlcc_driver::build::keep::{KeptWeights, SMALLER};
 
 /// One line about a build: the model, the format and what a smaller one would take, the file, how good it is.
-pub fn line(report: &BuildReport) -> String {
+pub fn summary_line(report: &BuildReport) -> String {
     let levels: Vec<&str> = report.levels.iter().map(|level| level.name.as_str()).collect();
-    let mut out = format!("{}, {} parameters, {}", report.model, ui::count(report.parameters), report.quant);
+    let mut out =
+        format!("{}, {} parameters, {}", report.model, ui::format_count(report.parameters), report.quant);
     if !levels.is_empty() {
         let _ = write!(out, ", for {}", levels.join(", "));
     }
@@ -18,14 +19,14 @@ pub fn line(report: &BuildReport) -> String {
     }
     let seconds: f64 = report.phases.iter().map(|phase| phase.seconds).sum();
     let _ = write!(out, " in {seconds:.1} s");
-    for more in more(report) {
+    for more in notes(report) {
         let _ = write!(out, "; {more}");
     }
     out
 }
 
 /// Notes that the user may want to see at once.
-fn more(report: &BuildReport) -> Vec<String> {
+fn notes(report: &BuildReport) -> Vec<String> {
     let mut more = Vec::new();
     if let Some(chunk) = report.whole_prompts {
         more.push(format!("prompts are read as a whole, so they have at most {chunk} tokens (--chunk)"));
@@ -40,7 +41,7 @@ fn more(report: &BuildReport) -> Vec<String> {
 }
 
 /// All that the report has.
-pub fn tables(report: &BuildReport) -> String {
+pub fn report_tables(report: &BuildReport) -> String {
     let mut out = String::new();
     let levels: Vec<String> =
         report.levels.iter().map(|l| format!("{} ({} kernels)", l.name, l.kernels)).collect();
@@ -50,7 +51,7 @@ pub fn tables(report: &BuildReport) -> String {
         out,
         "model {}: {} parameters, {}{levels}",
         report.model,
-        ui::count(report.parameters),
+        ui::format_count(report.parameters),
         report.quant
     );
     if let Some(tokenizer) = &report.tokenizer {
@@ -100,7 +101,7 @@ fn passes(report: &BuildReport) -> String {
         vec![p.name.clone(), p.changes.to_string(), format!("{:.1}", p.seconds * 1e3)]
     };
     rows.extend(report.passes.iter().map(row));
-    ui::table(&rows) + "\n"
+    ui::format_table(&rows) + "\n"
 }
 
 fn conversions(report: &BuildReport) -> String {
@@ -113,7 +114,7 @@ fn conversions(report: &BuildReport) -> String {
         vec![c.stored.to_string(), c.format.clone(), c.tensors.to_string(), c.how.to_string()]
     };
     rows.extend(report.conversions.iter().map(row));
-    ui::table(&rows) + "\n"
+    ui::format_table(&rows) + "\n"
 }
 
 fn kept_text(kept: &KeptWeights) -> String {
@@ -137,9 +138,14 @@ fn formats(report: &BuildReport) -> String {
     let head = ["format", "tensors", "parameters", "bytes"];
     let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
     for f in &report.formats {
-        rows.push(vec![f.format.clone(), f.tensors.to_string(), ui::count(f.parameters), ui::bytes(f.bytes)]);
+        rows.push(vec![
+            f.format.clone(),
+            f.tensors.to_string(),
+            ui::format_count(f.parameters),
+            ui::bytes(f.bytes),
+        ]);
     }
-    ui::table(&rows) + "\n"
+    ui::format_table(&rows) + "\n"
 }
 
 fn memory(report: &BuildReport) -> String {
@@ -166,7 +172,7 @@ fn memory(report: &BuildReport) -> String {
     };
     format!(
         "{}memory: weights {}, state {}{cache}, scratch {}, together {total}{ranks}\n\n",
-        ui::table(&rows),
+        ui::format_table(&rows),
         ui::bytes(weights),
         ui::bytes(state),
         ui::bytes(arena)

@@ -29,7 +29,7 @@ pub enum ChatCommand {
 }
 
 impl ChatCommand {
-    /// `None`: an ordinary message (see [`message`]).
+    /// `None`: an ordinary unescape_message (see [`unescape_message`]).
     pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
         let rest = line.trim().strip_prefix('/').filter(|rest| !rest.starts_with('/'))?;
         let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
@@ -57,7 +57,7 @@ impl ChatCommand {
 }
 
 /// The text of an ordinary message: a doubled slash at its begin is one.
-pub fn message(line: &str) -> &str {
+pub fn unescape_message(line: &str) -> &str {
     if line.starts_with("//") { &line[1..] } else { line }
 }
 
@@ -69,8 +69,8 @@ mod tests {
     fn lines_are_commands_or_messages() {
         assert_eq!(ChatCommand::parse("hello"), None);
         assert_eq!(ChatCommand::parse("//usr/bin is a folder"), None);
-        assert_eq!(message("//usr/bin is a folder"), "/usr/bin is a folder");
-        assert_eq!(message("a // b"), "a // b");
+        assert_eq!(unescape_message("//usr/bin is a folder"), "/usr/bin is a folder");
+        assert_eq!(unescape_message("a // b"), "a // b");
         assert_eq!(ChatCommand::parse(" /stats "), Some(Ok(ChatCommand::Stats)));
         assert_eq!(ChatCommand::parse("/set"), Some(Ok(ChatCommand::Set(None))));
         assert_eq!(ChatCommand::parse("/set a=1; b=2"), Some(Ok(ChatCommand::Set(Some("a=1; b=2".into())))));

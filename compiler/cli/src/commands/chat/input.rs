@@ -49,20 +49,20 @@ enum InputLine {
 /// when Ctrl-C ends it.
 #[derive(Default)]
 pub struct LineTracker {
-    any: Cell<bool>,
+    has_text: Cell<bool>,
 }
 
 impl LineTracker {
     /// What a press of Ctrl-C means.
-    fn interrupted(&self) -> InputLine {
-        if self.any.replace(false) { InputLine::Cleared } else { InputLine::Interrupted }
+    fn interrupt_event(&self) -> InputLine {
+        if self.has_text.replace(false) { InputLine::Cleared } else { InputLine::Interrupted }
     }
 }
 
 impl Hinter for LineTracker {
     type Hint = String;
     fn hint(&self, line: &str, _: usize, _: &Context<'_>) -> Option<String> {
-        self.any.set(!line.is_empty());
+        self.has_text.set(!line.is_empty());
         None
     }
 }
@@ -80,7 +80,7 @@ impl ChatInput {
             return Ok(ChatInput::Lines);
         }
         let config = Config::builder().auto_add_history(true).build();
-        let mut editor = Editor::with_config(config).map_err(terminal)?;
+        let mut editor = Editor::with_config(config).map_err(terminal_error)?;
         editor.set_helper(Some(LineTracker::default()));
         Ok(ChatInput::Terminal(Box::new(editor)))
     }
@@ -95,7 +95,7 @@ impl ChatInput {
         let mut fenced = false;
         loop {
             let begun = fenced || !text.is_empty();
-            let line = match self.line(if begun { MORE } else { SIGN })? {
+            let line = match self.read_line(if begun { MORE } else { SIGN })? {
                 InputLine::Text(line) => line,
                 // A begun message is dropped, an empty prompt is left.
                 InputLine::Cleared | InputLine::Interrupted if begun => {
@@ -127,15 +127,15 @@ impl ChatInput {
         }
     }
 
-    fn line(&mut self, sign: &str) -> Result<InputLine, CliError> {
+    fn read_line(&mut self, sign: &str) -> Result<InputLine, CliError> {
         match self {
             ChatInput::Terminal(editor) => match editor.readline(sign) {
                 Ok(line) => Ok(InputLine::Text(line)),
                 Err(ReadlineError::Interrupted) => {
-                    Ok(editor.helper().map_or(InputLine::Interrupted, LineTracker::interrupted))
+                    Ok(editor.helper().map_or(InputLine::Interrupted, LineTracker::interrupt_event))
                 }
                 Err(ReadlineError::Eof) => Ok(InputLine::End),
-                Err(e) => Err(terminal(e)),
+                Err(e) => Err(terminal_error(e)),
             },
             ChatInput::Lines => {
                 let mut line = Vec::new();
@@ -150,7 +150,7 @@ impl ChatInput {
     }
 }
 
-fn terminal(error: ReadlineError) -> CliError {
+fn terminal_error(error: ReadlineError) -> CliError {
     CliError::Failed(format!("cannot read from the terminal: {error}"))
 }
 
@@ -162,11 +162,14 @@ mod tests {
     fn a_press_clears_text_and_the_next_one_leaves() {
         let (typed, history) = (LineTracker::default(), DefaultHistory::new());
         let edit = |line: &str| assert_eq!(typed.hint(line, line.len(), &Context::new(&history)), None);
-        assert_eq!(typed.interrupted(), InputLine::Interrupted);
+        assert_eq!(typed.interrupt_event(), InputLine::Interrupted);
         edit("It");
-        assert_eq!((typed.interrupted(), typed.interrupted()), (InputLine::Cleared, InputLine::Interrupted));
+        assert_eq!(
+            (typed.interrupt_event(), typed.interrupt_event()),
+            (InputLine::Cleared, InputLine::Interrupted)
+        );
         edit("It");
         edit("");
-        assert_eq!(typed.interrupted(), InputLine::Interrupted, "the text was taken back");
+        assert_eq!(typed.interrupt_event(), InputLine::Interrupted, "the text was taken back");
     }
 }

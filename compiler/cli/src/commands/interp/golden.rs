@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicBool;
 use mlcc_models::golden::GoldenFile;
 use mlcc_passes::scheme::QuantScheme;
 
-use crate::commands::verify::belongs;
+use crate::commands::verify::check_golden;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
 use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, ModuleText, compile};
 use mlcc_driver::interpret::{GraphModel, StepModel};
-use mlcc_driver::replay::{self, judge, replay};
+use mlcc_driver::replay::{self, judge_model, replay_prompts};
 use mlcc_driver::stored::StoredGraph;
 
 /// Small, so that prompts come in several calls.
@@ -50,7 +50,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     };
     let mut golden = GoldenFile::read(golden_path)?;
     golden.prompts.truncate(args.prompts.map_or(usize::MAX, |n| n as usize));
-    let (scheme, _) = QuantScheme::find(args.quant.as_deref().unwrap_or("f32"))
+    let (scheme, _) = QuantScheme::from_name(args.quant.as_deref().unwrap_or("f32"))
         .map_err(|e| CliError::usage(e.to_string()))?;
     let mut options = BuildOptions::new(model);
     options.quant = scheme;
@@ -63,7 +63,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
     }
     let lowered = source.text.as_ref().and_then(ModuleText::target);
     let architecture = &source.model.config.architecture;
-    belongs(&golden, golden_path, model, architecture.vocab())?;
+    check_golden(&golden, golden_path, model, architecture.vocab())?;
     let failed = |e: &dyn std::fmt::Display| CliError::Failed(format!("{model}: {e}"));
     let outcome = match args.target.as_ref().or(lowered.as_ref()) {
         None => {
@@ -78,14 +78,14 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             };
             let model = GraphModel::new(&module, &source.checkpoint, architecture);
             let mut model = model.map_err(|e| failed(&e))?;
-            replay(&mut model, &golden, "f32", replay::tolerance("f32"))
+            replay_prompts(&mut model, &golden, "f32", replay::format_tolerance("f32"))
         }
         Some(target) => {
-            let target = mlcc_target::resolve(target).map_err(|e| CliError::usage(e.to_string()))?;
+            let target = mlcc_target::resolve_target(target).map_err(|e| CliError::usage(e.to_string()))?;
             let (mut report, cancel) = (BuildReport::default(), AtomicBool::new(false));
             let mut hooks = BuildHooks { event: &mut |_| (), cancel: &cancel };
             let options = match &source.text {
-                Some(text) => text.agree(&options, &target).map_err(|e| failed(&e))?,
+                Some(text) => text.merge_options(&options, &target).map_err(|e| failed(&e))?,
                 None => options,
             };
             let (program, _) = compile(&source, &target, &options, &mut report, &mut hooks)?;
@@ -94,7 +94,7 @@ pub fn run(args: &GoldenArgs, workers: usize, json: bool, ui: &Ui) -> Result<(),
             let model = StepModel::new(&program, 0, &source.checkpoint, architecture, chunk, workers);
             let mut model = model.map_err(|e| failed(&e))?;
             let graph = || StoredGraph::of_program(&program, &source.checkpoint);
-            judge(&mut model, &golden, scheme.name, replay::tolerance(scheme.name), graph, None)
+            judge_model(&mut model, &golden, scheme.name, replay::format_tolerance(scheme.name), graph, None)
         }
     };
     let outcome = outcome.map_err(|e| failed(&e))?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mlcc_codegen::folder::{TemporaryFolder, temporary};
+use mlcc_codegen::folder::{TemporaryFolder, create_temporary};
 use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, compile, write_program};
 use mlcc_passes::LoweredProgram;
 use mlcc_passes::text::print_program;
@@ -28,10 +28,10 @@ pub struct TrialBuilder {
 impl TrialBuilder {
     pub fn open(origin: TuningSource, level: &FeatureLevel) -> Result<TrialBuilder, CliError> {
         let options = BuildOptions { target: level.name.clone(), ..origin.options };
-        let target = mlcc_target::resolve(&level.name)?;
+        let target = mlcc_target::resolve_target(&level.name)?;
         let source = BuildSource::open(&options)?;
         let options = options.for_source(&source);
-        let folder = temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
+        let folder = create_temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
         let cancel = interrupt::flag();
         Ok(TrialBuilder { source, options, target, folder, program: None, written: 0, cancel })
     }
@@ -54,13 +54,13 @@ impl TrialBuilder {
     }
 
     /// Most tokens of a sequence.
-    pub fn room(&self) -> u64 {
+    pub fn max_tokens(&self) -> u64 {
         self.source.context_limit(&self.options).unwrap_or(u64::MAX)
     }
 
     /// Tokens of a prompt.
     pub fn prompt(&self) -> usize {
-        (self.source.chunk as usize).min(usize::try_from(self.room()).unwrap_or(usize::MAX))
+        (self.source.chunk as usize).min(usize::try_from(self.max_tokens()).unwrap_or(usize::MAX))
     }
 
     /// The code for this level, as a number that is equal where the code is.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use mlcc_driver::tune::{
-    CandidateEvaluator, ComparisonEffort, SpeedComparison, SpeedTimer, TuneTrial, in_turns,
+    CandidateEvaluator, ComparisonEffort, SpeedComparison, SpeedTimer, TuneTrial, compare_interleaved,
 };
 use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::{FeatureLevel, WorkloadKind};
 
 use super::builder::TrialBuilder;
-use crate::commands::bench::{prompt, tokens};
+use crate::commands::bench::{test_prompt, test_tokens};
 use crate::commands::doctor::proc_value;
 use crate::error::CliError;
 use crate::ui::{self, Ui};
@@ -31,7 +31,7 @@ pub struct TimingBench<'a> {
     repeats: BTreeMap<WorkloadKind, usize>,
     /// When the search ends.
     pub end: Option<Instant>,
-    begin: Instant,
+    started: Instant,
     ui: &'a Ui,
     bar: &'a ProgressBar,
 }
@@ -43,7 +43,15 @@ pub struct LoadedArtifact {
 
 impl<'a> TimingBench<'a> {
     pub fn new(builder: TrialBuilder, threads: usize, ui: &'a Ui, bar: &'a ProgressBar) -> TimingBench<'a> {
-        TimingBench { builder, threads, repeats: BTreeMap::new(), end: None, begin: Instant::now(), ui, bar }
+        TimingBench {
+            builder,
+            threads,
+            repeats: BTreeMap::new(),
+            end: None,
+            started: Instant::now(),
+            ui,
+            bar,
+        }
     }
 
     pub fn builder(&self) -> &TrialBuilder {
@@ -98,7 +106,7 @@ impl<'a> TimingBench<'a> {
 
     fn decode(&self, session: &mut Session, repeats: usize) -> Result<(usize, Duration), CliError> {
         let vocab = session.model().vocab() as u64;
-        let room = self.builder.room();
+        let room = self.builder.max_tokens();
         // With a token before those that are timed.
         let depth = if session.can_truncate() { DEPTH.min(room / 2) } else { 0 };
         let repeats = repeats.min(usize::try_from(room.saturating_sub(depth + 1)).unwrap_or(repeats)).max(1);
@@ -107,11 +115,11 @@ impl<'a> TimingBench<'a> {
         } else if session.can_truncate() || session.past() + repeats as u64 >= room {
             session.reset()?;
             if depth > 0 {
-                let ids = prompt(depth as usize, session.model());
+                let ids = test_prompt(depth as usize, session.model());
                 session.prefill(&ids)?;
             }
         }
-        let ids = tokens(repeats, vocab);
+        let ids = test_tokens(repeats, vocab);
         session.decode(ids[0])?;
         let begin = Instant::now();
         for &id in &ids {
@@ -122,7 +130,7 @@ impl<'a> TimingBench<'a> {
 }
 
 fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Duration), CliError> {
-    let ids = prompt(n, session.model());
+    let ids = test_prompt(n, session.model());
     let mut time = Duration::ZERO;
     for _ in 0..repeats {
         session.reset()?;
@@ -137,12 +145,12 @@ impl CandidateEvaluator for TimingBench<'_> {
     type Artifact = LoadedArtifact;
     type Error = CliError;
 
-    fn code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
         let code = self.builder.compile(level)?;
         if self.builder.is_first() {
             self.check_memory()?;
         }
-        self.bar.set_position(self.begin.elapsed().as_secs());
+        self.bar.set_position(self.started.elapsed().as_secs());
         Ok(code)
     }
 
@@ -163,21 +171,21 @@ impl CandidateEvaluator for TimingBench<'_> {
         kind: WorkloadKind,
         effort: ComparisonEffort,
     ) -> Result<Option<SpeedComparison>, CliError> {
-        in_turns(self, old, new, kind, effort)
+        compare_interleaved(self, old, new, kind, effort)
     }
 
     fn is_over(&self) -> bool {
-        self.ends()
+        self.is_out_of_time()
     }
 
-    fn tried(&mut self, trial: &TuneTrial) {
-        self.bar.set_position(self.begin.elapsed().as_secs());
-        tell(self.ui, self.bar, trial);
+    fn report_trial(&mut self, trial: &TuneTrial) {
+        self.bar.set_position(self.started.elapsed().as_secs());
+        show_trial(self.ui, self.bar, trial);
     }
 }
 
 /// Shows what became of a value.
-pub fn tell(ui: &Ui, bar: &ProgressBar, trial: &TuneTrial) {
+pub fn show_trial(ui: &Ui, bar: &ProgressBar, trial: &TuneTrial) {
     let gains: Vec<String> =
         trial.comparisons.iter().map(|c| format!("{} x {:.3}", c.kind.name(), c.gain)).collect();
     let verdict = if trial.taken { ", taken" } else { "" };
@@ -190,7 +198,7 @@ impl SpeedTimer for TimingBench<'_> {
     type Artifact = LoadedArtifact;
     type Error = CliError;
 
-    fn speed(&mut self, artifact: &mut LoadedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
+    fn measure_speed(&mut self, artifact: &mut LoadedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
         let session = &mut artifact.session;
         let known = self.repeats.get(&kind).copied();
         let repeats = match known {
@@ -207,7 +215,7 @@ impl SpeedTimer for TimingBench<'_> {
         Ok(tokens as f64 / time.as_secs_f64().max(1e-9))
     }
 
-    fn ends(&self) -> bool {
+    fn is_out_of_time(&self) -> bool {
         self.builder.is_interrupted() || self.end.is_some_and(|end| Instant::now() >= end)
     }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use mlcc_codegen::cache::ObjectCache;
-use mlcc_codegen::folder::{TemporaryFolder, temporary};
+use mlcc_codegen::folder::{TemporaryFolder, create_temporary};
 use mlcc_driver::build::keep::{BASE, KEEP};
 use mlcc_driver::build::{BuildOptions, ModuleText};
 use mlcc_models::ModelRequest;
@@ -28,7 +28,7 @@ pub struct TuningSource {
     pub _folder: Option<TemporaryFolder>,
 }
 
-pub fn find(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
+pub fn find_source(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
     let path = Path::new(&args.model);
     if ModuleText::is_named(&args.model) {
         return Err(CliError::usage(format!(
@@ -39,7 +39,7 @@ pub fn find(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
     let mut options = BuildOptions::new(&args.model);
     let mut folder = None;
     if is_elf(path) {
-        folder = Some(of_artifact(path, &mut options)?);
+        folder = Some(read_artifact(path, &mut options)?);
     } else if args.quant.is_none() {
         return Err(CliError::usage(format!(
             "{}: name the weight format with --quant (mlcc quants)",
@@ -70,7 +70,7 @@ fn set_quant(options: &mut BuildOptions, name: &str) -> Result<(), String> {
             "--quant {KEEP} stands for what a checkpoint stores, and none is read: name a format (mlcc quants)"
         ));
     }
-    let (scheme, _) = QuantScheme::find(name).map_err(|e| e.to_string())?;
+    let (scheme, _) = QuantScheme::from_name(name).map_err(|e| e.to_string())?;
     options.quant = scheme;
     options.quant_name = name.to_lowercase();
     Ok(())
@@ -84,7 +84,7 @@ fn is_elf(path: &Path) -> bool {
 }
 
 /// Takes what the metadata says of a build: the configuration goes into a folder of its own, as a model without weights.
-fn of_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
+fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
     let artifact = Artifact::open(path)?;
     let failed = |what: &str| {
         CliError::Failed(format!(
@@ -102,7 +102,7 @@ fn of_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolde
     let name = get("/model/name").and_then(Value::as_str).unwrap_or_default();
     let name = if name.is_empty() || name.contains('/') || name.starts_with('.') { "model" } else { name };
 
-    let folder = temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
+    let folder = create_temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
     let place = folder.path().join(name);
     let written = std::fs::create_dir(&place)
         .and_then(|()| std::fs::write(place.join("config.json"), Value::Object(config.clone()).to_string()));
@@ -125,6 +125,6 @@ fn of_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolde
     options.attention_sinks = number("/memory/sinks").and_then(|n| usize::try_from(n).ok());
     let formats = get("/memory/cache/formats").and_then(Value::as_array);
     let mut formats = formats.into_iter().flatten().filter_map(Value::as_str);
-    options.kv_cache = formats.next().and_then(CacheType::find);
+    options.kv_cache = formats.next().and_then(CacheType::from_name);
     Ok(folder)
 }

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use mlcc_driver::tune::{CandidateEvaluator, ComparisonEffort, RefusedValue, SpeedComparison, TuneTrial};
-use mlcc_runtime::{Artifact, table_of};
+use mlcc_runtime::{Artifact, read_table};
 use mlcc_target::{FeatureLevel, GpuModel, WorkloadKind};
 
 use super::builder::TrialBuilder;
-use super::machine::tell;
+use super::machine::show_trial;
 use crate::commands::bench::predict::{NvidiaTools, PredictionCache, SpeedPredictor};
 use crate::commands::bench::test::BenchTest;
 use crate::error::CliError;
@@ -25,10 +25,10 @@ pub struct PredictionBench<'a> {
     builder: TrialBuilder,
     gpu: GpuModel,
     tools: NvidiaTools,
-    known: PredictionCache,
+    cache: PredictionCache,
     /// When the search ends.
     pub end: Option<Instant>,
-    begin: Instant,
+    started: Instant,
     ui: &'a Ui,
     bar: &'a ProgressBar,
 }
@@ -50,9 +50,9 @@ impl<'a> PredictionBench<'a> {
             builder,
             gpu,
             tools,
-            known: PredictionCache::default(),
+            cache: PredictionCache::default(),
             end: None,
-            begin: Instant::now(),
+            started: Instant::now(),
             ui,
             bar,
         }
@@ -67,7 +67,7 @@ impl<'a> PredictionBench<'a> {
     }
 
     fn test(&self, kind: WorkloadKind) -> BenchTest {
-        let room = usize::try_from(self.builder.room()).unwrap_or(usize::MAX);
+        let room = usize::try_from(self.builder.max_tokens()).unwrap_or(usize::MAX);
         let generate = |sequences| BenchTest::Generate { tokens: GENERATED.min(room), depth: 0, sequences };
         match kind {
             WorkloadKind::Decode => generate(1),
@@ -95,17 +95,17 @@ impl CandidateEvaluator for PredictionBench<'_> {
     type Artifact = PredictedArtifact;
     type Error = CliError;
 
-    fn code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
         let code = self.builder.compile(level)?;
-        self.bar.set_position(self.begin.elapsed().as_secs());
+        self.bar.set_position(self.started.elapsed().as_secs());
         Ok(code)
     }
 
     fn load(&mut self) -> Result<PredictedArtifact, CliError> {
         let path = self.builder.write()?;
-        let table = table_of(&Artifact::open(&path)?)?;
+        let table = read_table(&Artifact::open(&path)?)?;
         std::fs::remove_file(&path).map_err(CliError::io("remove", &path))?;
-        let predictor = SpeedPredictor::new(&path, table, &self.gpu, &self.tools, &self.known)?;
+        let predictor = SpeedPredictor::new(&path, table, &self.gpu, &self.tools, &self.cache)?;
         Ok(PredictedArtifact { predictor, speeds: Vec::new() })
     }
 
@@ -121,7 +121,7 @@ impl CandidateEvaluator for PredictionBench<'_> {
         }
         let without = self.speed(old, kind)?;
         let with = self.speed(new, kind)?;
-        self.bar.set_position(self.begin.elapsed().as_secs());
+        self.bar.set_position(self.started.elapsed().as_secs());
         Ok(Some(SpeedComparison::exact(kind, without, with)))
     }
 
@@ -137,11 +137,11 @@ impl CandidateEvaluator for PredictionBench<'_> {
         self.builder.is_interrupted() || self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    fn tried(&mut self, trial: &TuneTrial) {
-        tell(self.ui, self.bar, trial);
+    fn report_trial(&mut self, trial: &TuneTrial) {
+        show_trial(self.ui, self.bar, trial);
     }
 
-    fn left_out(&mut self, refusal: &RefusedValue) {
+    fn report_refusal(&mut self, refusal: &RefusedValue) {
         self.ui.note(format!("{} {} is left out: {}", refusal.key, refusal.to, refusal.why));
     }
 }

@@ -33,14 +33,14 @@ impl ProbedLimits {
         let reading = reading.map_err(CliError::io("allocate memory for", "the bandwidth probe"))?;
         let read = rounded(reading.bandwidth() / 1e9);
         let peak = |a: ComputeType| {
-            let peak = rounded(probe::peak(a, threads)? / 1e9);
+            let peak = rounded(probe::measure_peak(a, threads)? / 1e9);
             Some((a.name().to_string(), [peak, peak]))
         };
         Ok(ProbedLimits { read: [read, read], gops: ComputeType::ALL.into_iter().filter_map(peak).collect() })
     }
 
     /// Both probes together.
-    pub fn and(&self, other: &ProbedLimits) -> ProbedLimits {
+    pub fn widen(&self, other: &ProbedLimits) -> ProbedLimits {
         let both = |a: [f64; 2], b: [f64; 2]| [a[0].min(b[0]), a[1].max(b[1])];
         let gops = self.gops.iter().map(|(kind, range)| {
             let other = other.gops.get(kind).copied().unwrap_or(*range);
@@ -64,14 +64,14 @@ pub struct SearchOutcome<'a, A> {
     pub level: &'a FeatureLevel,
     pub found: &'a TuneResult<A>,
     /// Against the start; empty if the user ended the search.
-    pub last: &'a [SpeedComparison],
+    pub confirmation: &'a [SpeedComparison],
     pub interrupted: bool,
 }
 
 impl<A> SearchOutcome<'_, A> {
     /// Whether what was found holds against the start: else the file changes nothing.
-    pub fn held(&self) -> bool {
-        self.found.level != *self.level && (self.interrupted || is_better(self.last))
+    pub fn is_confirmed(&self) -> bool {
+        self.found.level != *self.level && (self.interrupted || is_better(self.confirmation))
     }
 
     fn changes(&self) -> Vec<ChangeRow> {
@@ -81,17 +81,17 @@ impl<A> SearchOutcome<'_, A> {
             to: trial.to.clone(),
             gains: trial.comparisons.iter().map(|c| (c.kind.name().to_string(), rounded(c.gain))).collect(),
         };
-        let taken = self.found.trials.iter().filter(|trial| trial.taken && self.held());
+        let taken = self.found.trials.iter().filter(|trial| trial.taken && self.is_confirmed());
         taken.map(row).collect()
     }
 
     fn tune(&self) -> toml::Table {
-        if self.held() { self.level.changes(&self.found.level) } else { toml::Table::new() }
+        if self.is_confirmed() { self.level.changed_keys(&self.found.level) } else { toml::Table::new() }
     }
 
     /// The file's content.
     pub fn measured(&self, bench: &TimingBench<'_>, limits: &ProbedLimits, threads: usize) -> LevelTuning {
-        let tests = self.last.iter().map(|c| TestRow {
+        let tests = self.confirmation.iter().map(|c| TestRow {
             name: bench.test_name(c.kind),
             without: rounded(c.without),
             with: rounded(c.with),
@@ -122,7 +122,7 @@ impl<A> SearchOutcome<'_, A> {
         predictions: &PredictionBench<'_>,
         [ptxas, nvdisasm]: [String; 2],
     ) -> LevelTuning {
-        let tests = self.last.iter().map(|c| PredictedRow {
+        let tests = self.confirmation.iter().map(|c| PredictedRow {
             name: predictions.test_name(c.kind),
             without: rounded(c.without),
             with: rounded(c.with),
@@ -183,7 +183,7 @@ impl TuneReport {
         });
         TuneReport {
             file: file.into(),
-            faster: of.held(),
+            faster: of.is_confirmed(),
             complete: of.found.complete,
             interrupted: of.interrupted,
             tried: of.found.trials.len(),
@@ -214,11 +214,11 @@ impl TuneReport {
                 let texts = [&change.key, &change.from, &change.to].map(Clone::clone);
                 rows.push(texts.into_iter().chain(names.clone().map(gain)).collect::<Vec<String>>());
             }
-            out += &(ui::table(&rows) + "\n");
+            out += &(ui::format_table(&rows) + "\n");
         }
         let tests = self.tests();
         if tests.len() > 1 {
-            out += &(ui::table(&tests) + "\n");
+            out += &(ui::format_table(&tests) + "\n");
         }
         let ended = match (self.interrupted, self.complete) {
             (true, _) => "interrupted",
@@ -276,7 +276,7 @@ mod tests {
             read: [read, read],
             gops: BTreeMap::from([("i8".into(), [i8, i8])]),
         };
-        let both = limits(20.0, 500.0).and(&limits(25.0, 400.0));
+        let both = limits(20.0, 500.0).widen(&limits(25.0, 400.0));
         assert_eq!((both.read, both.gops["i8"]), ([20.0, 25.0], [400.0, 500.0]));
     }
 }

@@ -23,7 +23,7 @@ use mlcc_driver::layers::diagnose::{self, FaultDiagnosis};
 use mlcc_driver::layers::file::TapFile;
 use mlcc_driver::layers::run::ArtifactLayers;
 use mlcc_driver::layers::stages::{TapSetup, first_wrong_pass};
-use mlcc_driver::layers::{BoxedError, LayerComparison, TapCall, TapOutput, calls, compare, run_all};
+use mlcc_driver::layers::{BoxedError, LayerComparison, TapCall, TapOutput, compare, run_all, split_calls};
 use mlcc_driver::replay;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -61,7 +61,7 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
     let failed = |e: BoxedError| CliError::Failed(format!("{}: {e}", args.artifact.display()));
     let model = load(&args.artifact, args.threads.map(usize::from), true)?;
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-    let places = places(&args.artifact, &metadata)?;
+    let places = tap_places(&args.artifact, &metadata)?;
     let file = given
         .against
         .as_deref()
@@ -79,7 +79,7 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
         None => given.prompt.tokens(model.vocab(), || tokenizer(&model))?,
     };
     let session = model.session()?;
-    let calls = calls(&tokens, session.tokens_per_call());
+    let calls = split_calls(&tokens, session.tokens_per_call());
     let mut layers = ArtifactLayers { session, places };
     let found = run_all(&mut layers, &calls).map_err(failed)?;
 
@@ -89,25 +89,25 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
         let options = options(&metadata, &model, checkpoint, given)?;
         let source = BuildSource::open(&options)?;
         same_config(&args.artifact, &metadata, &source)?;
-        let target = mlcc_target::resolve(&options.target)?;
+        let target = mlcc_target::resolve_target(&options.target)?;
         let setup = TapSetup {
             source: &source,
             target: &target,
             options: &options,
             cancel: crate::interrupt::flag(),
         };
-        let (side, why) = against_graph(args, &setup, &calls, &found, ui).map_err(failed)?;
+        let (side, why) = compare_graph(args, &setup, &calls, &found, ui).map_err(failed)?;
         sides.push(side);
         diagnosis = why;
         if let Some(file) = &file {
-            sides.push(definition(args, &setup, &calls, file).map_err(failed)?);
+            sides.push(compare_definition(args, &setup, &calls, file).map_err(failed)?);
         }
     }
     if let Some(file) = &file {
         let scheme = scheme(&metadata)?;
         // Layers of packed formats are as far from f32 as the format is: a distance, and no verdict.
-        let permitted = args.tolerance.or_else(|| replay::tolerance(scheme.name)).unwrap_or(f64::MAX);
-        let expected = from_file(file, &calls, &found);
+        let permitted = args.tolerance.or_else(|| replay::format_tolerance(scheme.name)).unwrap_or(f64::MAX);
+        let expected = expected_taps(file, &calls, &found);
         let comparison = compare(&calls, &found, &expected, permitted).map_err(failed)?;
         sides.push(ComparedSide { name: "artifact against the file".into(), comparison });
     }
@@ -127,7 +127,7 @@ fn tokenizer(model: &Model) -> Result<Tokenizer, CliError> {
 }
 
 /// The taps of the metadata.
-fn places(artifact: &Path, metadata: &Value) -> Result<TapPlaces, CliError> {
+fn tap_places(artifact: &Path, metadata: &Value) -> Result<TapPlaces, CliError> {
     let places = metadata.get("taps").and_then(|t| serde_json::from_value::<TapPlaces>(t.clone()).ok());
     places.ok_or_else(|| {
         CliError::Failed(format!(
@@ -139,7 +139,7 @@ fn places(artifact: &Path, metadata: &Value) -> Result<TapPlaces, CliError> {
 
 fn scheme(metadata: &Value) -> Result<QuantScheme, CliError> {
     let name = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
-    Ok(QuantScheme::find(name).map_err(|e| CliError::Failed(e.to_string()))?.0)
+    Ok(QuantScheme::from_name(name).map_err(|e| CliError::Failed(e.to_string()))?.0)
 }
 
 /// The options of the build, as its metadata tells them.
@@ -169,7 +169,7 @@ fn options(
     if text("/backend") == Some(Backend::Cranelift.name()) {
         options.backend = Backend::Cranelift;
     }
-    options.kv_cache = text("/kv_cache").and_then(CacheType::find);
+    options.kv_cache = text("/kv_cache").and_then(CacheType::from_name);
     let off = metadata.get("passes_off").and_then(Value::as_array);
     options.disabled_passes = off.into_iter().flatten().filter_map(Value::as_str).map(String::from).collect();
     let policy =
@@ -192,7 +192,7 @@ fn same_config(artifact: &Path, metadata: &Value, source: &BuildSource) -> Resul
 }
 
 /// The artifact against its graph, and why they differ.
-fn against_graph(
+fn compare_graph(
     args: &VerifyArgs,
     setup: &TapSetup<'_>,
     calls: &[TapCall],
@@ -200,7 +200,7 @@ fn against_graph(
     ui: &Ui,
 ) -> Result<(ComparedSide, Option<FaultDiagnosis>), BoxedError> {
     let (_, _, stages) = setup.compile()?;
-    let expected = setup.reference(&stages, calls, found)?;
+    let expected = setup.reference_taps(&stages, calls, found)?;
     let permitted = args.tolerance.unwrap_or_else(|| setup.tolerance());
     let comparison = compare(calls, found, &expected, permitted)?;
     let mut diagnosis = None;
@@ -209,7 +209,7 @@ fn against_graph(
         diagnosis = match first_wrong_pass(setup, &stages, calls)?.0 {
             Some(wrong) => Some(diagnose::of_pass(setup, &stages, &wrong, calls)?),
             None if runs_here(setup.target) => {
-                let folder = mlcc_codegen::folder::temporary("mlcc-layers-")?;
+                let folder = mlcc_codegen::folder::create_temporary("mlcc-layers-")?;
                 Some(diagnose::of_kernels(setup, &stages, first, calls, folder.path())?)
             }
             None => None,
@@ -219,20 +219,20 @@ fn against_graph(
 }
 
 /// The graph before all passes, in f32, against the file: is the model definition right?
-fn definition(
+fn compare_definition(
     args: &VerifyArgs,
     setup: &TapSetup<'_>,
     calls: &[TapCall],
     file: &TapFile,
 ) -> Result<ComparedSide, BoxedError> {
     let (_, _, stages) = setup.compile()?;
-    let found = setup.graph(&stages, 0, calls)?;
-    let permitted = args.tolerance.or_else(|| replay::tolerance("f32")).unwrap_or_default();
-    let comparison = compare(calls, &found, &from_file(file, calls, &found), permitted)?;
+    let found = setup.graph_taps(&stages, 0, calls)?;
+    let permitted = args.tolerance.or_else(|| replay::format_tolerance("f32")).unwrap_or_default();
+    let comparison = compare(calls, &found, &expected_taps(file, calls, &found), permitted)?;
     Ok(ComparedSide { name: "model definition (f32) against the file".into(), comparison })
 }
 
-fn from_file(file: &TapFile, calls: &[TapCall], found: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
+fn expected_taps(file: &TapFile, calls: &[TapCall], found: &[Vec<TapOutput>]) -> Vec<Vec<TapOutput>> {
     calls.iter().zip(found).map(|(call, found)| file.expected(call, found)).collect()
 }
 

@@ -262,7 +262,7 @@ pub fn interpreted(kernels: &[Kernel], inputs: &[Tensor], sizes: &SymValues, wor
         let buffers = kernel.params.iter().zip(bytes.iter());
         let mut buffers: Vec<KernelBuffer> =
             buffers.map(|(&p, b)| KernelBuffer::new(kernel.bufs[p].dtype, b.clone())).collect();
-        run_with(kernel, &mut buffers, sizes, &ExecutionOptions::workers(workers))
+        run_with(kernel, &mut buffers, sizes, &ExecutionOptions::with_workers(workers))
             .unwrap_or_else(|e| panic!("{e}"));
         *bytes = buffers.into_iter().map(|b| b.bytes).collect();
     })
@@ -299,7 +299,7 @@ pub fn executed(
 }
 
 pub fn target_of(name: &str) -> (KernelTarget, FeatureLevel) {
-    let target = mlcc_target::resolve(name).unwrap();
+    let target = mlcc_target::resolve_target(name).unwrap();
     let level = target.levels[0].clone();
     (KernelTarget::new(target.arch, &level), level)
 }

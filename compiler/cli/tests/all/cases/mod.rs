@@ -163,7 +163,7 @@ pub fn ids(prompt: &GoldenPrompt) -> Vec<i32> {
 }
 
 pub fn scheme(name: &str) -> QuantScheme {
-    QuantScheme::find(name).unwrap().0
+    QuantScheme::from_name(name).unwrap().0
 }
 
 /// Options of a build of a checkpoint for this machine. Builds share their objects: most tests want the same kernels.
@@ -234,7 +234,7 @@ pub fn artifact(options: &BuildOptions, folder: &Path, name: &str) -> (PathBuf, 
 pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (LoweredProgram, BuildSource) {
     let options = BuildOptions { stop_after: stop_after.map(String::from), ..options.clone() };
     let source = BuildSource::open(&options).unwrap();
-    let target = mlcc_target::resolve(&options.target).unwrap();
+    let target = mlcc_target::resolve_target(&options.target).unwrap();
     let cancel = AtomicBool::new(false);
     let mut hooks = BuildHooks { event: &mut |_| {}, cancel: &cancel };
     let (program, _) =
@@ -256,7 +256,7 @@ pub fn interpreted(module: &Module, source: &BuildSource, prompts: &[Vec<i32>]) 
     let interpreter = Interpreter::new(module, |id| param_value(&module.params[id], &tensor).unwrap());
     let run = |ids: &Vec<i32>| {
         let mut states = StateValues::new(module).unwrap();
-        let sizes = SymValues::tokens(ids.len() as i64);
+        let sizes = SymValues::for_tokens(ids.len() as i64);
         interpreter.run_named("prefill", &[Tensor::ids(ids)], &mut states, sizes).unwrap()[0].to_f32()
     };
     prompts.iter().map(run).collect()

@@ -239,7 +239,7 @@ pub fn unfused(module: &Module) -> Module {
 /// The module as these passes leave it, for weights and caches of other types.
 pub fn after(module: &Module, passes: &[&str], quant: &str, kv_cache: CacheType) -> Module {
     let mut options = PassOptions::new(vec![], CHUNK);
-    options.quant = QuantScheme::find(quant).unwrap().0;
+    options.quant = QuantScheme::from_name(quant).unwrap().0;
     options.kv_cache = kv_cache;
     let (mut program, mut ctx) = (LoweredProgram::new(module.clone()), PassContext::new(options));
     for pass in passes {
@@ -263,7 +263,7 @@ pub fn compiled_with(
 ) -> LoweredProgram {
     let level = |l: &mlcc_target::FeatureLevel| (l.name.clone(), KernelTarget::new(target.arch, l));
     let mut options = PassOptions::new(target.levels.iter().map(level).collect(), CHUNK);
-    options.quant = QuantScheme::find(quant).unwrap().0;
+    options.quant = QuantScheme::from_name(quant).unwrap().0;
     options.kv_cache = kv_cache;
     let mut program = LoweredProgram::new(module.clone());
     let control = PipelineControl {
@@ -317,25 +317,25 @@ pub fn by_steps(
 ) -> Vec<Vec<f32>> {
     let plan = program.memory.as_ref().unwrap();
     let mut memory = StepMemory::default();
-    *memory.block(MemoryBase::Weights) = packed(program, weights);
-    *memory.block(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
-    *memory.block(MemoryBase::State) = vec![0xff; plan.state_bytes as usize];
+    *memory.base_memory(MemoryBase::Weights) = packed(program, weights);
+    *memory.base_memory(MemoryBase::Arena) = vec![0xff; plan.arena_bytes() as usize];
+    *memory.base_memory(MemoryBase::State) = vec![0xff; plan.state_bytes as usize];
     let (pages, table) = plan.example_pages();
-    *memory.block(MemoryBase::Pages) = vec![0xff; pages.len()];
-    *memory.block(MemoryBase::PageTable) = table;
+    *memory.base_memory(MemoryBase::Pages) = vec![0xff; pages.len()];
+    *memory.base_memory(MemoryBase::PageTable) = table;
     let level = &program.levels[0];
     let mut past = 0;
     let run = |ids: &&[i32]| {
         let name = if ids.len() == 1 { "decode" } else { "prefill" };
         let step = level.steps.iter().find(|s| s.name == name).unwrap();
-        *memory.block(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        *memory.block(MemoryBase::Logits) = vec![0; 4 * vocab];
+        *memory.base_memory(MemoryBase::Tokens) = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        *memory.base_memory(MemoryBase::Logits) = vec![0; 4 * vocab];
         let sizes = SymValues { n: ids.len() as i64, b: 1, past };
         past += sizes.n;
         let kernels = &level.lowered.kernels;
-        let done = run_step(step, kernels, &mut memory, &sizes, &RunOptions::workers(2));
+        let done = run_step(step, kernels, &mut memory, &sizes, &RunOptions::with_workers(2));
         done.unwrap_or_else(|e| panic!("{e}"));
-        let cells = memory.block(MemoryBase::Logits).chunks_exact(4);
+        let cells = memory.base_memory(MemoryBase::Logits).chunks_exact(4);
         cells.map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect()
     };
     pieces.iter().map(run).collect()
@@ -399,7 +399,7 @@ pub fn artifact(
     };
     let library = library.unwrap_or_else(|e| panic!("{e}"));
     let mut writer = ArtifactWriter::create(path, library.path(), WeightDestination::Inside).unwrap();
-    writer.section(mlcc_abi::section::METADATA, b"{}").unwrap();
+    writer.write_section(mlcc_abi::section::METADATA, b"{}").unwrap();
     writer.begin_section(mlcc_abi::section::WEIGHTS).unwrap();
     writer.write(&packed(program, weights)).unwrap();
     writer.end_section().unwrap();

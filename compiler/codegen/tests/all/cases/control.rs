@@ -65,7 +65,7 @@ fn dot_case(unroll: i64) -> KernelCase {
     let buffers =
         vec![tame(DType::F32, 7 * 64, 1), tame(DType::F32, 64, 2), KernelBuffer::zeros(DType::F32, 7)];
     let mut case = KernelCase::new(kb.finish(), buffers);
-    case.dims = SymValues::tokens(7);
+    case.dims = SymValues::for_tokens(7);
     case.tolerance = Tolerance::relative(1e-5);
     case
 }

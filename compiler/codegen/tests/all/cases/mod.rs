@@ -24,7 +24,7 @@ pub struct KernelCase {
 
 impl KernelCase {
     pub fn new(kernel: Kernel, buffers: Vec<KernelBuffer>) -> KernelCase {
-        KernelCase { kernel, buffers, dims: SymValues::tokens(5), tolerance: Tolerance::EXACT }
+        KernelCase { kernel, buffers, dims: SymValues::for_tokens(5), tolerance: Tolerance::EXACT }
     }
     /// What the interpreter makes of it.
     pub fn expected(&self) -> Vec<KernelBuffer> {

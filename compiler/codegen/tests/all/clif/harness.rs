@@ -19,7 +19,7 @@ pub struct ClifCase {
 
 impl ClifCase {
     pub fn new(kernel: Kernel, buffers: Vec<KernelBuffer>) -> ClifCase {
-        ClifCase { kernel, buffers, dims: SymValues::tokens(1), tolerance: 0.0 }
+        ClifCase { kernel, buffers, dims: SymValues::for_tokens(1), tolerance: 0.0 }
     }
 }
 

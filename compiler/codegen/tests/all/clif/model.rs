@@ -7,14 +7,14 @@ use mlcc_codegen::artifact::WeightDestination;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::clif::usable_level;
 use mlcc_codegen::{
-    CodegenInput, CompileJobs, LevelInput, LinkedLibrary, compile_with_cranelift, compile_with_cranelift_by,
+    CodegenInput, CompileJobs, LevelInput, LinkedLibrary, compile_with_cranelift, compile_with_cranelift_jobs,
 };
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{ForKind, Kernel, ParamAccess, UnOp};
 use mlcc_ir::step::{StepItem, StepProgram};
 use mlcc_ir::types::DType;
 use mlcc_runtime::{LoadOptions, Model};
-use mlcc_target::{Arch, CompileTarget, resolve};
+use mlcc_target::{Arch, CompileTarget, resolve_target};
 use std::process::Command;
 
 const TOKENS: [i32; 8] = [3, 1, 4, 1, 0, 2, 2, 4];
@@ -34,13 +34,13 @@ fn build_by(target: &CompileTarget, jobs: &CompileJobs) -> LinkedLibrary {
         table: table(name),
         assembler: None,
     };
-    compile_with_cranelift_by(&input, "toy.so", jobs).unwrap()
+    compile_with_cranelift_jobs(&input, "toy.so", jobs).unwrap()
 }
 
 fn host() -> Option<CompileTarget> {
     match Arch::of_host()? {
-        Arch::X86_64 => resolve("x86-64-v2,x86-64-v3").ok(),
-        Arch::Aarch64 => resolve("aarch64").ok(),
+        Arch::X86_64 => resolve_target("x86-64-v2,x86-64-v3").ok(),
+        Arch::Aarch64 => resolve_target("aarch64").ok(),
         Arch::Nvptx => None,
     }
 }
@@ -77,7 +77,7 @@ fn every_level_gives_the_reference_results() {
 
 #[test]
 fn levels_shrink_to_what_is_used() {
-    let target = resolve("x86-64-v4-vnni").unwrap();
+    let target = resolve_target("x86-64-v4-vnni").unwrap();
     let level = usable_level(target.arch, &target.levels[0]).unwrap();
     assert_eq!((level.name.as_str(), level.vector_bits), ("x86-64-v4-vnni", 128));
     assert!(level.has_all(&["avx2", "fma", "sse4.1"]));
@@ -187,13 +187,16 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
     let bytes = |library: &LinkedLibrary| std::fs::read(library.path()).unwrap();
     let fresh = library(1, None);
     let (first, second) = (library(3, cache.clone()), library(2, cache));
-    assert_eq!((first.objects().from_cache, second.objects().from_cache), (0, fresh.objects().objects));
+    assert_eq!(
+        (first.object_counts().from_cache, second.object_counts().from_cache),
+        (0, fresh.object_counts().objects)
+    );
     assert!(bytes(&fresh) == bytes(&first) && bytes(&fresh) == bytes(&second));
 }
 
 #[test]
 fn bad_modules_are_refused_by_name() {
-    let target = resolve("x86-64-v2").unwrap();
+    let target = resolve_target("x86-64-v2").unwrap();
     let message = |kernels: &[Kernel], steps: &[StepProgram]| refusal(&target, kernels, steps);
     let good = kernels(IterationPlace::Workers);
     let missing = message(&good[1..], &steps(IterationPlace::Workers));
@@ -220,7 +223,7 @@ fn bad_modules_are_refused_by_name() {
     let exp = message(&[kb.finish()], &[]);
     assert!(exp.contains("`tail` failed: exp of f32 is not primitive and must be expanded first"), "{exp}");
 
-    let cuda = resolve("sm_80").unwrap();
+    let cuda = resolve_target("sm_80").unwrap();
     let cuda = refusal(&cuda, &[], &[]);
     assert!(cuda.contains("GPU code needs the LLVM back end"), "{cuda}");
 }

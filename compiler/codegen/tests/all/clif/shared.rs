@@ -72,7 +72,7 @@ fn random_kernels() {
     let mut cases = Vec::new();
     for seed in 0..40 {
         let kernel = random_kernel(seed, &KernelOptions { instrs: true, ..KernelOptions::EXACT });
-        let dims = SymValues::tokens(1 + (seed % 5) as i64);
+        let dims = SymValues::for_tokens(1 + (seed % 5) as i64);
         let bytes = random_arguments(&kernel, &dims, seed);
         let buffers = kernel.params.iter().zip(bytes);
         let buffers = buffers.map(|(id, bytes)| KernelBuffer::new(kernel.bufs[*id].dtype, bytes)).collect();

@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 const ORDERS: [&str; 3] = ["turns", "backwards", "random:1"];
 
 pub fn ptx(kernel: &Kernel, level: &str) -> String {
-    let target = mlcc_target::resolve(level).unwrap();
+    let target = mlcc_target::resolve_target(level).unwrap();
     let input = LevelInput { level: &target.levels[0], kernels: std::slice::from_ref(kernel), steps: &[] };
     String::from_utf8(cached_ptx(&target.triple, &input, &objects::cache()).unwrap()).unwrap()
 }
@@ -108,7 +108,7 @@ fn executed(
         params.push(at);
     }
     let entry = driver.functions.get(function)?.clone();
-    let shared_bytes = SharedMemory::of(kernel).dynamic_bytes;
+    let shared_bytes = SharedMemory::for_kernel(kernel).dynamic_bytes;
     let call = QueuedLaunch {
         kernel: entry.kernel,
         constants: entry.constants,

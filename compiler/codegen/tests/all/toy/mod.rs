@@ -78,11 +78,11 @@ pub fn linked_from(file: &str, folder: &Path, flags: &[&str]) -> PathBuf {
 /// Appends the payload to a linked toy.
 pub fn pack(linked: &Path, out: &Path, weights_to: WeightDestination) {
     let mut artifact = ArtifactWriter::create(out, linked, weights_to).unwrap();
-    artifact.section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
+    artifact.write_section(section::METADATA, b"{\"model\":\"toy\"}").unwrap();
     artifact.begin_section(section::WEIGHTS).unwrap();
     weights().chunks(7).for_each(|piece| artifact.write(piece).unwrap());
     artifact.end_section().unwrap();
-    artifact.section(section::TOKENIZER, b"abc").unwrap();
+    artifact.write_section(section::TOKENIZER, b"abc").unwrap();
     artifact.finish().unwrap();
 }
 

@@ -161,14 +161,14 @@ fn launch(
     let dims = dims.iter().map(|&s| Dim::sym(s)).collect();
     // Pieces smaller than a column, so that some are empty, and more of them the longer the sequence.
     let pieces = Dim::sym(SizeSymbol::Past).scale(3).floor_div(2).add(&12.into()).minimum(&16.into());
-    let shares = if grid.is_some() { WorkSchedule::Static } else { WorkSchedule::Dynamic { pieces } };
+    let shares = if grid.is_some() { WorkSchedule::Static } else { WorkSchedule::Dynamic { chunks: pieces } };
     StepItem::Launch(LaunchItem {
         kernel: kernel.into(),
         buffers,
         dims,
         grid,
         repeat: RepeatMode::Once,
-        shares,
+        schedule: shares,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Operands of attention on tensor cores: matrices of 16-bit floats in shared memory, one or two of which are the numbers.
 
 use crate::attention::plan::PAD;
-use crate::halves::{HalfSplit, SplitFragment, split};
+use crate::halves::{HalfSplit, SplitFragment, split_floats};
 use mlcc_ir::kernel::MemorySpace;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
@@ -25,8 +25,8 @@ impl<'k> SharedMatrix<'k> {
     }
 
     /// Stores f32.
-    pub fn set(self, at: [Val<'k>; 2], floats: Val<'k>) {
-        let halves = split(floats, self.halves.dtype, self.halves.parts);
+    pub fn store_floats(self, at: [Val<'k>; 2], floats: Val<'k>) {
+        let halves = split_floats(floats, self.halves.dtype, self.halves.parts);
         for (to, half) in self.parts.iter().zip(halves) {
             if let (Some(to), Some(half)) = (to, half) {
                 to.set(at, half);

@@ -9,9 +9,9 @@
 //! weights.
 
 use super::halves::{MmaOperandRole, SharedMatrix};
-use super::{append, keys_seen, say_slices};
+use super::{append, keys_seen, store_slice_count};
 use crate::attention::decode::NewRows;
-use crate::attention::merge::unfinished;
+use crate::attention::merge::partial_results;
 use crate::attention::plan::{GpuAttentionPlan, SIDE, WarpLayout};
 use crate::attention::problem::{AttentionProblem, CacheRows, MASKED, ScoreIndex};
 use crate::halves::{SplitFragment, side_by_side};
@@ -19,7 +19,7 @@ use crate::inline::CachePage;
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BinOp, BufId, ExprType};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::matrix::place;
+use mlcc_kernel_lang::matrix::fragment_position;
 use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// Bytes of a copy.
@@ -65,9 +65,9 @@ pub(super) struct MatrixBlock<'k, 'a> {
     /// In the registers of a warp: scores, then weights `[keys / 8, 4]`; sums `[columns / 8, 4]`; of each of two rows the running
     /// maximum and the lane's share of the sum of weights.
     s: BufferView<'k, 2>,
-    sums: BufferView<'k, 2>,
+    accumulators: BufferView<'k, 2>,
     max: BufferView<'k, 1>,
-    total: BufferView<'k, 1>,
+    row_sum: BufferView<'k, 1>,
     /// Key head, first query head, first position among the queries.
     head: Val<'k>,
     first_head: Val<'k>,
@@ -76,7 +76,7 @@ pub(super) struct MatrixBlock<'k, 'a> {
     past: Val<'k>,
     last: Val<'k>,
     prefix: Option<Val<'k>>,
-    /// See [`AttentionProblem::border`].
+    /// See [`AttentionProblem::span_end`].
     border: Option<Val<'k>>,
 }
 
@@ -119,14 +119,14 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             plan,
             warps,
             team: ThreadTeam::new(k, WARP * warps.rows * warps.keys),
-            q: SharedMatrix::new(k, "q", warps.key.other(), rows, a.size),
+            q: SharedMatrix::new(k, "q", warps.key.other_operand(), rows, a.size),
             scales: (warps.key.dtype == DType::F16).then(|| k.shared("scales", [rows])),
             keys: tile("key_tile", warps.key, key_rows, a.size, false),
             values: tile("value_tile", warps.value, value_rows, a.value_size, true),
             s: k.registers("s", [plan.keys / warps.keys / COLUMNS, OF_LANE]),
-            sums: k.registers("sums", [a.value_size / COLUMNS, OF_LANE]),
+            accumulators: k.registers("sums", [a.value_size / COLUMNS, OF_LANE]),
             max: k.registers("max", [2]),
-            total: k.registers("total", [2]),
+            row_sum: k.registers("total", [2]),
             head: first_head / a.group,
             first_head,
             first,
@@ -134,7 +134,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             past: t - n,
             last: t + -1,
             prefix: a.prefix(k),
-            border: a.border(k),
+            border: a.span_end(k),
         }
     }
 
@@ -145,18 +145,18 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         append(a, new_rows, (self.head, self.last), [start, end], WARP * self.warps.rows * self.warps.keys);
         let first_slice = single.then(|| tile.equals(0));
         self.clear(first_slice);
-        if let Some(sinks) = a.sinks() {
+        if let Some(sinks) = a.over_sinks() {
             let all = a.sinks_left(if single { self.last } else { end + -1 });
             let count = first_slice.map_or(all, |first| first.select(all, k.int(0)));
-            MatrixBlock { a: &sinks, ..self }.keys(k.int(0), count.named("sinks"));
+            MatrixBlock { a: &sinks, ..self }.add_keys(k.int(0), count.named("sinks"));
         }
-        self.keys(start, end);
+        self.add_keys(start, end);
         self.store(tile, out);
     }
 
-    fn part(self, thread: Val<'k>) -> ThreadTile<'k> {
+    fn thread_tile(self, thread: Val<'k>) -> ThreadTile<'k> {
         let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
-        let [group, column] = place(&M16N8K16.sums, lane, 0);
+        let [group, column] = fragment_position(&M16N8K16.accumulator, lane, 0);
         let (along, warp) = match self.warps.keys {
             1 => (self.k.int(0), warp),
             count => (warp % count, warp / count),
@@ -183,7 +183,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     fn clear(self, first: Option<Val<'k>>) {
         let k = self.k;
         self.team.run(|thread| {
-            let part = self.part(thread);
+            let part = self.thread_tile(thread);
             let among_warps = (self.warps.keys > 1).then(|| part.along.equals(0));
             let sees = first.into_iter().chain(among_warps).reduce(|a, b| a & b);
             for (i, (_, head)) in self.rows_of(&part).into_iter().enumerate() {
@@ -191,18 +191,19 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 if let Some(logit) = self.a.null_logit(head) {
                     max = sees.map_or(logit, |sees| sees.select(logit, MASKED));
                     let counts = part.column.equals(0);
-                    total = sees.map_or(counts, |sees| sees & counts).select(k.float(self.unit()), 0.0);
+                    total =
+                        sees.map_or(counts, |sees| sees & counts).select(k.float(self.weight_unit()), 0.0);
                 }
                 self.max.set([i as i64], max);
-                self.total.set([i as i64], total);
+                self.row_sum.set([i as i64], total);
             }
             let zero = k.zeros(DType::F32, OF_LANE as u32);
-            k.unrolled("i", self.a.value_size / COLUMNS, |i| self.sums.set((i, 0), zero));
+            k.unrolled("i", self.a.value_size / COLUMNS, |i| self.accumulators.set((i, 0), zero));
         });
     }
 
     /// The weight of the largest score: of f16 the small ones then have as many bits.
-    fn unit(self) -> f64 {
+    fn weight_unit(self) -> f64 {
         if self.warps.value.dtype == DType::F16 { 32768.0 } else { 1.0 }
     }
 
@@ -241,13 +242,13 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 None => k.fold("piece", pieces, 0.0, |piece, most| most.max(largest(load(piece)))),
             };
             let most = fold_lanes(most, BinOp::Max, lanes);
-            let [factor, back] = powers(most);
+            let [factor, back] = scale_powers(most);
             k.when(part.equals(0), || scales.set([row], back));
             factor
         });
         let store = |piece: Val<'k>, query: Val<'k>| {
             let query = factor.map_or(query, |factor| query * factor.splat(COLUMNS as u32));
-            self.q.set([row, column(piece)], query);
+            self.q.store_floats([row, column(piece)], query);
         };
         match kept {
             Some(kept) => kept.into_iter().zip(0..).for_each(|(query, piece)| store(k.int(piece), query)),
@@ -256,7 +257,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Begins to fill a tile with the rows from `j` on; the last row stands in for those after it.
-    fn fill(self, tile: &CacheTile<'k>, j: Val<'k>) {
+    fn start_tile_copy(self, tile: &CacheTile<'k>, j: Val<'k>) {
         let (k, a) = (self.k, self.a);
         let page = a.page(j).map(CachePage::named);
         let row_at = |i: Val<'k>| (j + i).min(self.last);
@@ -274,7 +275,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 let at = [row_at(row), self.head, c];
                 let (v, (codes, _)) = if tile.values { (a.v, a.value) } else { (a.k, a.key) };
                 let v = if tile.scales.is_some() { codes } else { v };
-                tile.to.set([row, c], a.row(v, page, at, lanes as u32));
+                tile.to.store_floats([row, c], a.row(v, page, at, lanes as u32));
             });
         };
         let view = rows.in_page(k.view(rows.buf, [1, a.kv, tile.size]), page);
@@ -282,38 +283,38 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         let parts = tile.size / elements;
         self.team.each(self.plan.keys * parts, |i| {
             let (row, c) = (i / parts, i % parts * elements);
-            to.copy((row, c), CHUNK as u32, view, (row_at(row), self.head, c));
+            to.start_copy((row, c), CHUNK as u32, view, (row_at(row), self.head, c));
         });
     }
 
     // ---- the products
 
     /// Adds the keys `start..end`; `start` begins a tile.
-    fn keys(self, start: Val<'k>, end: Val<'k>) {
+    fn add_keys(self, start: Val<'k>, end: Val<'k>) {
         let (k, step) = (self.k, self.plan.keys);
         let tiles = (end - start).max(0).div_ceil(step).named("tiles");
-        k.when(k.int(0).lt(tiles), || self.fill(&self.keys, start));
-        k.commit();
+        k.when(k.int(0).lt(tiles), || self.start_tile_copy(&self.keys, start));
+        k.commit_copies();
         self.load_queries();
         k.serial("tile", tiles, |i| {
             let j = (start + i * step).named("j");
-            self.fill(&self.values, j);
-            k.commit();
+            self.start_tile_copy(&self.values, j);
+            k.commit_copies();
             // The keys have landed.
-            k.wait(1);
+            k.wait_copies(1);
             k.barrier();
-            self.team.run(|thread| self.scores(thread));
+            self.team.run(|thread| self.compute_scores(thread));
             k.barrier();
-            k.when((i + 1).lt(tiles), || self.fill(&self.keys, j + step));
-            k.commit();
-            self.team.run(|thread| self.weights(thread, j, end));
+            k.when((i + 1).lt(tiles), || self.start_tile_copy(&self.keys, j + step));
+            k.commit_copies();
+            self.team.run(|thread| self.compute_weights(thread, j, end));
             // So have the values.
-            k.wait(1);
+            k.wait_copies(1);
             k.barrier();
-            self.team.run(|thread| self.mix(thread));
+            self.team.run(|thread| self.accumulate_values(thread));
             k.barrier();
         });
-        k.wait(0);
+        k.wait_copies(0);
     }
 
     /// Keys of a warp in a tile.
@@ -322,8 +323,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Products of queries and keys.
-    fn scores(self, thread: Val<'k>) {
-        let (k, part) = (self.k, self.part(thread));
+    fn compute_scores(self, thread: Val<'k>) {
+        let (k, part) = (self.k, self.thread_tile(thread));
         let zero = k.zeros(DType::F32, OF_LANE as u32);
         k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| self.s.set((i, 0), zero));
         k.serial("c", self.a.size / SIDE, |c| {
@@ -347,8 +348,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     }
 
     /// Products to scores, and these to weights with the new maxima; older sums change by what that makes of them.
-    fn weights(self, thread: Val<'k>, j: Val<'k>, end: Val<'k>) {
-        let (k, part) = (self.k, self.part(thread));
+    fn compute_weights(self, thread: Val<'k>, j: Val<'k>, end: Val<'k>) {
+        let (k, part) = (self.k, self.thread_tile(thread));
         if let Some(scales) = self.scales {
             let scale = pair([0, APART].map(|apart| scales.at([part.row + part.group + apart])));
             k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
@@ -366,7 +367,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         let sum = k.reg("sum", k.zeros(DType::F32, OF_LANE as u32));
         k.unrolled("i", self.keys_of_warp() / COLUMNS, |i| {
             let weight = self.plan.weight(self.s.load((i, 0), OF_LANE as u32) - max);
-            let weight = if self.unit() == 1.0 { weight } else { weight * self.unit() }.named("weight");
+            let weight =
+                if self.weight_unit() == 1.0 { weight } else { weight * self.weight_unit() }.named("weight");
             self.s.set((i, 0), weight);
             sum.set(sum.get() + weight);
         });
@@ -374,10 +376,10 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         for i in 0..2 {
             let its = sum.shuffle([2 * i]) + sum.shuffle([2 * i + 1]);
             let i = i64::from(i);
-            self.total.set([i], self.total.at([i]).fma(rows[i as usize].1, its));
+            self.row_sum.set([i], self.row_sum.at([i]).fma(rows[i as usize].1, its));
         }
         k.unrolled("i", self.a.value_size / COLUMNS, |i| {
-            self.sums.set((i, 0), self.sums.load((i, 0), OF_LANE as u32) * factor);
+            self.accumulators.set((i, 0), self.accumulators.load((i, 0), OF_LANE as u32) * factor);
         });
     }
 
@@ -426,28 +428,28 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         });
         // Four lanes have a row.
         let max = most.get().named("most");
-        let max = max.max(of_lane(max, 1)).named("most");
-        let max = max.max(of_lane(max, 2)).named("max");
+        let max = max.max(lane_value(max, 1)).named("most");
+        let max = max.max(lane_value(max, 2)).named("max");
         self.max.set(at, max);
         (max, self.plan.weight(old - max).named("factor"))
     }
 
     /// `sums += weights . values`.
-    fn mix(self, thread: Val<'k>) {
-        let (k, part) = (self.k, self.part(thread));
+    fn accumulate_values(self, thread: Val<'k>) {
+        let (k, part) = (self.k, self.thread_tile(thread));
         k.unrolled("i", self.keys_of_warp() / SIDE, |i| {
             let weights = [0, 1].map(|half| {
                 let weight = self.s.load((i * 2 + half, 0), OF_LANE as u32);
                 self.values.scaled(weight, part.key + i * SIDE + half * COLUMNS + part.column)
             });
-            let weights = SplitFragment::of(side_by_side(weights), self.warps.value.other());
+            let weights = SplitFragment::from_floats(side_by_side(weights), self.warps.value.other_operand());
             k.unrolled("c", self.a.value_size / SIDE, |c| {
                 let at = [part.key + i * SIDE, c * SIDE];
                 let values = self.values.to.load(at, part.lane, MmaOperandRole::SecondTransposed);
                 for second in [false, true] {
                     let at = (c * 2 + i64::from(second), 0);
-                    let sums = self.sums.load(at, OF_LANE as u32);
-                    self.sums.set(at, weights.add_to(sums, values.half(second)));
+                    let sums = self.accumulators.load(at, OF_LANE as u32);
+                    self.accumulators.set(at, weights.add_to(sums, values.half(second)));
                 }
             });
         });
@@ -459,24 +461,24 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     fn store(self, slice: Val<'k>, out: BufId) {
         let (k, a) = (self.k, self.a);
         self.team.run(|thread| {
-            let part = self.part(thread);
+            let part = self.thread_tile(thread);
             for i in 0..2 {
                 let at = [i64::from(i)];
-                let total = self.total.at(at);
-                let total = total + of_lane(total, 1);
-                self.total.set(at, total + of_lane(total.named("total"), 2));
+                let total = self.row_sum.at(at);
+                let total = total + lane_value(total, 1);
+                self.row_sum.set(at, total + lane_value(total.named("total"), 2));
             }
             if self.warps.keys > 1 {
                 return;
             }
             if self.plan.slices > 1 {
-                return self.store_slice(&part, slice, unfinished(k, a, out));
+                return self.store_slice(&part, slice, partial_results(k, a, out));
             }
             let out = k.view(out, [1, a.heads(), a.value_size]);
             self.each_row(&part, |i, row| {
                 let (position, head) =
                     (self.first + row / self.plan.heads, self.first_head + row % self.plan.heads);
-                let total = self.total.at([i64::from(i)]).named("total");
+                let total = self.row_sum.at([i64::from(i)]).named("total");
                 k.when(position.lt(self.n), || {
                     self.each_pair(&part, i, |c, pair| {
                         out.set([position, head, c], (pair / total.splat(2)).cast(out.dtype()));
@@ -485,7 +487,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             });
         });
         if self.warps.keys > 1 {
-            self.join(slice, out);
+            self.merge_warps(slice, out);
         }
     }
 
@@ -498,8 +500,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             k.when(part.column.equals(0), || {
                 let at = [i64::from(i)];
                 out.set((slice, head, a.value_size), self.max.at(at));
-                out.set((slice, head, a.value_size + 1), self.total.at(at));
-                say_slices(k, (a, self.plan), out, (slice, head));
+                out.set((slice, head, a.value_size + 1), self.row_sum.at(at));
+                store_slice_count(k, (a, self.plan), out, (slice, head));
             });
         });
     }
@@ -519,29 +521,29 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
     /// `body(column, sums of two neighbours)` of one of a lane's rows.
     fn each_pair(self, part: &ThreadTile<'k>, i: u32, body: impl Fn(Val<'k>, Val<'k>)) {
         self.k.unrolled("c", self.a.value_size / COLUMNS, |c| {
-            let sums = self.sums.load((c, 0), OF_LANE as u32);
+            let sums = self.accumulators.load((c, 0), OF_LANE as u32);
             body(c * COLUMNS + part.column, sums.shuffle([2 * i, 2 * i + 1]));
         });
     }
 
     /// Joins the sums of warps that had other keys.
-    fn join(self, slice: Val<'k>, out: BufId) {
+    fn merge_warps(self, slice: Val<'k>, out: BufId) {
         let (k, a, rows) = (self.k, self.a, self.plan.rows());
         let size = a.value_size;
         let [max_at, total_at] = [size, size + 1];
         let of_warps = k.shared("of_warps", [self.warps.keys, rows, size + 2]);
         self.team.run(|thread| {
-            let part = self.part(thread);
+            let part = self.thread_tile(thread);
             self.each_row(&part, |i, row| {
                 self.each_pair(&part, i, |c, pair| of_warps.set([part.along, row, c], pair));
                 k.when(part.column.equals(0), || {
                     of_warps.set((part.along, row, max_at), self.max.at([i64::from(i)]));
-                    of_warps.set((part.along, row, total_at), self.total.at([i64::from(i)]));
+                    of_warps.set((part.along, row, total_at), self.row_sum.at([i64::from(i)]));
                 });
             });
         });
         k.barrier();
-        let (out, unfinished) = (k.view(out, [1, a.heads(), size]), unfinished(k, a, out));
+        let (out, unfinished) = (k.view(out, [1, a.heads(), size]), partial_results(k, a, out));
         self.team.each(rows * size, |at| {
             let (row, c) = (at / size, at % size);
             let of = |warp: i64, c: Val<'k>| of_warps.at((warp, row, c));
@@ -562,7 +564,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
             k.when(c.equals(0), || {
                 unfinished.set((slice, head, max_at), max);
                 unfinished.set((slice, head, total_at), total);
-                say_slices(k, (a, self.plan), unfinished, (slice, head));
+                store_slice_count(k, (a, self.plan), unfinished, (slice, head));
             });
         });
     }
@@ -574,13 +576,13 @@ fn pair<'k>([upper, lower]: [Val<'k>; 2]) -> Val<'k> {
 }
 
 /// The value of another lane of the warp.
-fn of_lane<'k>(value: Val<'k>, distance: i64) -> Val<'k> {
+fn lane_value<'k>(value: Val<'k>, distance: i64) -> Val<'k> {
     let distance = value.recorder().int32(distance);
     value.instr("shfl_xor_f32", &[distance]).named("other")
 }
 
 /// The power of two that brings a number that is not negative between 2^14 and 2^15, and its inverse.
-fn powers<'k>(number: Val<'k>) -> [Val<'k>; 2] {
+fn scale_powers<'k>(number: Val<'k>) -> [Val<'k>; 2] {
     let exponent = (number.bits_as(ExprType::scalar(DType::I32)) >> 23).max(15).min(254).named("exponent");
     let float = |exponent: Val<'k>| (exponent << 23).bits_as(ExprType::F32).named("power");
     // Exponents are stored with 127 more.

@@ -6,8 +6,8 @@
 //! column, its four products are those of four keys, so rows are first turned into quads of keys, once for all heads. The
 //! sums of a block are exact; they are added to the f32 sums with the unit of the block.
 
-use super::bytes::{ByteOperands, joined_planes, repeated};
-use crate::attention::codes::{MAGIC, MOST_SIGNED, coded, signed_codes, unit_of};
+use super::bytes::{ByteOperands, joined_planes, repeat_bytes};
+use crate::attention::codes::{MAGIC, MOST_SIGNED, encode_magic, signed_codes, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{DecodePlan, PLANES, QUAD};
@@ -64,12 +64,12 @@ impl<'k> ByteOperands<'k> {
                 let words = if self.dot.signed {
                     signed_codes(weight, inverse).1
                 } else {
-                    coded(weight, inverse, magic)
+                    encode_magic(weight, inverse, magic)
                 };
                 words.bits(self.dot.dtype())
             };
             let codes = (0..vectors).map(codes).collect();
-            let to = self.weights.flat().tail([i * (of_step * plan.slots * PLANES * QUAD)]);
+            let to = self.weights.flat().starting_at([i * (of_step * plan.slots * PLANES * QUAD)]);
             for (n, quad) in (0..).zip(quads_of(&plan, codes)) {
                 to.set([n * i64::from(quad.lanes())], quad);
             }
@@ -86,7 +86,7 @@ impl<'k> ByteOperands<'k> {
             for group in 0..at.a.value_size / bytes {
                 let c = k.int(group * bytes);
                 let rows = rows.map(|row| self.values.row(block, row, c, bytes as u32).named("v"));
-                let to = self.mixed.flat().tail([i * (QUAD * bytes) + group * (plan.block * bytes)]);
+                let to = self.mixed.flat().starting_at([i * (QUAD * bytes) + group * (plan.block * bytes)]);
                 for (r, quad) in (0..).zip(interleaved(rows)) {
                     to.set([r * bytes], quad);
                 }
@@ -110,19 +110,19 @@ impl<'k> ByteOperands<'k> {
             }
         });
         if !self.dot.signed {
-            k.when(k.float(0.0).lt(added), || self.take_off(block, set, added));
+            k.when(k.float(0.0).lt(added), || self.subtract_offsets(block, set, added));
         }
     }
 
     /// Takes what was added to the codes of weights off the sums.
-    fn take_off(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, added: Val<'k>) {
+    fn subtract_offsets(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, added: Val<'k>) {
         let (at, k, plan) = (block.at, block.at.k, block.at.plan);
         let (lanes, bytes) = (i64::from(plan.lanes), i64::from(plan.byte_lanes()));
         let ones = k.literal(1.0, ExprType::vector(self.dot.dtype(), plan.byte_lanes()));
         k.serial("vector", at.a.value_size / lanes, |i| {
             let sum = k.reg("sum", k.zeros(DType::I32, plan.lanes));
             let (group, r) = (i / QUAD, i % QUAD);
-            let values = self.mixed.flat().tail([group * (plan.block * bytes) + r * bytes]);
+            let values = self.mixed.flat().starting_at([group * (plan.block * bytes) + r * bytes]);
             k.steps("quad", quads(block), QUAD * bytes, |at| {
                 let values = values.load([at], plan.byte_lanes());
                 sum.update(|sum| self.dot.add(sum, ones, values));
@@ -131,7 +131,10 @@ impl<'k> ByteOperands<'k> {
             let sum = (sum.get().cast(DType::F32) * -added).named("sum");
             k.serial("head", plan.heads, |head| {
                 let unit = self.weight_units.at([plan.lane_of(head)]);
-                let sums = at.sums.tail([at.head, set * plan.heads + head, k.int(0)]).tail([column]);
+                let sums = at
+                    .accumulators
+                    .starting_at([at.head, set * plan.heads + head, k.int(0)])
+                    .starting_at([column]);
                 sums.set([0], sum.fma(unit, sums.load([0], plan.lanes)));
             });
         });
@@ -153,18 +156,18 @@ impl<'k> ByteOperands<'k> {
         let sums: Vec<_> = sums.rows().collect();
         let quads_of_block = plan.block / QUAD;
         let turns = at.a.value_size / bytes * plan.head_passes() * quads_of_block;
-        let values = self.mixed.flat().tail([group * (plan.block * bytes)]);
+        let values = self.mixed.flat().starting_at([group * (plan.block * bytes)]);
         let weights = head * (PLANES * QUAD);
         k.serial("quad", quads(block), |i| {
             block.prefetch_values(pass * quads_of_block + i, turns);
-            let quad = values.tail([i * (QUAD * bytes)]);
+            let quad = values.starting_at([i * (QUAD * bytes)]);
             let v: Vec<Val> =
                 (0..QUAD).map(|r| quad.load([r * bytes], plan.byte_lanes()).named("v")).collect();
-            let words = self.weights.row(i).tail([weights]);
+            let words = self.weights.row(i).starting_at([weights]);
             for h in 0..count {
                 for plane in 0..PLANES {
                     let weight = words.load([(h * PLANES + plane) * QUAD], QUAD as u32);
-                    let weight = repeated(weight, plan.byte_lanes());
+                    let weight = repeat_bytes(weight, plan.byte_lanes());
                     for (&v, sums) in v.iter().zip(&sums[(h * QUAD) as usize..]) {
                         sums[plane as usize].update(|sum| self.dot.add(sum, weight, v));
                     }
@@ -174,7 +177,10 @@ impl<'k> ByteOperands<'k> {
         for (h, of_head) in (0..).zip(sums.chunks(QUAD as usize)) {
             let number = head + h;
             let unit = self.weight_units.at([plan.lane_of(number)]).named("unit");
-            let row = at.sums.tail([at.head, set * plan.heads + number, k.int(0)]).tail([group * bytes]);
+            let row = at
+                .accumulators
+                .starting_at([at.head, set * plan.heads + number, k.int(0)])
+                .starting_at([group * bytes]);
             for (r, planes) in (0..).zip(of_head) {
                 let value = joined_planes(planes[0].get(), planes[1].get()).cast(DType::F32);
                 row.set([r * lanes], value.fma(unit, row.load([r * lanes], plan.lanes)));
@@ -184,13 +190,13 @@ impl<'k> ByteOperands<'k> {
 }
 
 /// Stores sums of values, which are in the order of [`interleaved`] bytes.
-pub(super) fn store<'k>(at: &KeyHead<'k, '_>, sums: BufferView<'k, 1>, to: BufferView<'k, 1>) {
+pub(super) fn store_interleaved<'k>(at: &KeyHead<'k, '_>, sums: BufferView<'k, 1>, to: BufferView<'k, 1>) {
     let (k, lanes) = (at.k, at.plan.lanes);
     let (to, sums) = (to.named("from"), sums.named("row"));
     k.serial("vector", at.a.value_size / i64::from(lanes), |i| {
         let sums = sums.load([i * i64::from(lanes)], lanes).named("sums");
         let (group, r) = (i / QUAD, i % QUAD);
-        let to = to.tail([group * i64::from(at.plan.byte_lanes()) + r * QUAD]);
+        let to = to.starting_at([group * i64::from(at.plan.byte_lanes()) + r * QUAD]);
         for part in 0..lanes / QUAD as u32 {
             let first = part * QUAD as u32;
             to.set([i64::from(part * PIECE)], sums.shuffle(first..first + QUAD as u32));
@@ -203,13 +209,13 @@ pub(super) fn store<'k>(at: &KeyHead<'k, '_>, sums: BufferView<'k, 1>, to: Buffe
 fn interleaved(rows: [Val<'_>; 4]) -> Vec<Val<'_>> {
     let lanes = rows[0].lanes();
     // Units of the lower and upper half of every piece, by turns from both vectors.
-    let halves = |a, b, unit| [0, 1].map(|half| half_of_pieces(a, b, unit, half, lanes));
+    let halves = |a, b, unit| [0, 1].map(|half| interleave_pieces(a, b, unit, half, lanes));
     let (first, second) = (halves(rows[0], rows[1], 1), halves(rows[2], rows[3], 1));
     let [lower, upper] = [0, 1].map(|half| halves(first[half], second[half], 2));
     lower.into_iter().chain(upper).collect()
 }
 
-fn half_of_pieces<'k>(a: Val<'k>, b: Val<'k>, unit: u32, half: u32, lanes: u32) -> Val<'k> {
+fn interleave_pieces<'k>(a: Val<'k>, b: Val<'k>, unit: u32, half: u32, lanes: u32) -> Val<'k> {
     let pick = |l: u32| {
         let (piece, place) = (l / PIECE * PIECE, l % PIECE);
         let (number, within) = (place / unit, place % unit);

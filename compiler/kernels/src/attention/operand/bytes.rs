@@ -10,7 +10,7 @@
 //! `128 * sum of the query` is taken off again, which is known with the query. All of it is arithmetic modulo 2^32, and the
 //! final sum is below 2^31 for rows of up to 512 columns.
 
-use super::key_products::{KeyProducts, joined};
+use super::key_products::{KeyProducts, join_scores};
 use super::{QuantizedCache, codes, keep_query};
 use crate::attention::codes::{MOST_SIGNED, signed_codes, unit_of};
 use crate::attention::key_block::KeyBlock;
@@ -80,7 +80,7 @@ impl<'k> ByteOperands<'k> {
             queries: k.stack("query_codes", DType::I8, [a.kv, plan.sets, PLANES * plan.slots * a.size]),
             units: k.stack("units", DType::F32, per_lane),
             starts: k.stack("starts", DType::I32, per_lane),
-            rows: k.stack("rows", dot.dtype(), [plan.together(), a.size]),
+            rows: k.stack("rows", dot.dtype(), [plan.keys_together(), a.size]),
             weights: k.stack("weight_codes", dot.dtype(), [plan.block / QUAD, of_quad]),
             weight_units: k.stack("weight_units", DType::F32, [plan.lanes.into()]),
             mixed: k.stack("mixed", DType::I8, [a.value_size / bytes, plan.block / QUAD, QUAD * bytes]),
@@ -89,7 +89,7 @@ impl<'k> ByteOperands<'k> {
     }
 
     pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
-        let size = at.plan.together() * at.a.size;
+        let size = at.plan.keys_together() * at.a.size;
         self.rows.flat().fill(size, at.k.zeros(self.dot.dtype(), lanes_of(size, at.plan.byte_lanes())));
     }
 
@@ -99,10 +99,10 @@ impl<'k> ByteOperands<'k> {
             return;
         }
         let codes = plan.sets * PLANES * plan.slots * at.a.size;
-        self.queries.tail((at.head, 0, 0)).fill(codes, k.zeros(DType::I8, plan.byte_lanes()));
+        self.queries.starting_at((at.head, 0, 0)).fill(codes, k.zeros(DType::I8, plan.byte_lanes()));
         for buf in [self.units, self.starts] {
             let zeros = k.zeros(buf.dtype(), plan.lanes);
-            buf.tail((at.head, 0, 0)).fill(plan.sets * i64::from(plan.lanes), zeros);
+            buf.starting_at((at.head, 0, 0)).fill(plan.sets * i64::from(plan.lanes), zeros);
         }
     }
 
@@ -116,7 +116,7 @@ impl<'k> ByteOperands<'k> {
         let (set, slot) = (g / plan.heads, g % plan.heads);
         let width = QUAD * plan.part();
         let of_plane = plan.slots * width;
-        let row = self.queries.tail([at.head, set, k.int(0)]).tail([slot * width]).named("row");
+        let row = self.queries.starting_at([at.head, set, k.int(0)]).starting_at([slot * width]).named("row");
         k.vectors("c", size, lanes, |c| {
             let (bits, low) = signed_codes(self.query.load([c], lanes), inverse);
             sum.update(|sum| sum + bits);
@@ -126,7 +126,7 @@ impl<'k> ByteOperands<'k> {
                 for from in (0..lanes).step_by(piece as usize) {
                     let c = c + i64::from(from);
                     let place = c / width * (PLANES * of_plane) + c % width;
-                    row.tail([place]).set([plane * of_plane], bytes.shuffle(from..from + piece));
+                    row.starting_at([place]).set([plane * of_plane], bytes.shuffle(from..from + piece));
                 }
             }
         });
@@ -141,7 +141,7 @@ impl<'k> ByteOperands<'k> {
     fn copy_keys(&self, block: &KeyBlock<'k, '_>, offset: Val<'k>) {
         let (at, k, size) = (block.at, block.at.k, block.at.a.size);
         let lanes = lanes_of(size, at.plan.byte_lanes());
-        k.serial("i", k.int(at.plan.together()).min(block.count - offset), |i| {
+        k.serial("i", k.int(at.plan.keys_together()).min(block.count - offset), |i| {
             let row = block.first + (offset + i);
             k.vectors("c", size, lanes, |c| {
                 self.rows.set([i, c], self.dot.first(self.keys.row(block, row, c, lanes)));
@@ -159,18 +159,19 @@ impl<'k> ByteOperands<'k> {
             parts: block.as_if_unknown(size / width),
             count: size / width,
             part: width,
-            queries: self.queries.tail([at.head, set, at.k.int(0)]),
+            queries: self.queries.starting_at([at.head, set, at.k.int(0)]),
             pitch: PLANES * i64::from(bytes),
             vectors: (0..PLANES).map(|plane| plane * i64::from(bytes)).collect(),
             lanes: bytes,
         };
-        let key = |i: i64, c: Val<'k>| repeated(self.rows.flat().load([c + i * size], width as u32), bytes);
-        let sums = products.sums(block, offset, key, |sum, q, key| self.dot.add(sum, key, q));
+        let key =
+            |i: i64, c: Val<'k>| repeat_bytes(self.rows.flat().load([c + i * size], width as u32), bytes);
+        let sums = products.sum_products(block, offset, key, |sum, q, key| self.dot.add(sum, key, q));
         let place = [at.head, set, at.k.int(0)];
         let unit = self.units.load(place, plan.lanes).named("unit");
         let start = self.starts.load(place, plan.lanes).named("start");
         let whole = sums.into_iter().map(|planes| vec![joined_planes(planes[0], planes[1]).named("whole")]);
-        let scores = joined(block, whole.collect());
+        let scores = join_scores(block, whole.collect());
         scores.into_iter().map(|all| (all + start).cast(DType::F32) * unit).collect()
     }
 }
@@ -188,7 +189,7 @@ pub(super) fn joined_planes<'k>(low: Val<'k>, high: Val<'k>) -> Val<'k> {
 }
 
 /// Some bytes, repeated up to `bytes`.
-pub(super) fn repeated(part: Val, bytes: u32) -> Val {
+pub(super) fn repeat_bytes(part: Val, bytes: u32) -> Val {
     let (width, dtype) = (part.lanes(), part.ty().dtype);
     let word = match width {
         4 => DType::I32,

@@ -1,6 +1,6 @@
 //! Floats: what a cache holds, or what its codes stand for.
 
-use super::key_products::{KeyProducts, joined, unpack_keys};
+use super::key_products::{KeyProducts, join_scores, unpack_keys};
 use super::{query_columns, query_row};
 use crate::attention::key_block::KeyBlock;
 use crate::attention::key_head::KeyHead;
@@ -20,18 +20,18 @@ pub(in super::super) struct FloatOperands<'k> {
 impl<'k> FloatOperands<'k> {
     pub fn new(k: &'k Recorder, a: &AttentionProblem, plan: DecodePlan) -> FloatOperands<'k> {
         FloatOperands {
-            queries: k.stack("q", DType::F32, [a.kv, plan.sets, plan.slots * plan.padded(a.size)]),
+            queries: k.stack("q", DType::F32, [a.kv, plan.sets, plan.slots * plan.padded_elements(a.size)]),
         }
     }
 
     pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
-        let (plan, padded) = (at.plan, at.plan.padded(at.a.size));
+        let (plan, padded) = (at.plan, at.plan.padded_elements(at.a.size));
         let zeros = at.k.zeros(DType::F32, lanes_of(padded, plan.lanes));
-        at.rows.flat().fill(plan.together() * padded, zeros);
+        at.rows.flat().fill(plan.keys_together() * padded, zeros);
     }
 
     pub fn clear_queries(&self, at: &KeyHead<'k, '_>) {
-        let (plan, padded) = (at.plan, at.plan.padded(at.a.size));
+        let (plan, padded) = (at.plan, at.plan.padded_elements(at.a.size));
         let zeros = at.k.zeros(DType::F32, lanes_of(padded, plan.lanes));
         self.queries.row(at.head).row(0).fill(plan.sets * plan.slots * padded, zeros);
     }
@@ -43,7 +43,7 @@ impl<'k> FloatOperands<'k> {
         let row = query_row(at, self.queries, g);
         query_columns(k, at.a, lanes, |c| {
             let value = at.a.query([k.int(0), head, c], lanes).named("q");
-            let to = row.tail([c / part * i64::from(plan.lanes)]).tail([c % part]);
+            let to = row.starting_at([c / part * i64::from(plan.lanes)]).starting_at([c % part]);
             let width = lanes.min(part as u32);
             for piece in 0..lanes / width {
                 let from = piece * width;
@@ -56,7 +56,7 @@ impl<'k> FloatOperands<'k> {
     /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
     pub fn products(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, offset: Val<'k>) -> Vec<Val<'k>> {
         let (at, a, plan, k) = (block.at, block.at.a, block.at.plan, block.at.k);
-        let (padded, lanes) = (plan.padded(a.size), plan.lanes);
+        let (padded, lanes) = (plan.padded_elements(a.size), plan.lanes);
         let in_place = plan.reads_rows_in_place(a.size);
         if !in_place {
             unpack_keys(block, at.rows, offset, (a.size, lanes), |row, c, lanes| {
@@ -82,8 +82,8 @@ impl<'k> FloatOperands<'k> {
             };
             part.named("k")
         };
-        let sums = products.sums(block, offset, key, |sum, q, key| q.fma(key, sum));
-        joined(
+        let sums = products.sum_products(block, offset, key, |sum, q, key| q.fma(key, sum));
+        join_scores(
             block,
             sums.into_iter().map(|row| row.into_iter().map(|sum| sum.named("product")).collect()).collect(),
         )
@@ -95,7 +95,7 @@ impl<'k> FloatOperands<'k> {
         let lanes = lanes_of(a.value_size, plan.lanes);
         let vectors = a.value_size / i64::from(lanes);
         let at_once = plan.heads_at_once(vectors);
-        let most = (plan.sums / at_once).max(1);
+        let most = (plan.accumulators / at_once).max(1);
         let together = (1..=most.min(vectors)).rev().find(|u| vectors % u == 0).unwrap_or(1);
         let tile = ColumnTile { lanes, vectors: together };
         k.steps("columns", vectors / together, tile.width(), |c| {
@@ -117,8 +117,10 @@ impl<'k> FloatOperands<'k> {
     ) {
         let (at, plan, k) = (block.at, block.at.plan, block.at.k);
         let (size, lanes) = (at.a.value_size, tile.lanes);
-        let rows: Vec<BufferView<'k, 1>> =
-            heads.clone().map(|head| at.sums_of(set).tail([head * size]).tail([c])).collect();
+        let rows: Vec<BufferView<'k, 1>> = heads
+            .clone()
+            .map(|head| at.set_accumulators(set).starting_at([head * size]).starting_at([c]))
+            .collect();
         let count = heads.end - heads.start;
         let sums = k.regs("sum", [count, tile.vectors], |head, v| {
             rows[head as usize].load([v * i64::from(lanes)], lanes)

@@ -27,7 +27,7 @@ pub(super) struct KeyProducts<'k> {
 impl<'k> KeyProducts<'k> {
     /// The sums by key and vector. `key(i, c)`: of key `i` of the step the part from element `c` on, for all heads;
     /// `add(sum, q, key)`.
-    pub fn sums(
+    pub fn sum_products(
         &self,
         block: &KeyBlock<'k, '_>,
         offset: Val<'k>,
@@ -36,21 +36,21 @@ impl<'k> KeyProducts<'k> {
     ) -> Vec<Vec<Val<'k>>> {
         let (k, plan) = (block.at.k, block.at.plan);
         let zeros = k.zeros(self.dtype, plan.lanes);
-        let sums = k.regs("sum", [plan.together(), self.vectors.len() as i64], |_, _| zeros);
+        let sums = k.regs("sum", [plan.keys_together(), self.vectors.len() as i64], |_, _| zeros);
         k.serial("part", self.parts, |part| {
             block.prefetch_keys(offset, PrefetchTiming::Within(part, self.count));
-            let queries = self.queries.tail([part * self.pitch]);
+            let queries = self.queries.starting_at([part * self.pitch]);
             let q: Vec<Val> =
                 self.vectors.iter().map(|&v| queries.load([v], self.lanes).named("q")).collect();
             let c = part * self.part;
-            sums.add_outer((0..plan.together()).map(|i| key(i, c)), &q, |sum, key, q| add(sum, q, key));
+            sums.add_outer((0..plan.keys_together()).map(|i| key(i, c)), &q, |sum, key, q| add(sum, q, key));
         });
         sums.rows().map(|row| row.iter().map(|sum| sum.get()).collect()).collect()
     }
 }
 
 /// Sums of products by key and vector to vectors of scores, each of `keys` keys; nothing stands where no head is.
-pub(super) fn joined<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>) -> Vec<Val<'k>> {
+pub(super) fn join_scores<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>) -> Vec<Val<'k>> {
     let plan = block.at.plan;
     let nothing = block.at.k.zeros(sums[0][0].ty().dtype, plan.lanes);
     let vectors = plan.vectors() as usize;
@@ -70,7 +70,7 @@ pub(super) fn unpack_keys<'k>(
 ) {
     let k = block.at.k;
     let lanes = lanes_of(size, most_lanes);
-    let count = k.int(block.at.plan.together()).min(block.count - offset);
+    let count = k.int(block.at.plan.keys_together()).min(block.count - offset);
     k.serial("i", count, |i| {
         let row = block.first + (offset + i);
         k.vectors("c", size, lanes, |c| to.set([i, c], value(row, c, lanes)));

@@ -11,7 +11,7 @@
 //! are those of floats.
 
 use super::query_columns;
-use crate::attention::codes::{MAGIC, coded, paired, size_bits, unit_of};
+use crate::attention::codes::{MAGIC, encode_magic, pair_codes, size_bits, unit_of};
 use crate::attention::plan::{PAIR, PREFILL_KEYS, PrefillPlan, lanes_of};
 use crate::attention::problem::AttentionProblem;
 use crate::attention::query_tile::QueryTile;
@@ -73,7 +73,7 @@ impl<'k> PairOperands<'k> {
 
     /// The same with the queries from row `row` on.
     pub fn of_rows_after(self, row: Val<'k>) -> PairOperands<'k> {
-        PairOperands { query_units: self.query_units.tail([row]), ..self }
+        PairOperands { query_units: self.query_units.starting_at([row]), ..self }
     }
 
     /// Codes of row `row` of the tile, row `r` of its set. `value(column, lanes)`: of the query.
@@ -123,7 +123,7 @@ impl<'k> PairOperands<'k> {
         let inverse = (k.float(LENGTH) / length).named("inverse");
         let lanes = lanes_of(half, tile.plan.lanes);
         k.vectors("c", half, lanes, |c| {
-            to.set([c], words(self.floats, [c, c + half], [inverse, inverse], lanes));
+            to.set([c], load_words(self.floats, [c, c + half], [inverse, inverse], lanes));
         });
         length * (1.0 / LENGTH)
     }
@@ -147,7 +147,7 @@ impl<'k> PairOperands<'k> {
                 inverse
             });
             k.vectors("c", size, lanes, |c| {
-                tile.v.set([pair, c], words(self.floats, [c, c + size], inverses, lanes));
+                tile.v.set([pair, c], load_words(self.floats, [c, c + size], inverses, lanes));
             });
         });
     }
@@ -179,13 +179,13 @@ impl<'k> PairOperands<'k> {
 }
 
 /// Words of the codes of vectors at two places of a buffer.
-pub(in super::super) fn words<'k>(
+pub(in super::super) fn load_words<'k>(
     from: BufferView<'k, 1>,
     places: [Val<'k>; 2],
     inverses: [Val<'k>; 2],
     lanes: u32,
 ) -> Val<'k> {
     let magic = inverses[0].recorder().float(MAGIC);
-    let [low, high] = [0, 1].map(|i| coded(from.load([places[i]], lanes), inverses[i], magic));
-    paired(low, high)
+    let [low, high] = [0, 1].map(|i| encode_magic(from.load([places[i]], lanes), inverses[i], magic));
+    pair_codes(low, high)
 }

@@ -6,9 +6,9 @@
 //! Sums of scores stay below `2^31` for rows of up to 512 columns, those of values for any block; they are exact and
 //! become floats with the unit of their head.
 
-use super::key_products::{KeyProducts, joined, unpack_keys};
+use super::key_products::{KeyProducts, join_scores, unpack_keys};
 use super::{QuantizedCache, codes, keep_query, query_row};
-use crate::attention::codes::{MAGIC, MOST_SIGNED, add_pairs, coded, paired, unit_of};
+use crate::attention::codes::{MAGIC, MOST_SIGNED, add_pairs, encode_magic, pair_codes, unit_of};
 use crate::attention::key_block::{KeyBlock, over_keys};
 use crate::attention::key_head::KeyHead;
 use crate::attention::plan::{DecodePlan, PAIR, lanes_of};
@@ -52,13 +52,13 @@ impl<'k> WordOperands<'k> {
         dot: PairDot,
     ) -> Option<WordOperands<'k>> {
         let [keys, values] = codes(k, a)?;
-        let (lanes, padded) = (i64::from(plan.lanes), plan.padded(a.size));
+        let (lanes, padded) = (i64::from(plan.lanes), plan.padded_elements(a.size));
         Some(WordOperands {
             dot,
             keys,
             values,
             queries: k.stack("query_words", DType::I32, [a.kv, plan.sets, plan.slots * padded]),
-            rows: k.stack("key_words", DType::I32, [plan.together(), padded]),
+            rows: k.stack("key_words", DType::I32, [plan.keys_together(), padded]),
             units: k.stack("units", DType::F32, [a.kv, plan.sets, lanes]),
             weights: k.stack("weight_words", DType::I32, [plan.block / plan.keys(), lanes]),
             weight_units: k.stack("weight_units", DType::F32, [lanes]),
@@ -68,16 +68,16 @@ impl<'k> WordOperands<'k> {
     }
 
     pub fn clear_keys(&self, at: &KeyHead<'k, '_>) {
-        let size = at.plan.together() * at.plan.padded(at.a.size);
+        let size = at.plan.keys_together() * at.plan.padded_elements(at.a.size);
         self.rows.flat().fill(size, at.k.zeros(DType::I32, lanes_of(size, at.plan.lanes)));
     }
 
     pub fn clear_queries(&self, at: &KeyHead<'k, '_>) {
         let (k, plan) = (at.k, at.plan);
-        let words = plan.sets * plan.slots * plan.padded(at.a.size);
+        let words = plan.sets * plan.slots * plan.padded_elements(at.a.size);
         self.queries.row(at.head).row(0).fill(words, k.zeros(DType::I32, lanes_of(words, plan.lanes)));
         let units = plan.sets * i64::from(plan.lanes);
-        self.units.tail((at.head, 0, 0)).fill(units, k.zeros(DType::F32, lanes_of(units, plan.lanes)));
+        self.units.starting_at((at.head, 0, 0)).fill(units, k.zeros(DType::F32, lanes_of(units, plan.lanes)));
     }
 
     /// Words of the scaled query of `head`, number `g` of the group.
@@ -86,20 +86,20 @@ impl<'k> WordOperands<'k> {
         let largest = keep_query(at, self.query, head);
         let (unit, inverse) = unit_of(largest, k.float(MOST_SIGNED));
         let row = query_row(at, self.queries, g);
-        let size = plan.padded(at.a.size);
+        let size = plan.padded_elements(at.a.size);
         let (lanes, part) = (lanes_of(size, plan.lanes), plan.part() as u32);
         k.vectors("c", size, lanes, |word| {
             let [first, second] = [0, lanes].map(|more| {
-                coded(self.query.load([word * PAIR + i64::from(more)], lanes), inverse, k.float(MAGIC))
+                encode_magic(self.query.load([word * PAIR + i64::from(more)], lanes), inverse, k.float(MAGIC))
             });
             let [even, odd] = [0, 1].map(|odd| first.shuffle_with(second, (0..lanes).map(|l| 2 * l + odd)));
-            let words = paired(even, odd);
+            let words = pair_codes(even, odd);
             for from in (0..lanes).step_by(part as usize) {
                 let number = word / i64::from(part) + i64::from(from / part);
                 row.set([number * i64::from(plan.lanes)], words.shuffle(from..from + part));
             }
         });
-        let slot = self.units.tail(at.slot(g)).named("slot");
+        let slot = self.units.starting_at(at.slot(g)).named("slot");
         (0..plan.keys()).for_each(|key| slot.set([key * plan.vectors()], unit));
     }
 
@@ -111,7 +111,7 @@ impl<'k> WordOperands<'k> {
     /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
     pub fn products(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, offset: Val<'k>) -> Vec<Val<'k>> {
         let (at, plan) = (block.at, block.at.plan);
-        let (padded, lanes) = (plan.padded(at.a.size), plan.lanes);
+        let (padded, lanes) = (plan.padded_elements(at.a.size), plan.lanes);
         let in_place = plan.reads_rows_in_place(at.a.size);
         if !in_place {
             unpack_keys(block, self.rows, offset, (at.a.size / PAIR, lanes), |row, word, lanes| {
@@ -137,11 +137,11 @@ impl<'k> WordOperands<'k> {
             };
             part.named("k")
         };
-        let sums = products.sums(block, offset, key, |sum, q, key| add_pairs(self.dot, sum, q, key));
+        let sums = products.sum_products(block, offset, key, |sum, q, key| add_pairs(self.dot, sum, q, key));
         let named = |row: Vec<Val<'k>>| row.into_iter().map(|sum| sum.named("product")).collect();
         let sums = sums.into_iter().map(named).collect();
         let unit = self.units.load((at.head, set, 0), lanes).named("unit");
-        joined(block, sums).into_iter().map(|all| all.cast(DType::F32) * unit).collect()
+        join_scores(block, sums).into_iter().map(|all| all.cast(DType::F32) * unit).collect()
     }
 
     /// Scaled weights to words. `largest`: the largest sizes of the lanes as bits.
@@ -154,12 +154,12 @@ impl<'k> WordOperands<'k> {
         // Vectors whose keys make pairs.
         let vectors = if alone { PAIR } else { 1 };
         k.serial("step", block.vectors().div_ceil(vectors), |i| {
-            let weights = block.at.weights.flat().tail([i * (vectors * i64::from(lanes))]);
-            let code = |at: i64| coded(weights.load([at], lanes), inverse, k.float(MAGIC));
+            let weights = block.at.weights.flat().starting_at([i * (vectors * i64::from(lanes))]);
+            let code = |at: i64| encode_magic(weights.load([at], lanes), inverse, k.float(MAGIC));
             let first = code(0);
             let next = plan.vectors() as u32;
             let second = if alone { code(lanes.into()) } else { first.shuffle((0..lanes).map(|l| l ^ next)) };
-            self.weights.set((i, 0), paired(first, second));
+            self.weights.set((i, 0), pair_codes(first, second));
         });
     }
 
@@ -176,7 +176,7 @@ impl<'k> WordOperands<'k> {
                 for half in [0, lanes] {
                     let by_turns = |l: u32| half + l / 2 + if l.is_multiple_of(2) { 0 } else { wide };
                     let words = widened(even.shuffle_with(odd, (0..wide).map(by_turns)));
-                    to.tail([c]).set([i64::from(half)], words);
+                    to.starting_at([c]).set([i64::from(half)], words);
                 }
             });
         });
@@ -213,19 +213,19 @@ impl<'k> WordOperands<'k> {
         let zeros = k.zeros(DType::I32, lanes);
         let sums = k.regs("sum", [heads.end - heads.start, together], |_, _| zeros);
         k.serial("pair", block.count.div_ceil(PAIR), |pair| {
-            let row = self.mixed.row(pair).tail([column]);
+            let row = self.mixed.row(pair).starting_at([column]);
             let values: Vec<Val> = (0..together).map(|v| row.load([v * width], lanes).named("v")).collect();
             // Where the pair is in its vector of words.
             let of_vector = (plan.keys() / PAIR).max(1);
             let within = pair % of_vector * (PAIR * plan.vectors());
-            let words = self.weights.row(pair / of_vector).tail([within]);
+            let words = self.weights.row(pair / of_vector).starting_at([within]);
             let weight = |head| words.at([plan.lane(head)]).splat(lanes).named("weight");
             sums.add_outer(heads.clone().map(weight), &values, |sum, weight, value| {
                 add_pairs(self.dot, sum, weight, value)
             });
         });
         for (head, sums) in heads.zip(sums.rows()) {
-            let row = at.sums_of(set).tail([head * at.a.value_size]).tail([column]);
+            let row = at.set_accumulators(set).starting_at([head * at.a.value_size]).starting_at([column]);
             let unit = self.weight_units.at([plan.lane(head)]).splat(lanes).named("unit");
             for (v, sum) in (0..).zip(sums) {
                 let old = row.load([v * width], lanes);

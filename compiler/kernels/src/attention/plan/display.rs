@@ -47,7 +47,7 @@ impl fmt::Display for AttentionDot {
 
 impl fmt::Display for PrefillPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PrefillPlan { lanes, positions, keys, set, scores, sums, .. } = self;
+        let PrefillPlan { lanes, positions, keys, set, scores, accumulators: sums, .. } = self;
         write!(
             f,
             "tiles of {positions} positions against blocks of {keys} keys, sets of {set} rows, {lanes} lanes"

@@ -147,7 +147,7 @@ impl WarpLayout {
     /// Bytes of queries with their scales, of tiles of keys and values with theirs, and of sums to join.
     fn shared_bytes(&self, a: &AttentionProblem, keys: i64) -> i64 {
         let rows = SIDE * self.rows;
-        let queries = rows * ((a.size + PAD) * self.key.other().bytes() + 4);
+        let queries = rows * ((a.size + PAD) * self.key.other_operand().bytes() + 4);
         let tiles = (a.size + PAD) * self.key.bytes() + (a.value_size + PAD) * self.value.bytes();
         let joined = if self.keys > 1 { self.keys * a.group.min(rows) * (a.value_size + 2) * 4 } else { 0 };
         let scales = if self.codes { 2 * 4 } else { 0 };

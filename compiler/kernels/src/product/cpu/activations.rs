@@ -14,7 +14,7 @@ impl<'k> Microtile<'k, '_> {
         match &self.listed {
             Some(rows) => {
                 let start = rows[row as usize][0] * entries;
-                let start = match self.cpu.chosen.and_then(|chosen| chosen.zero) {
+                let start = match self.cpu.expert.and_then(|chosen| chosen.zero) {
                     Some(zero) => start + zero,
                     None => start,
                 };

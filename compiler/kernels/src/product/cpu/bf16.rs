@@ -28,7 +28,7 @@ impl<'k> Microtile<'k, '_> {
                 };
                 let x = x.bits_as(ExprType::vector(DType::BF16, 2 * lanes)).named("x");
                 for (part, &w) in (0..).zip(&weights) {
-                    let sum = &mut acc[number % self.chains as usize][self.index(row, part)];
+                    let sum = &mut acc[number % self.chains as usize][self.accumulator_index(row, part)];
                     *sum = sum.instr(instr, &[w, x]).named("a");
                 }
             }

@@ -27,14 +27,14 @@ pub(super) struct TileRun<'k> {
 
 impl<'k> TileRun<'k> {
     /// The rows of register tile `number`.
-    pub fn tile(self, number: Val<'k>, interleaved: bool) -> TileRows<'k> {
+    pub fn tile_rows(self, number: Val<'k>, interleaved: bool) -> TileRows<'k> {
         let first = (self.first + number * i64::from(self.rows)).named("row");
         TileRows { first, count: self.rows, interleaved: interleaved && self.rows > 1 }
     }
 }
 
 /// A range of rows, cut into register tiles of `sizes` rows; those of the first size may have up to `extra` rows too many.
-pub(super) fn runs<'k>(
+pub(super) fn split_rows<'k>(
     k: &'k Recorder,
     sizes: &[u32],
     range: RowRange<'k>,
@@ -56,7 +56,7 @@ pub(super) fn runs<'k>(
 }
 
 /// Register tiles of all runs.
-pub(super) fn total<'k>(k: &'k Recorder, runs: &[TileRun<'k>]) -> Val<'k> {
+pub(super) fn count_tiles<'k>(k: &'k Recorder, runs: &[TileRun<'k>]) -> Val<'k> {
     runs.iter().fold(k.int(0), |sum, run| sum + run.tiles).named("passes")
 }
 
@@ -74,21 +74,22 @@ impl<'k> SkinnyGemm<'k, '_> {
         let sums = self.waiting();
         let scales = integers.codes.row_scales(self.cpu.problem.k);
         let per_piece = self.scales_per_piece(scales);
-        let passes = SharedPrefetch::new(self.cpu, integers, (per_piece, per_piece), total(k, self.runs));
-        self.each(|tile, (run, number), _| tile.save(sums[run], number));
+        let passes =
+            SharedPrefetch::new(self.cpu, integers, (per_piece, per_piece), count_tiles(k, self.runs));
+        self.each(|tile, (run, number), _| tile.save_accumulators(sums[run], number));
         k.serial("piece", (scales / per_piece) as i64, |piece| {
             let first = (piece * per_piece as i64).named("first_scale");
             let scales = ScaleRange { first, count: k.int(per_piece as i64) };
             self.each(|tile, (run, number), before| {
-                tile.restore(sums[run], number);
+                tile.restore_accumulators(sums[run], number);
                 let passes = passes.map(|passes| passes.of_tile(before + number));
                 tile.add_scales(integers, scales, passes.map_or(TilePrefetch::None, TilePrefetch::Passes));
-                tile.save(sums[run], number);
+                tile.save_accumulators(sums[run], number);
             });
         });
         self.each(|tile, (run, number), _| {
-            tile.restore(sums[run], number);
-            tile.scale_sums(integers);
+            tile.restore_accumulators(sums[run], number);
+            tile.scale_accumulators(integers);
             tile.finish(epilogue);
         });
     }
@@ -117,7 +118,7 @@ impl<'k> SkinnyGemm<'k, '_> {
         let mut before = self.cpu.k.int(0);
         for (i, run) in self.runs.iter().enumerate() {
             self.cpu.k.serial("tile", run.tiles, |number| {
-                let rows = run.tile(number, i == 0);
+                let rows = run.tile_rows(number, i == 0);
                 let tile = Microtile::new(self.cpu, self.slice, rows, TileWeights::Memory);
                 body(&tile, (i, number), before);
             });

@@ -23,7 +23,7 @@ pub(super) fn few_tiles(plan: &CpuPlan) -> i64 {
 }
 
 /// The type of the weights, if register tiles of many rows take them in pieces.
-pub(super) fn in_pieces(cpu: CpuMatmul) -> Option<PlainType> {
+pub(super) fn depth_blocked_type(cpu: CpuMatmul) -> Option<PlainType> {
     let (MatmulWeight::Plain(plain), plan) = (cpu.problem.weight, cpu.plan) else { return None };
     plan.chunk?;
     // Sums that wait are those of one chain, also in a last slice of one tile.
@@ -49,7 +49,7 @@ impl<'k> FloatPanels<'k, '_> {
         let (k, plan, all) = (self.cpu.k, self.cpu.plan, self.cpu.problem.k);
         let depth = self.depth();
         let row = i64::from(self.slice.parts(plan.lanes) * plan.lanes);
-        let columns = depth.min(all).next_multiple_of(self.plain.pair()) as i64;
+        let columns = depth.min(all).next_multiple_of(self.plain.pair_columns()) as i64;
         let stack = |name, rows| k.alloc(name, DType::F32, [rows, row], MemorySpace::Stack);
         let panel = plan.bf16_dot.is_none().then(|| stack("panel", columns));
         let pieces = all.div_ceil(depth) as i64;
@@ -70,15 +70,17 @@ impl<'k> FloatPanels<'k, '_> {
                 let source = panel.map_or(TileWeights::Memory, TileWeights::Floats);
                 let tile = Microtile::new(self.cpu, self.slice, rows, source);
                 if let Some(waiting) = waiting {
-                    k.when(later, || tile.restore(waiting, number));
+                    k.when(later, || tile.restore_accumulators(waiting, number));
                 }
                 let columns = ColumnSpan { first, count, rest: all % depth };
                 tile.add_piece(self.plain, columns, VisitPrefetch { number, ..hints });
                 match waiting {
                     None => tile.finish(epilogue),
-                    Some(waiting) => {
-                        k.when_else(early, || tile.save(waiting, number), || tile.finish(epilogue))
-                    }
+                    Some(waiting) => k.when_else(
+                        early,
+                        || tile.save_accumulators(waiting, number),
+                        || tile.finish(epilogue),
+                    ),
                 }
             });
         });
@@ -96,7 +98,7 @@ impl<'k> FloatPanels<'k, '_> {
         let next = NextWeights::new(
             self.cpu,
             self.slice,
-            DepthBlock { number, pieces, run: self.depth() * TILE },
+            DepthBlock { number, count: pieces, run: self.depth() * TILE },
             visits,
         );
         let last = (pieces > 1).then(|| number.equals(pieces - 1));
@@ -107,7 +109,7 @@ impl<'k> FloatPanels<'k, '_> {
 
     /// Copies `columns` columns of the slice.
     fn fill(&self, panel: FloatPanel<'k>, columns: Val<'k>) {
-        let (k, lanes, pair) = (self.cpu.k, self.cpu.plan.lanes, self.plain.pair());
+        let (k, lanes, pair) = (self.cpu.k, self.cpu.plan.lanes, self.plain.pair_columns());
         let plain = self.cpu.plain(self.plain);
         // Nothing uses this register tile. Without it LLVM orders the code for listed rows differently, which nobody has measured.
         let unused = TileRows { first: k.int(0), count: 1, interleaved: false };

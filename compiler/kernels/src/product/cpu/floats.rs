@@ -8,7 +8,7 @@ use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
 use mlcc_quant::plain::PlainType;
-use mlcc_quant::tile::{piece_floats, pieces, words};
+use mlcc_quant::tile::{column_runs, piece_floats, words_per_block};
 
 /// Columns that register tiles pass by before they prefetch more of what comes next.
 pub(super) const VISIT: usize = 32;
@@ -57,7 +57,7 @@ impl<'k> Microtile<'k, '_> {
     pub(super) fn add_piece(&self, plain: PlainType, piece: ColumnSpan<'k>, hints: VisitPrefetch<'k>) {
         let (k, by) = (self.cpu.k, VISIT as i64);
         k.serial("visit", hints.visits, |visit| {
-            hints.at(self, visit);
+            hints.prefetch_visit(self, visit);
             let first = piece.first + visit * by;
             self.add_run(plain, ColumnSpan { first, count: k.int(by), rest: 0 });
         });
@@ -93,10 +93,10 @@ impl<'k> Microtile<'k, '_> {
 
     /// `acc += w * x` for each column, in turn to each chain.
     fn products(&self, plain: PlainType, first: Val<'k>, count: usize, acc: &mut [Vec<Val<'k>>]) {
-        for c in (0..count).step_by(plain.pair()) {
+        for c in (0..count).step_by(plain.pair_columns()) {
             let pair = first + c as i64;
             let both = self.plain_pairs(plain, pair);
-            for j in 0..plain.pair().min(count - c) {
+            for j in 0..plain.pair_columns().min(count - c) {
                 let weights: Vec<Val> = match self.source {
                     TileWeights::Floats(panel) => {
                         (0..self.parts()).map(|part| panel.column(pair + j as i64, part)).collect()
@@ -106,7 +106,7 @@ impl<'k> Microtile<'k, '_> {
                 for row in 0..self.rows {
                     let x = self.x_of_pair(row, pair, j, c + 1 < count);
                     for (part, &w) in (0..).zip(&weights) {
-                        let sum = &mut acc[(c + j) % self.chains as usize][self.index(row, part)];
+                        let sum = &mut acc[(c + j) % self.chains as usize][self.accumulator_index(row, part)];
                         *sum = w.fma(x, *sum).named("a");
                     }
                 }
@@ -143,7 +143,7 @@ impl<'k> Microtile<'k, '_> {
     /// Sums integer weights times activations within a block, then scales: one multiplication per block and row. Where groups
     /// have offsets the weights themselves are scaled.
     pub(super) fn add_grouped(&self, format: QuantFormat) {
-        let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block());
+        let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block_columns());
         let full = (problem.k / block) as i64;
         k.serial("g", full, |g| {
             self.prefetch_block(format, g);
@@ -157,12 +157,13 @@ impl<'k> Microtile<'k, '_> {
 
     /// The first `columns` columns of block `g`.
     fn add_float_block(&self, format: QuantFormat, g: Val<'k>, columns: usize) {
-        let first = g * format.block() as i64;
+        let first = g * format.block_columns() as i64;
         let grids: Vec<_> = (0..self.parts()).map(|part| self.float_grid(format, g, part)).collect();
-        let mut sums: Vec<Vec<Option<Val>>> = vec![vec![None; self.sums()]; self.chains as usize];
-        for word in 0..words(format) {
+        let mut sums: Vec<Vec<Option<Val>>> =
+            vec![vec![None; self.accumulator_count()]; self.chains as usize];
+        for word in 0..words_per_block(format) {
             let bits = self.words(format, g, word);
-            for (at, count) in pieces(format, word) {
+            for (at, count) in column_runs(format, word) {
                 let present = columns.saturating_sub(at).min(count);
                 if present == 0 {
                     continue;
@@ -176,7 +177,7 @@ impl<'k> Microtile<'k, '_> {
             let scaled = grids[part as usize].is_some();
             let scales = (!scaled).then(|| self.group_scales(format, g, part).named("scales"));
             for row in 0..self.rows {
-                let i = self.index(row, part);
+                let i = self.accumulator_index(row, part);
                 let total = sums.iter().filter_map(|chain| chain[i]).reduce(|a, b| a + b);
                 if let Some(total) = total {
                     acc[i] = scales.map_or_else(|| total + acc[i], |scales| total.fma(scales, acc[i]));
@@ -220,7 +221,7 @@ impl<'k> Microtile<'k, '_> {
             for row in 0..self.rows {
                 let x = self.x_float(row, first + (at + j) as i64);
                 for (part, w) in (0..).zip(weights) {
-                    let sum = &mut sums[j % self.chains as usize][self.index(row, part)];
+                    let sum = &mut sums[j % self.chains as usize][self.accumulator_index(row, part)];
                     let next = sum.map_or_else(|| w[j] * x, |sum| w[j].fma(x, sum));
                     *sum = Some(next.named("s"));
                 }

@@ -1,4 +1,4 @@
-//! Integer products of a register tile: packed weights against integer activations (see [`crate::product::Codes`]), exact
+//! Integer products of a register tile: packed weights against integer activations (see [`crate::product::QuantizedActivations`]), exact
 //! within each group of 32.
 //!
 //! Per 32 columns a result takes 8 dot instructions (16 with two planes), a conversion and a fused multiply-add with the
@@ -8,11 +8,11 @@
 use super::microtile::{Microtile, TileWeights};
 use super::prefetch::TilePrefetch;
 use super::slice::IntegerMatmul;
-use crate::product::dot::{DotOperands, QUADS, WeightQuad, dot_operand, group_totals, mmla};
+use crate::product::dot::{DotOperands, QUADS, WeightQuad, dot_operand, group_dots, mmla};
 use crate::product::plan::CodeDot;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
-use mlcc_quant::tile::{quads, words};
+use mlcc_quant::tile::{quads_of_word, words_per_block};
 
 /// Activation scales from `first` on.
 #[derive(Clone, Copy)]
@@ -73,7 +73,7 @@ impl<'k> Microtile<'k, '_> {
     }
 
     /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the first ratio.
-    pub(super) fn scale_sums(&self, integers: IntegerMatmul) {
+    pub(super) fn scale_accumulators(&self, integers: IntegerMatmul) {
         self.rescale(integers, self.cpu.k.int(0));
         if !self.is_mmla() {
             return;
@@ -109,11 +109,11 @@ impl<'k> Microtile<'k, '_> {
         let shared_zero = integers.format.is_symmetric() && !dot.is_centred();
         let starts = shared_zero.then(|| self.starts(integers, g));
         let group = GroupOperands { tile: self, integers, g };
-        let totals = group_totals(dot, &group, integers.codes.planes, starts, self.zeros(DType::I32));
+        let totals = group_dots(dot, &group, integers.codes.planes, starts, self.zeros(DType::I32));
         let scales: Vec<_> = (0..self.parts()).map(|part| self.weight_scales(integers, g, part)).collect();
-        for (row, part) in self.each() {
+        for (row, part) in self.each_accumulator() {
             let scales = &scales[part as usize];
-            let total = totals[self.index(row, part)].cast(DType::F32);
+            let total = totals[self.accumulator_index(row, part)].cast(DType::F32);
             let acc = total.fma(scales[row as usize % scales.len()], self.acc(row, part));
             self.set_acc(row, part, acc);
         }
@@ -179,7 +179,11 @@ impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
     /// Words of packed weights, or single quads of unpacked ones. Two quads at a time would need more than 32 vector
     /// registers, and the loads of a panel wait for stores to the stack.
     fn steps(&self) -> usize {
-        if let TileWeights::Panel(_) = self.tile.source { QUADS } else { words(self.integers.format) }
+        if let TileWeights::Panel(_) = self.tile.source {
+            QUADS
+        } else {
+            words_per_block(self.integers.format)
+        }
     }
 
     fn weights(&self, step: usize) -> Vec<(usize, Vec<WeightQuad<'k>>)> {
@@ -193,7 +197,7 @@ impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
             WeightQuad::new(dot, dot_operand(dot, format, (word, quad), lookup).named("q"))
         };
         let quad = |quad| (quad, words.iter().map(|&word| operand(word, quad)).collect());
-        quads(format, step).into_iter().map(quad).collect()
+        quads_of_word(format, step).into_iter().map(quad).collect()
     }
 
     fn unpacked(&self, quad: usize, part: u32) -> WeightQuad<'k> {

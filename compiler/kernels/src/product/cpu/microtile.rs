@@ -64,12 +64,12 @@ impl<'k, 'a> Microtile<'k, 'a> {
         let kept = if matches!(cpu.problem.weight, MatmulWeight::Packed(_)) { 1 } else { chains };
         let acc = cpu.k.registers("acc", [i64::from(kept * vectors), lanes.into()]);
         let TileRows { first: row, count, interleaved } = rows;
-        let listed = cpu.chosen.map(|chosen| chosen.rows(row, count));
+        let listed = cpu.expert.map(|chosen| chosen.rows(row, count));
         let interleaved = interleaved && listed.is_none();
         let tile = Microtile { cpu, slice, row, rows: count, listed, interleaved, source, chains, acc };
         let zero = tile.zeros(DType::F32);
         for chain in 0..kept {
-            tile.store_acc(chain, &vec![zero; tile.sums()]);
+            tile.store_acc(chain, &vec![zero; tile.accumulator_count()]);
         }
         tile
     }
@@ -91,15 +91,15 @@ impl<'k, 'a> Microtile<'k, 'a> {
         self.slice.part(self.lanes(), part)
     }
     /// Accumulators of a chain.
-    pub fn sums(&self) -> usize {
+    pub fn accumulator_count(&self) -> usize {
         (self.rows * self.parts()) as usize
     }
     /// Number of an accumulator within a chain.
-    pub fn index(&self, row: u32, part: u32) -> usize {
+    pub fn accumulator_index(&self, row: u32, part: u32) -> usize {
         (row * self.parts() + part) as usize
     }
     /// Every accumulator of a chain, by row and part.
-    pub fn each(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
+    pub fn each_accumulator(&self) -> impl Iterator<Item = (u32, u32)> + use<> {
         let parts = self.parts();
         (0..self.rows).flat_map(move |row| (0..parts).map(move |part| (row, part)))
     }
@@ -108,42 +108,42 @@ impl<'k, 'a> Microtile<'k, 'a> {
 
     /// An accumulator of the first chain.
     pub fn acc(&self, row: u32, part: u32) -> Val<'k> {
-        self.acc.load((self.index(row, part) as i64, 0), self.lanes())
+        self.acc.load((self.accumulator_index(row, part) as i64, 0), self.lanes())
     }
     pub fn set_acc(&self, row: u32, part: u32, value: Val<'k>) {
-        self.acc.set((self.index(row, part) as i64, 0), value);
+        self.acc.set((self.accumulator_index(row, part) as i64, 0), value);
     }
     /// The accumulators of a chain as values.
     pub fn load_acc(&self, chain: u32) -> Vec<Val<'k>> {
-        let first = i64::from(chain) * self.sums() as i64;
+        let first = i64::from(chain) * self.accumulator_count() as i64;
         let load = |i| self.acc.load((first + i, 0), self.lanes()).named("a");
-        (0..self.sums() as i64).map(load).collect()
+        (0..self.accumulator_count() as i64).map(load).collect()
     }
     pub fn store_acc(&self, chain: u32, values: &[Val<'k>]) {
-        let first = i64::from(chain) * self.sums() as i64;
+        let first = i64::from(chain) * self.accumulator_count() as i64;
         for (i, &value) in (first..).zip(values) {
             self.acc.set((i, 0), value);
         }
     }
 
     /// Stores the sums where those of register tile `number` wait.
-    pub fn save(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
-        for (row, part) in self.each() {
+    pub fn save_accumulators(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
+        for (row, part) in self.each_accumulator() {
             waiting.rows(self.waiting()).set((number, self.waiting_at(row, part)), self.acc(row, part));
         }
     }
-    pub fn restore(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
-        for (row, part) in self.each() {
+    pub fn restore_accumulators(&self, waiting: BufferView<'k, 1>, number: Val<'k>) {
+        for (row, part) in self.each_accumulator() {
             let at = (number, self.waiting_at(row, part));
             self.set_acc(row, part, waiting.rows(self.waiting()).load(at, self.lanes()));
         }
     }
     /// Sums of a register tile, and the place of one vector of them.
     fn waiting(&self) -> i64 {
-        self.sums() as i64 * i64::from(self.lanes())
+        self.accumulator_count() as i64 * i64::from(self.lanes())
     }
     fn waiting_at(&self, row: u32, part: u32) -> i64 {
-        self.index(row, part) as i64 * i64::from(self.lanes())
+        self.accumulator_index(row, part) as i64 * i64::from(self.lanes())
     }
 
     // ---- rows and weights
@@ -187,7 +187,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
     pub fn prefetch(&self, at: Val<'k>, count: usize, len: usize) {
         let (cpu, count) = (self.cpu, count as i64);
         let last = cpu.in_w(cpu.k.int(len as i64 - count));
-        cpu.plan.stream.ahead(cpu.view(cpu.problem.w), at, count, last);
+        cpu.plan.stream.prefetch_ahead(cpu.view(cpu.problem.w), at, count, last);
     }
 
     /// The same for a block of packed weights.
@@ -202,8 +202,10 @@ impl<'k, 'a> Microtile<'k, 'a> {
     /// Hands the sums to the epilogue, masked only where the last tile has fewer than 16 rows.
     pub fn finish(&self, epilogue: &mut MatmulEpilogue) {
         let k = self.cpu.k;
-        let sums: Vec<_> =
-            self.each().map(|(row, part)| (row, part, self.acc(row, part).named("sum"))).collect();
+        let sums: Vec<_> = self
+            .each_accumulator()
+            .map(|(row, part)| (row, part, self.acc(row, part).named("sum")))
+            .collect();
         self.by_edge(|masked| {
             k.interleaved(&sums, |&(row, part, sum)| {
                 let sums = self.finished(row, part, sum, masked);

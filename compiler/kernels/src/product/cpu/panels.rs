@@ -13,7 +13,7 @@ use mlcc_ir::kernel::{ExprType, MemorySpace};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_quant::packed::TileSizes;
-use mlcc_quant::tile::{TileBlock, quad_signed, quads, words};
+use mlcc_quant::tile::{TileBlock, quad_signed, quads_of_word, words_per_block};
 
 /// Columns per piece: whole groups of activation scales.
 fn depth(cpu: CpuMatmul, integers: IntegerMatmul) -> usize {
@@ -42,7 +42,7 @@ impl<'k> SliceTiles<'k, '_> {
     pub fn emit(&self, epilogue: &mut MatmulEpilogue) {
         match is_whole(self.cpu, self.integers) {
             true => self.whole(epilogue),
-            false => self.in_pieces(epilogue),
+            false => self.in_depth_blocks(epilogue),
         }
     }
 
@@ -58,13 +58,13 @@ impl<'k> SliceTiles<'k, '_> {
         self.each(panel, |tile, number| {
             let hints = VisitPrefetch { next, number, visits: all.count, epilogue: touched };
             tile.add_scales(integers, all, TilePrefetch::Hints(hints));
-            tile.scale_sums(integers);
+            tile.scale_accumulators(integers);
             tile.finish(epilogue);
         });
     }
 
     /// In pieces of [`depth`] columns, between which the sums wait.
-    fn in_pieces(&self, epilogue: &mut MatmulEpilogue) {
+    fn in_depth_blocks(&self, epilogue: &mut MatmulEpilogue) {
         let (k, plan, problem, integers) = (self.cpu.k, self.cpu.plan, self.cpu.problem, self.integers);
         let panel = self.panel();
         let vectors = plan.chunk.unwrap_or(plan.rows[0]) * self.slice.parts(plan.lanes);
@@ -76,7 +76,7 @@ impl<'k> SliceTiles<'k, '_> {
         let pieces = problem.k.div_ceil(depth) as i64;
         k.serial("piece", pieces, |piece| {
             let first = (piece * group_depth).named("first");
-            let panel = panel.piece(first);
+            let panel = panel.depth_block(first);
             self.fill(panel, (groups - first).min(group_depth));
             let first = (piece * scale_depth).named("first_scale");
             let here = ScaleRange { first, count: (scales as i64 - first).min(scale_depth) };
@@ -85,14 +85,14 @@ impl<'k> SliceTiles<'k, '_> {
             let at_last = scales - (pieces - 1) as usize * depth / integers.codes.group;
             let touched = EpiloguePrefetch::new(Some(piece.equals(pieces - 1)), at_last, plan.rows[0]);
             self.each(panel, |tile, number| {
-                k.when(later, || tile.restore(waiting, number));
+                k.when(later, || tile.restore_accumulators(waiting, number));
                 let hints = VisitPrefetch { next, number, visits: here.count, epilogue: touched };
                 tile.add_scales(integers, here, TilePrefetch::Hints(hints));
                 let finish = || {
-                    tile.scale_sums(integers);
+                    tile.scale_accumulators(integers);
                     tile.finish(epilogue);
                 };
-                k.when_else(early, || tile.save(waiting, number), finish);
+                k.when_else(early, || tile.save_accumulators(waiting, number), finish);
             });
         });
     }
@@ -115,7 +115,7 @@ impl<'k> SliceTiles<'k, '_> {
                 let rows = self.slice.part(lanes, part);
                 let block = packed.block(rows.tile, panel.group(u));
                 match panel.dot {
-                    CodeDot::Mmla { .. } => self.fill_squares(panel, (u, part), block, rows.row),
+                    CodeDot::Mmla { .. } => self.fill_mmla(panel, (u, part), block, rows.row),
                     _ => self.fill_part(panel, (u, part), block, rows.row),
                 }
             }
@@ -130,9 +130,9 @@ impl<'k> SliceTiles<'k, '_> {
         if let Some(offsets) = block.offsets(row, lanes, panel.dot.is_centred()) {
             panel.set_offsets(u, part, 0, offsets);
         }
-        for word in 0..words(format) {
+        for word in 0..words_per_block(format) {
             let bits = block.word(word, row, lanes).named("word");
-            for quad in quads(format, word) {
+            for quad in quads_of_word(format, word) {
                 let codes = dot_operand(panel.dot, format, (bits, quad), self.cpu.plan.byte_lookup);
                 panel.set_operand(u, quad, part, WeightQuad::new(panel.dot, codes));
             }
@@ -140,13 +140,7 @@ impl<'k> SliceTiles<'k, '_> {
     }
 
     /// The same as squares of two rows.
-    fn fill_squares(
-        &self,
-        panel: WeightPanel<'k>,
-        (u, part): (Val<'k>, u32),
-        block: TileBlock<'k>,
-        row: u32,
-    ) {
+    fn fill_mmla(&self, panel: WeightPanel<'k>, (u, part): (Val<'k>, u32), block: TileBlock<'k>, row: u32) {
         let lanes = self.cpu.plan.lanes;
         let format = block.sizes.format;
         for (i, scales) in mmla::square_numbers(block.scales(row, lanes)).into_iter().enumerate() {
@@ -158,17 +152,17 @@ impl<'k> SliceTiles<'k, '_> {
             }
         }
         let mut codes = Vec::new();
-        for word in 0..words(format) {
+        for word in 0..words_per_block(format) {
             let bits = block.word(word, row, lanes).named("word");
-            for quad in quads(format, word) {
+            for quad in quads_of_word(format, word) {
                 let signed = quad_signed(format, bits, quad, self.cpu.plan.byte_lookup);
                 codes.push((quad, signed.bits_as(ExprType::vector(DType::I32, lanes)).named("quad")));
             }
         }
         codes.sort_by_key(|&(quad, _)| quad);
         let codes: Vec<Val> = codes.into_iter().map(|(_, codes)| codes).collect();
-        for (quad, codes) in mmla::squares(&codes).into_iter().enumerate() {
-            panel.set_operand(u, quad, part, WeightQuad { codes, magnitudes: codes });
+        for (quad, codes) in mmla::mmla_operands(&codes).into_iter().enumerate() {
+            panel.set_operand(u, quad, part, WeightQuad { codes, absolutes: codes });
         }
     }
 
@@ -176,7 +170,7 @@ impl<'k> SliceTiles<'k, '_> {
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<NextWeights<'k>> {
         let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
         let run = sizes.blocks_bytes(depth(self.cpu, self.integers) / DOT_COLUMNS);
-        NextWeights::new(self.cpu, self.slice, DepthBlock { number, pieces, run }, self.count * scales)
+        NextWeights::new(self.cpu, self.slice, DepthBlock { number, count: pieces, run }, self.count * scales)
     }
 
     fn each(&self, panel: WeightPanel<'k>, mut body: impl FnMut(&Microtile<'k, '_>, Val<'k>)) {

@@ -20,7 +20,7 @@ impl<'k> TilePrefetch<'k> {
     /// At the start of activation scale number `s` of those at hand.
     pub fn at_scale(self, tile: &Microtile<'k, '_>, s: Val<'k>) {
         if let TilePrefetch::Hints(hints) = self {
-            hints.at(tile, s);
+            hints.prefetch_visit(tile, s);
         }
     }
 
@@ -165,7 +165,7 @@ impl<'k> FollowingWeights<'k> {
 pub(super) struct DepthBlock<'k> {
     /// Its number, and how many there are.
     pub number: Val<'k>,
-    pub pieces: i64,
+    pub count: i64,
     /// Elements of a tile in a piece.
     pub run: usize,
 }
@@ -193,7 +193,7 @@ impl<'k> NextWeights<'k> {
         let after = (slice.first + tiles) * tile;
         let following = piece.number + 1;
         let here = slice.first * tile + following * run;
-        let start = following.lt(piece.pieces).select(here, after);
+        let start = following.lt(piece.count).select(here, after);
         // After the last slice nothing is left to prefetch.
         let last = (cpu.problem.tiles() as i64 - tiles + 1) * tile - run;
         let start = cpu.in_w(start.min(last.max(0)));
@@ -228,7 +228,7 @@ pub(super) struct VisitPrefetch<'k> {
 
 impl<'k> VisitPrefetch<'k> {
     /// With visit `visit` of a register tile.
-    pub fn at(self, tile: &Microtile<'k, '_>, visit: Val<'k>) {
+    pub fn prefetch_visit(self, tile: &Microtile<'k, '_>, visit: Val<'k>) {
         if let Some(next) = self.next {
             next.at(tile.cpu, self.number * self.visits + visit);
         }

@@ -20,7 +20,7 @@ pub(in crate::product) struct CpuMatmul<'k, 'a> {
     pub plan: &'a CpuPlan,
     pub lookup: CodeLookup<'k>,
     /// Which matrix of several is meant, and which rows meet it; `None` where there is one.
-    pub chosen: Option<ExpertMatrix<'k>>,
+    pub expert: Option<ExpertMatrix<'k>>,
 }
 
 /// A matrix among several, with the rows that chose it.
@@ -58,11 +58,11 @@ impl<'k, 'a> CpuMatmul<'k, 'a> {
             MatmulWeight::Plain(_) => None,
         });
         let lookup = CodeLookup { floats, bytes: plan.byte_lookup };
-        CpuMatmul { k, problem, plan, lookup, chosen: None }
+        CpuMatmul { k, problem, plan, lookup, expert: None }
     }
 
     /// Rows of the result.
-    pub fn m(self) -> Val<'k> {
+    pub fn row_count(self) -> Val<'k> {
         self.k.val(self.problem.m)
     }
 
@@ -71,12 +71,12 @@ impl<'k, 'a> CpuMatmul<'k, 'a> {
     }
 
     fn origin(self) -> MatrixOrigin<'k> {
-        MatrixOrigin { matrix: self.chosen.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
+        MatrixOrigin { matrix: self.expert.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
     }
 
     /// Where element `at` of the tensor (or the chosen matrix) lies in `w`.
     pub fn in_w(self, at: Val<'k>) -> Val<'k> {
-        self.origin().place(at)
+        self.origin().element_offset(at)
     }
 
     pub fn packed(self, format: QuantFormat) -> PackedTiles<'k> {
@@ -93,7 +93,7 @@ impl<'k, 'a> CpuMatmul<'k, 'a> {
     pub fn integers(self) -> Option<IntegerMatmul> {
         match (self.problem.activation, self.problem.weight) {
             (MatmulActivation::Codes(codes), MatmulWeight::Packed(format)) => {
-                let dot = CodeDot::of(self.plan.dot, format, codes.planes);
+                let dot = CodeDot::for_weights(self.plan.dot, format, codes.planes);
                 Some(IntegerMatmul { format, codes, dot })
             }
             _ => None,
@@ -106,7 +106,7 @@ impl<'k, 'a> CpuMatmul<'k, 'a> {
     }
 
     /// Iterations of the loop over columns, of `tiles` tiles of weights each.
-    pub fn slices(self, tiles: u32) -> i64 {
+    pub fn slice_count(self, tiles: u32) -> i64 {
         self.problem.n.div_ceil(TILE * tiles as usize) as i64
     }
 

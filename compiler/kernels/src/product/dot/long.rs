@@ -16,7 +16,7 @@ pub(super) fn add<'k>(
     totals: &mut [Vec<Val<'k>>],
 ) {
     let (rows, ..) = group.shape();
-    let mut words: Vec<Vec<WideSums>> = vec![vec![None; group.sums()]; totals.len()];
+    let mut words: Vec<Vec<WideSums>> = vec![vec![None; group.accumulator_count()]; totals.len()];
     let mut met = 0;
     for step in 0..group.steps() {
         for (quad, weights) in group.weights(step) {
@@ -25,7 +25,7 @@ pub(super) fn add<'k>(
                 for (set, words) in words.iter_mut().enumerate() {
                     let x = halves(group.x(row, first + set, quad));
                     for (part, w) in (0..).zip(&weights) {
-                        let sums = &mut words[group.index(row, part)];
+                        let sums = &mut words[group.accumulator_index(row, part)];
                         *sums = Some([0, 1].map(|half| {
                             let products = w[half].instr(long.multiply, &[x[half]]);
                             sums.map_or(products, |sums| sums[half] + products).named("words")

@@ -34,7 +34,7 @@ pub(super) fn add<'k>(
                 let x = group.x_square(row, first + set, quad);
                 for (part, both) in (0..).zip(&weights) {
                     for (i, &w) in (0..).zip(both) {
-                        let total = &mut totals[group.index(row + i, part)];
+                        let total = &mut totals[group.accumulator_index(row + i, part)];
                         *total = total.instr(instr, &[w, x]).named("t");
                     }
                 }
@@ -44,7 +44,7 @@ pub(super) fn add<'k>(
 }
 
 /// The weight codes of a part as the instruction takes them, from its quads of signed codes in order (i32 lanes).
-pub(in crate::product) fn squares<'k>(quads: &[Val<'k>]) -> Vec<Val<'k>> {
+pub(in crate::product) fn mmla_operands<'k>(quads: &[Val<'k>]) -> Vec<Val<'k>> {
     let square = |pair: &[Val<'k>], rows| {
         let codes = pair[0].shuffle_with(pair[1], rows);
         codes.bits_as(ExprType::vector(DType::I8, 4 * codes.lanes()))

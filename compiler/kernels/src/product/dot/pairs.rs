@@ -6,13 +6,14 @@ use mlcc_ir::instr::InstrId;
 use mlcc_kernel_lang::Val;
 
 /// Of small numbers: 16-bit sums of the pairs of so many quads, which are below the limit.
-pub(super) fn add_sums<'k>(
+pub(super) fn add_pair_sums<'k>(
     group: &impl DotOperands<'k>,
     (bytes, words, quads): (InstrId, InstrId, usize),
     first: usize,
     totals: &mut [Vec<Val<'k>>],
 ) {
-    let mut halves: Vec<Vec<(usize, Option<Val>)>> = vec![vec![(0, None); group.sums()]; totals.len()];
+    let mut halves: Vec<Vec<(usize, Option<Val>)>> =
+        vec![vec![(0, None); group.accumulator_count()]; totals.len()];
     each_product(group, first, totals.len(), |set, i, w, x| {
         let products = w.codes.instr(bytes, &[x]);
         let (met, half) = &mut halves[set][i];
@@ -36,7 +37,7 @@ pub(super) fn add_signed<'k>(
     totals: &mut [Vec<Val<'k>>],
 ) {
     each_product(group, first, totals.len(), |set, i, w, x| {
-        let pairs = w.magnitudes.instr(bytes, &[with_sign(sign, x, w.codes)]);
+        let pairs = w.absolutes.instr(bytes, &[with_sign(sign, x, w.codes)]);
         let total = &mut totals[set][i];
         *total = group.pin("t", add_pairs(words, *total, pairs));
     });

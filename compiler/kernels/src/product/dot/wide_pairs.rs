@@ -19,7 +19,7 @@ pub(super) fn add<'k>(
                 let [high, low] = [0, 1].map(|plane| group.x(row, plane, quad));
                 let x = activation_words(high, low);
                 for (part, w) in (0..).zip(&weights) {
-                    let total = &mut totals[group.index(row, part)];
+                    let total = &mut totals[group.accumulator_index(row, part)];
                     for (w, x) in w.iter().zip(x) {
                         *total = group.pin("t", *total + w.instr(words, &[x]));
                     }

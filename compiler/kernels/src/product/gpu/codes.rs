@@ -4,11 +4,11 @@ use crate::product::problem::MatmulWeight;
 use mlcc_ir::format::{CodeValues, QuantFormat, ZeroPoint};
 use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::{Recorder, Val, joined};
+use mlcc_kernel_lang::{Recorder, Val, join_vectors};
 use mlcc_quant::tile;
 
 /// The format of 4-bit whole numbers whose groups all have the same zero point; `None` for other weights.
-pub(super) fn nibbles(weight: MatmulWeight) -> Option<QuantFormat> {
+pub(super) fn nibble_format(weight: MatmulWeight) -> Option<QuantFormat> {
     match weight {
         MatmulWeight::Packed(format) if format.bits == 4 && format.values == CodeValues::Whole => {
             matches!(format.zero, ZeroPoint::Constant(_)).then_some(format)
@@ -32,7 +32,7 @@ pub(super) fn code_floats<'k>(format: QuantFormat, codes: Val<'k>) -> Val<'k> {
     match format.values {
         CodeValues::E4M3 => tile::small_floats(codes),
         CodeValues::Whole | CodeValues::E2M1 => {
-            small_floats(tile::code_numbers(format, codes, None), tile::centre(format))
+            small_floats(tile::code_numbers(format, codes, None), tile::code_centre(format))
         }
     }
 }
@@ -71,7 +71,7 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k
     };
     let bits = format.bits as i64;
     let mask = both((1 << bits) - 1);
-    let centre = tile::centre(format);
+    let centre = tile::code_centre(format);
     let less = pair_of(0x8000 | base | centre, "less");
     let words = bytes.bits_as(ExprType::vector(DType::U32, bytes.lanes() / 4));
     let pairs: Vec<Val> = (0..words.lanes())
@@ -95,7 +95,7 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k
             })
         })
         .collect();
-    joined(&pairs)
+    join_vectors(&pairs)
 }
 
 /// The upper halves of floats: bf16, cut off.

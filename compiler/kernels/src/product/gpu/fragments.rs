@@ -27,7 +27,7 @@ impl<'k> GpuMatmul<'k, '_> {
             MatmulWeight::Plain(_) if self.problem.activation == MatmulActivation::F16 => {
                 SplitOperand::exact(vector)
             }
-            MatmulWeight::Plain(_) => SplitOperand::of(vector),
+            MatmulWeight::Plain(_) => SplitOperand::from_values(vector),
             MatmulWeight::Packed(format) => {
                 let bytes = (OF_LANE as usize * format.bits / 8) as u32;
                 let first = within as u32 * bytes;
@@ -54,7 +54,7 @@ impl<'k> GpuMatmul<'k, '_> {
     pub(super) fn scale_type(self) -> Option<DType> {
         match &self.layout.region {
             LayoutRegion::Plain { .. } => None,
-            LayoutRegion::Group { spec, .. } => Some(spec.number().dtype()),
+            LayoutRegion::Group { spec, .. } => Some(spec.number_type().dtype()),
         }
     }
 }

@@ -17,14 +17,14 @@ mod row_major;
 mod work;
 
 use super::GpuMatmul;
-use super::operand::{OF_LANE, SplitOperand, order};
+use super::operand::{OF_LANE, SplitOperand, fragment_order};
 use crate::product::problem::{MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight};
 use mlcc_ir::format::ZeroPoint;
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::{BufId, MemorySpace};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{BufferView, ThreadTeam, Val, WARP, joined};
+use mlcc_kernel_lang::matrix::fragment_position;
+use mlcc_kernel_lang::{BufferView, ThreadTeam, Val, WARP, join_vectors};
 use mlcc_quant::layout::LayoutRegion;
 use mlcc_quant::plain::PlainType;
 use mlcc_quant::{TILE, TensorLayout};
@@ -41,7 +41,7 @@ const SCALE_BYTES: i64 = 4;
 const PAD: i64 = 8;
 
 /// Whether the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or two bf16 each.
-pub(super) fn fits(problem: &MatmulProblem, layout: &TensorLayout, tile: &MatrixTile) -> bool {
+pub(super) fn fits_tensor_cores(problem: &MatmulProblem, layout: &TensorLayout, tile: &MatrixTile) -> bool {
     let MatmulProblem { k, n, activation, packing, .. } = *problem;
     let whole = |bytes: usize, by: i64| (bytes as i64) % by == 0;
     // Two fragments of results meet the pieces that a lane loads together.
@@ -118,13 +118,13 @@ struct WarpTile<'k> {
 }
 
 impl<'k> GpuMatmul<'k, '_> {
-    pub(super) fn matrix(self, tile: &MatrixTile, epilogue: &mut MatmulEpilogue) {
+    pub(super) fn tensor_core_matmul(self, tile: &MatrixTile, epilogue: &mut MatmulEpilogue) {
         let k = self.k;
         let (m, n) = (k.val(self.problem.m), self.problem.n as i64);
-        let many = BlockTiling::of(tile, self.slice());
-        let few = work::few(&many, self.bytes());
+        let many = BlockTiling::from_tile(tile, self.slice());
+        let few = work::few_row_tilings(&many, self.bytes());
         let team = ThreadTeam::new(k, many.threads());
-        let any = if few.is_empty() { Vec::new() } else { work::any(&many, self.bytes()) };
+        let any = if few.is_empty() { Vec::new() } else { work::all_tilings(&many, self.bytes()) };
         let ring = self.ring(any.iter().chain([&many]));
         // Blocks side by side share weights, which stay in the second-level cache for all rows.
         if few.is_empty() {
@@ -135,18 +135,18 @@ impl<'k> GpuMatmul<'k, '_> {
             });
             return;
         }
-        let split = work::split(&many, &few, n);
+        let split = work::blocks_per_tile(&many, &few, n);
         k.blocks("bx", 0, (m + (split * many.rows - 1)) / (split * many.rows), |bx| {
             k.blocks("by", 1, (n + many.columns - 1) / many.columns * split, |by| {
                 let mut least = 0;
                 for work in &few {
                     // Tiles of rows for each of columns, of which the first has rows always.
                     let at = [by % work.tiles(), by / work.tiles()];
-                    let has = m.le(work.most) & k.int(least).lt(m);
+                    let has = m.le(work.max_rows) & k.int(least).lt(m);
                     let inside = (at[0] * work.rows).lt(m) & (at[1] * work.columns).lt(n);
                     // A grid may be for more rows than there are.
                     k.when(has & inside & bx.equals(0), || self.block(work, team, &ring, at, epilogue));
-                    least = work.most;
+                    least = work.max_rows;
                 }
                 let at = [bx * split + by % split, by / split];
                 k.when(k.int(least).lt(m) & (at[0] * many.rows).lt(m), || {
@@ -261,23 +261,23 @@ impl<'k> GpuMatmul<'k, '_> {
             if step < steps {
                 self.fill(work, at, k.int(step));
             }
-            k.commit();
+            k.commit_copies();
         }
         k.serial("step", steps, |step| {
-            k.wait((stages - 2) as u32);
+            k.wait_copies((stages - 2) as u32);
             // All copies have landed, and nobody reads any more what is filled next.
             k.barrier();
             let next = step + (stages - 1);
             k.when(next.lt(steps), || self.fill(work, at, next));
-            k.commit();
+            k.commit_copies();
             at.team.run(|thread| self.multiply_slice(work, at, step, thread));
         });
-        k.wait(0);
+        k.wait_copies(0);
     }
 
     fn clear(self, work: &BlockTiling, at: &BlockTile<'k>) {
         let zero = self.k.zeros(DType::F32, 4);
-        self.k.unrolled("i", work.sums_of_lane() / 4, |i| at.acc.flat().set([i * 4], zero));
+        self.k.unrolled("i", work.lane_accumulators() / 4, |i| at.acc.flat().set([i * 4], zero));
     }
 
     /// Begins to copy the slices of a step.
@@ -307,7 +307,7 @@ impl<'k> GpuMatmul<'k, '_> {
             let to = swizzled(dtype, width, row, part) * elements;
             let from = (at.origin[0] + row).min(last);
             let column = (slice + along) * width + part * elements;
-            at.xs.copy((place + along, row, to), CHUNK as u32, self.x(), (from, column));
+            at.xs.start_copy((place + along, row, to), CHUNK as u32, self.x(), (from, column));
         });
     }
 
@@ -317,7 +317,7 @@ impl<'k> GpuMatmul<'k, '_> {
         let [down, across] = work.warps;
         let [rows, columns] = work.warp_tile();
         let (warp, lane) = (thread / WARP, (thread % WARP).named("lane"));
-        let [group, first] = place(&M16N8K16.a, lane, 0);
+        let [group, first] = fragment_position(&M16N8K16.a, lane, 0);
         // A lane has 2 neighbours of 16 columns; here it has 8 of 32.
         let first = first * (OF_LANE / 2);
         let (along, warp) = match work.depth {
@@ -359,9 +359,9 @@ impl<'k> GpuMatmul<'k, '_> {
 
     /// What two neighbouring columns of results have, for each of a lane's sums.
     fn of_columns(self, columns: [Val<'k>; 2]) -> Val<'k> {
-        let sums = &M16N8K16.sums;
+        let sums = &M16N8K16.accumulator;
         let pair = columns[0].splat(2).shuffle_with(columns[1].splat(2), [0, 2]);
-        pair.shuffle((0..sums.elements()).map(|e| sums.place(0, e).1)).named("scales")
+        pair.shuffle((0..sums.elements_per_lane()).map(|e| sums.coordinates(0, e).1)).named("scales")
     }
 
     /// Fragments of 16 rows of activations, one for each half of the `s`-th 32 columns of a slice.
@@ -377,7 +377,7 @@ impl<'k> GpuMatmul<'k, '_> {
                     x.load((row, chunk * elements), elements as u32).named("x")
                 })
                 .collect();
-            joined(&chunks)
+            join_vectors(&chunks)
         };
         self.factors_of_rows([0, 8].map(row))
     }
@@ -386,7 +386,7 @@ impl<'k> GpuMatmul<'k, '_> {
     fn factors_of_rows(self, rows: [Val<'k>; 2]) -> Vec<SplitOperand<'k>> {
         let [upper, lower] = rows.map(|x| self.activation(x));
         let columns = self.columns();
-        let of_half = |half| order(&M16N8K16.a, half, true, &columns);
+        let of_half = |half| fragment_order(&M16N8K16.a, half, true, &columns);
         (0..2).map(|half| upper.with(lower, |u, l| u.shuffle_with(l, of_half(half)))).collect()
     }
 
@@ -395,7 +395,7 @@ impl<'k> GpuMatmul<'k, '_> {
         if self.problem.activation == MatmulActivation::F16 {
             SplitOperand::exact(x)
         } else {
-            SplitOperand::of(x)
+            SplitOperand::from_values(x)
         }
     }
 
@@ -438,14 +438,14 @@ impl<'k> GpuMatmul<'k, '_> {
     /// Stores the sums of a warp, or adds them to those that are there.
     fn put(self, work: &BlockTiling, at: &BlockTile<'k>, part: &WarpTile<'k>, adds: bool) {
         let results = at.results;
-        let sums = &M16N8K16.sums;
+        let sums = &M16N8K16.accumulator;
         let [mt, nt] = work.fragments();
         self.k.unrolled("j", nt, |j| {
             for i in 0..mt {
                 let held = at.acc.load((j, i, 0), 4);
                 // Pairs of neighbours.
-                for e in (0..sums.elements()).step_by(2) {
-                    let [row, column] = place(sums, part.lane, e);
+                for e in (0..sums.elements_per_lane()).step_by(2) {
+                    let [row, column] = fragment_position(sums, part.lane, e);
                     let row = part.row + (row + i * i64::from(sums.rows));
                     let column = j * i64::from(sums.columns) + column;
                     let pair = held.shuffle([e, e + 1]);

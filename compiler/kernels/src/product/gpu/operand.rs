@@ -13,15 +13,20 @@ pub(super) const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /// The elements of a fragment, of those that a lane has of half a slice (for `a` of two rows, one after the other), whose columns come in
 /// this order; `rows`: of the rows of `a`, else of the columns of `b`.
-pub(super) fn order(of: &Fragment, half: u32, rows: bool, columns: &[u32; OF_LANE as usize]) -> Vec<u32> {
+pub(super) fn fragment_order(
+    of: &Fragment,
+    half: u32,
+    rows: bool,
+    columns: &[u32; OF_LANE as usize],
+) -> Vec<u32> {
     let element = |e| {
-        let (row, column) = of.place(0, e);
+        let (row, column) = of.coordinates(0, e);
         // Along the depth of the product a lane has 0, 1, 8 and 9 more than its first.
         let (depth, other) = if rows { (column, row) } else { (row, column) };
         let neighbour = depth % 2 + depth / 8 * 2 + 4 * half;
         columns[neighbour as usize] + if other > 0 { OF_LANE as u32 } else { 0 }
     };
-    (0..of.elements()).map(element).collect()
+    (0..of.elements_per_lane()).map(element).collect()
 }
 
 /// Values as sums of one or two bf16, or as f16.
@@ -38,7 +43,7 @@ impl<'k> SplitOperand<'k> {
     }
 
     /// Of f32, f16 (exactly) or bf16.
-    pub fn of(values: Val<'k>) -> SplitOperand<'k> {
+    pub fn from_values(values: Val<'k>) -> SplitOperand<'k> {
         match values.ty().dtype {
             DType::BF16 => SplitOperand::exact(values),
             dtype => {

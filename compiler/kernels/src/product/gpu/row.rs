@@ -4,7 +4,7 @@
 //! Activations lie in memory, or the block computes them first, into shared memory: for a row that is cheaper than to launch
 //! a kernel for it.
 
-use super::codes::{code_floats, nibbles, small_codes, small_floats};
+use super::codes::{code_floats, nibble_format, small_codes, small_floats};
 use super::{GpuMatmul, layout};
 use crate::product::problem::{MatmulActivation, MatmulProblem, MatmulWeight};
 use mlcc_ir::builder::KernelBuilder;
@@ -34,7 +34,7 @@ pub struct GemvPlan {
     /// Rows of weights that a warp takes at once.
     pub rows: u32,
     /// How often it does.
-    pub turns: u32,
+    pub repeats: u32,
     /// Pieces of a row of weights that a thread loads before it uses them.
     pub unroll: u32,
     /// Parts of the columns of the result, equally long, whose sums come to the epilogue together.
@@ -50,13 +50,13 @@ impl GemvPlan {
             parts => parts,
         };
         let warps = if computed { 8 } else { 4 };
-        let plan = GemvPlan { warps, rows, turns: 1, unroll: 4, parts, computed };
+        let plan = GemvPlan { warps, rows, repeats: 1, unroll: 4, parts, computed };
         let turns = if computed { plan.blocks(n as u64).div_ceil(COMPUTING) } else { 1 };
-        GemvPlan { turns: turns as u32, ..plan }
+        GemvPlan { repeats: turns as u32, ..plan }
     }
 
     /// The plan for a problem: assemblers load 16-bit activations ahead with the weights, and had too few registers for four plain pieces.
-    pub fn of(self, problem: &MatmulProblem) -> GemvPlan {
+    pub fn for_problem(self, problem: &MatmulProblem) -> GemvPlan {
         let halves = matches!(problem.activation, MatmulActivation::F16 | MatmulActivation::BF16);
         let plain = matches!(problem.weight, MatmulWeight::Plain(_));
         GemvPlan { unroll: if halves && plain { 3 } else { self.unroll }, ..self }
@@ -73,14 +73,14 @@ impl GemvPlan {
 
     /// Blocks for `n` rows of weights.
     fn blocks(self, n: u64) -> u64 {
-        let of_block = u64::from(self.warps) * u64::from(self.turns);
+        let of_block = u64::from(self.warps) * u64::from(self.repeats);
         (n / u64::from(self.rows)).div_ceil(of_block)
     }
 }
 
 impl fmt::Display for GemvPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GemvPlan { warps, rows, turns, unroll, parts, computed } = self;
+        let GemvPlan { warps, rows, repeats: turns, unroll, parts, computed } = self;
         match rows {
             1 => write!(f, "a warp per row of weights")?,
             rows => write!(f, "a warp per {rows} rows of weights")?,
@@ -106,7 +106,7 @@ pub type ActivationPrologue<'a> = dyn for<'k> Fn(&'k Recorder, i64, &dyn Fn(Val<
 pub type GemvEpilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Val<'k>, &[Val<'k>]) + 'a;
 
 /// Emits the product as one nest of block and thread loops. With `prologue` the activations of the problem are an array in shared memory.
-pub fn emit_gpu_row(
+pub fn emit_gpu_gemv(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
     plan: GemvPlan,
@@ -142,7 +142,7 @@ struct RowPiece<'k> {
 
 impl<'k> GpuGemv<'k, '_> {
     fn run(self, block: Val<'k>, thread: Val<'k>, epilogue: &mut GemvEpilogue) {
-        let (k, GemvPlan { warps, rows, turns, parts, .. }) = (self.gpu.k, self.plan);
+        let (k, GemvPlan { warps, rows, repeats: turns, parts, .. }) = (self.gpu.k, self.plan);
         let [warps, rows, turns, parts] = [warps, rows, turns, parts].map(i64::from);
         let (n, lane) = (self.gpu.problem.n as i64, (thread % WARP).named("lane"));
         // In fragments a row lies between the pieces of the one eight further on.
@@ -165,7 +165,7 @@ impl<'k> GpuGemv<'k, '_> {
             };
             let first = first.named("row");
             let each: Vec<Val> = (0..rows).map(|i| first + i * apart).collect();
-            let sums = self.sums(&each, lane);
+            let sums = self.dot_rows(&each, lane);
             let keeps = |lanes: Val<'k>| is_one.map_or(lanes, |is_one| is_one & lanes);
             if parts > 1 || rows == 1 {
                 return k.when(keeps(lane.equals(0)), || epilogue(k, first, &sums));
@@ -181,7 +181,7 @@ impl<'k> GpuGemv<'k, '_> {
     }
 
     /// The sums of some rows of weights, in every lane of the warp.
-    fn sums(self, rows: &[Val<'k>], lane: Val<'k>) -> Vec<Val<'k>> {
+    fn dot_rows(self, rows: &[Val<'k>], lane: Val<'k>) -> Vec<Val<'k>> {
         let (k, problem) = (self.gpu.k, self.gpu.problem);
         let (piece, unroll) = (piece(problem.weight), i64::from(self.plan.unroll));
         let pieces = problem.k as i64 / piece;
@@ -203,13 +203,13 @@ impl<'k> GpuGemv<'k, '_> {
         }
         let total = |(acc, &row): (&RegisterVar<'k>, &Val<'k>)| {
             let sum = if lanes > 1 { acc.get().sum_lanes() } else { acc.get() };
-            warp_sum(self.rest(row, lane, pieces * piece, sum))
+            warp_sum(self.add_remainder(row, lane, pieces * piece, sum))
         };
         accs.iter().zip(rows).map(total).collect()
     }
 
     /// Adds the columns after the last whole piece, one per lane.
-    fn rest(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
+    fn add_remainder(self, row: Val<'k>, lane: Val<'k>, first: i64, total: Val<'k>) -> Val<'k> {
         let (k, gpu) = (self.gpu.k, self.gpu);
         let left = gpu.problem.k as i64 - first;
         if left == 0 {
@@ -322,14 +322,14 @@ impl<'k> GpuGemv<'k, '_> {
 
     /// The scale or the zero point of a group, f32.
     fn number(self, spec: &GroupSpec, at: Val<'k>, name: &str) -> Val<'k> {
-        let number = spec.number();
+        let number = spec.number_type();
         let bytes = self.weights().load([at], number.bytes() as u32);
         bytes.bits_as(ExprType::scalar(number.dtype())).named(name).cast(DType::F32)
     }
 
     /// The zero point of 4-bit codes that all groups share; `None` for other weights.
     fn zero_of_nibbles(self) -> Option<i64> {
-        nibbles(self.gpu.problem.weight).map(tile::centre)
+        nibble_format(self.gpu.problem.weight).map(tile::code_centre)
     }
 
     /// A piece of such weights.

@@ -7,7 +7,7 @@
 //! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
 //! was slower on hardware (docs/design/0044-tensor-cores.md).
 
-use super::operand::{IN_ORDER, OF_LANE, SplitOperand, order};
+use super::operand::{IN_ORDER, OF_LANE, SplitOperand, fragment_order};
 use super::row::{ActivationPrologue, GemvEpilogue};
 use super::{GpuMatmul, layout};
 use crate::product::problem::{MatmulActivation, MatmulProblem};
@@ -54,7 +54,7 @@ pub struct TensorCoreGemvPlan {
 
 impl TensorCoreGemvPlan {
     /// The plan for a problem, where it fits.
-    pub fn of(problem: &MatmulProblem, parts: u32, computed: bool) -> Option<TensorCoreGemvPlan> {
+    pub fn for_problem(problem: &MatmulProblem, parts: u32, computed: bool) -> Option<TensorCoreGemvPlan> {
         let (n, k, parts_of) = (problem.n as i64, problem.k as i64, i64::from(parts));
         let even = WARPS % parts_of == 0 && n % (ROWS * parts_of) == 0;
         let halves = matches!(problem.activation, MatmulActivation::F16 | MatmulActivation::BF16);
@@ -90,7 +90,7 @@ impl fmt::Display for TensorCoreGemvPlan {
 }
 
 /// Emits the product as one nest of block and thread loops. With `prologue` the activations are what it hands over.
-pub fn emit_row_tiles(
+pub fn emit_tensor_core_gemv(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
     plan: TensorCoreGemvPlan,
@@ -225,7 +225,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
         let (warp, number) = ((thread / WARP).named("warp"), (thread % WARP).named("lane"));
         let lane = self.lane(warp, number);
         let along = warp % depth;
-        let acc = k.reg("acc", k.zeros(DType::F32, self.sums()));
+        let acc = k.reg("acc", k.zeros(DType::F32, self.lane_accumulators()));
         let pieces = self.gpu.problem.k as i64 / COLUMNS;
         // Each warp has so many times 64 columns one after the other, and some have one more.
         let (each, more) = (pieces / depth, pieces % depth);
@@ -248,7 +248,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
             k.when(along.lt(more), || add(along + each * depth, &[1]));
         }
         for half in 0..2 {
-            let sum = acc.get().shuffle([half * self.sums() / 2]);
+            let sum = acc.get().shuffle([half * self.lane_accumulators() / 2]);
             k.when(lane.quarter.equals(0), || {
                 self.partial.set([warp, lane.row + i64::from(half) * APART], sum)
             });
@@ -270,8 +270,8 @@ impl<'k> TensorCoreGemv<'k, '_> {
     }
 
     /// Sums of a lane: of each of its rows, or a whole fragment where no scales come between.
-    fn sums(self) -> u32 {
-        if self.gpu.scale_type().is_some() { 2 } else { M16N8K16.sums.elements() }
+    fn lane_accumulators(self) -> u32 {
+        if self.gpu.scale_type().is_some() { 2 } else { M16N8K16.accumulator.elements_per_lane() }
     }
 
     /// Loads `count` times 64 columns.
@@ -280,11 +280,11 @@ impl<'k> TensorCoreGemv<'k, '_> {
         let (vector, warp) = (self.elements(fragments::VECTOR), self.elements(fragments::WARP_VECTOR));
         let each = sizes.columns() as i64 / COLUMNS;
         // Where the block of 64 columns begins.
-        let block = |at: Val<'k>| lane.tile + at / each * self.elements(sizes.block());
+        let block = |at: Val<'k>| lane.tile + at / each * self.elements(sizes.block_bytes());
         let of = |i: i64| {
             let at = first + i;
             let within = at % each * self.elements(sizes.columns_bytes(COLUMNS as usize));
-            let start = block(at) + within + lane.number * vector + self.elements(sizes.header());
+            let start = block(at) + within + lane.number * vector + self.elements(sizes.scale_bytes());
             (0..sizes.vectors() as i64)
                 .map(|v| self.weights.load([start + v * warp], vector as u32).named("q"))
                 .collect()
@@ -310,7 +310,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
         acc: &RegisterVar<'k>,
     ) {
         let column = first * COLUMNS + lane.quarter * OF_LANE;
-        let zeros = self.gpu.k.zeros(DType::F32, M16N8K16.sums.elements());
+        let zeros = self.gpu.k.zeros(DType::F32, M16N8K16.accumulator.elements_per_lane());
         let slices = 2 * loaded.vectors.len() as i64;
         let sums = (0..slices).fold(acc.get(), |acc, slice| {
             let x = self.x.load([column + slice * SLICE], OF_LANE as u32).named("x");
@@ -330,8 +330,11 @@ impl<'k> TensorCoreGemv<'k, '_> {
         let piece = |half: i64| self.gpu.piece(self.sizes, vectors, (slice % 2 * 2 + half) as usize);
         let (upper, lower) = (piece(0), piece(1));
         (0..2).fold(sums, |sums, half| {
-            let a = upper.with(lower, |u, l| u.shuffle_with(l, order(&M16N8K16.a, half, true, &IN_ORDER)));
-            let b = SplitOperand::exact(x.shuffle(order(&M16N8K16.b, half, false, &IN_ORDER)).named("b"));
+            let a = upper
+                .with(lower, |u, l| u.shuffle_with(l, fragment_order(&M16N8K16.a, half, true, &IN_ORDER)));
+            let b = SplitOperand::exact(
+                x.shuffle(fragment_order(&M16N8K16.b, half, false, &IN_ORDER)).named("b"),
+            );
             a.terms(&b).into_iter().fold(sums, |sums, (a, b)| sums.mma(a, b).named("sums"))
         })
     }

@@ -21,15 +21,15 @@ impl<'k> PackedTiles<'k> {
         let (blocks, words) = (sizes.blocks as i64, sizes.block() as i64);
         let (group, words) = match (sizes.groups, blocks) {
             (_, 1) => {
-                let start = self.origin.place(tile + b * group);
+                let start = self.origin.element_offset(tile + b * group);
                 (start, start)
             }
             (1, _) => {
-                let start = self.origin.place(tile);
+                let start = self.origin.element_offset(tile);
                 (start, start + b * words)
             }
             _ => {
-                let start = self.origin.place(tile + b / blocks * group);
+                let start = self.origin.element_offset(tile + b / blocks * group);
                 (start, start + b % blocks * words)
             }
         };

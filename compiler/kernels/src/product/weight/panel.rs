@@ -16,7 +16,7 @@ pub(in crate::product) struct WeightPanel<'k> {
     /// `[groups][quads][parts]` vectors.
     codes: BufferView<'k, 3>,
     /// The codes without their signs, where the product wants those too.
-    magnitudes: Option<BufferView<'k, 3>>,
+    absolutes: Option<BufferView<'k, 3>>,
     /// `[groups][parts]` vectors, or pairs of them; then the same of what groups subtract, if `offsets`.
     scales: BufferView<'k, 3>,
     /// Whether what groups subtract is not the same for all.
@@ -41,17 +41,16 @@ impl<'k> WeightPanel<'k> {
             k.view(buf, [1, QUADS as i64 * parts, 4 * width])
         };
         let codes = of_codes("panel", dot.codes_type());
-        let magnitudes =
-            matches!(dot, CodeDot::SignedPairs { .. }).then(|| of_codes("magnitudes", DType::U8));
-        let sums = dot.sums_per_vector() as i64;
+        let absolutes = matches!(dot, CodeDot::SignedPairs { .. }).then(|| of_codes("magnitudes", DType::U8));
+        let sums = dot.accumulators_per_vector() as i64;
         let numbers = if offsets { 2 } else { 1 };
         let scales = k.alloc("panel_scales", DType::F32, [numbers * rows * sums], MemorySpace::Stack).buf();
         let scales = k.view(scales, [1, numbers * parts, sums * width]);
-        WeightPanel { dot, first: k.int(0), codes, magnitudes, scales, offsets, lanes, parts }
+        WeightPanel { dot, first: k.int(0), codes, absolutes, scales, offsets, lanes, parts }
     }
 
     /// The same panel for a piece from group `first` on.
-    pub fn piece(self, first: Val<'k>) -> WeightPanel<'k> {
+    pub fn depth_block(self, first: Val<'k>) -> WeightPanel<'k> {
         WeightPanel { first, ..self }
     }
 
@@ -70,7 +69,7 @@ impl<'k> WeightPanel<'k> {
         let at = (g - self.first, self.vector(quad, part), 0);
         let load = |view: BufferView<'k, 3>| view.load(at, 4 * self.lanes).named("q");
         let codes = load(self.codes);
-        WeightQuad { codes, magnitudes: self.magnitudes.map_or(codes, load) }
+        WeightQuad { codes, absolutes: self.absolutes.map_or(codes, load) }
     }
 
     /// The weight scales of a part, f32, of each of its vectors of sums.
@@ -88,15 +87,15 @@ impl<'k> WeightPanel<'k> {
             let at = (g - self.first, part, i as i64 * i64::from(self.lanes));
             self.scales.load(at, self.lanes)
         };
-        (0..self.dot.sums_per_vector()).map(load).collect()
+        (0..self.dot.accumulators_per_vector()).map(load).collect()
     }
 
     /// Stores the operand of a quad and part of group `u` of the piece.
     pub fn set_operand(&self, u: Val<'k>, quad: usize, part: u32, operand: WeightQuad<'k>) {
         let at = (u, self.vector(quad, part), 0);
         self.codes.set(at, operand.codes);
-        if let Some(magnitudes) = self.magnitudes {
-            magnitudes.set(at, operand.magnitudes);
+        if let Some(magnitudes) = self.absolutes {
+            magnitudes.set(at, operand.absolutes);
         }
     }
 

@@ -20,7 +20,9 @@ pub(in crate::product) struct PlainTiles<'k> {
 impl<'k> PlainTiles<'k> {
     /// Where column `col` (an even one of bf16) of the rows from `row` of a tile on begins.
     pub fn place(self, tile: Val<'k>, col: Val<'k>, row: u32) -> Val<'k> {
-        self.origin.place(tile * self.tile + col * TILE as i64 + i64::from(row) * self.plain.pair() as i64)
+        self.origin.element_offset(
+            tile * self.tile + col * TILE as i64 + i64::from(row) * self.plain.pair_columns() as i64,
+        )
     }
 
     /// Both columns of a pair from `col` on, of `lanes` rows: bf16, the columns of a row side by side.

@@ -20,8 +20,8 @@ use std::collections::HashMap;
 /// Where such a body has what.
 pub(super) struct AssociativeBody {
     /// The carry that is the maximum, and what it becomes.
-    top: (usize, ValueId),
-    fade: ValueId,
+    max_carry: (usize, ValueId),
+    decay: ValueId,
     level: ValueId,
     sums: Vec<WeightedCarry>,
 }
@@ -43,32 +43,33 @@ enum ValueDependence {
 
 impl AssociativeBody {
     /// What is known of a body with so many carries and sequences, if it is one.
-    pub fn of(body: &Function, carries: usize, seqs: usize) -> Option<AssociativeBody> {
-        let b = BodyDependences { body, of: dependence(body, carries, seqs) };
+    pub fn analyze(body: &Function, carries: usize, seqs: usize) -> Option<AssociativeBody> {
+        let b = BodyDependences { body, dependences: dependence(body, carries, seqs) };
         (0..carries).find_map(|top| {
             let new_top = body.outputs[top];
             b.pairs(new_top, BinOp::Max).find_map(|(faded, level)| {
                 let (_, fade) = b.pairs(faded, BinOp::Add).find(|(old, _)| *old == body.inputs[top])?;
                 // Both are replaced when steps are joined, and nothing else may be with them.
                 let apart = fade != level && !b.is_one(fade) && !b.is_one(level);
-                let fits =
-                    apart && b.of(fade) == ValueDependence::Channel && b.of(level) <= ValueDependence::Step;
-                let pair = DecayedMaximum { b: &b, top: new_top, faded, level };
+                let fits = apart
+                    && b.dependence_of(fade) == ValueDependence::Channel
+                    && b.dependence_of(level) <= ValueDependence::Step;
+                let pair = DecayedMaximum { b: &b, maximum: new_top, decayed: faded, level };
                 let others = (0..carries).filter(|carry| *carry != top);
                 let sums = others.map(|carry| pair.sum(carry)).collect::<Option<_>>()?;
-                fits.then_some(AssociativeBody { top: (top, new_top), fade, level, sums })
+                fits.then_some(AssociativeBody { max_carry: (top, new_top), decay: fade, level, sums })
             })
         })
     }
 
     /// The carries of nothing: sums of zero that weigh nothing beside any number. Smaller than any other, but finite, so that
     /// no difference of two is NaN.
-    pub fn nothing(&self, carry: usize) -> f64 {
-        if carry == self.top.0 { f64::from(f32::MIN) } else { 0.0 }
+    pub fn identity(&self, carry: usize) -> f64 {
+        if carry == self.max_carry.0 { f64::from(f32::MIN) } else { 0.0 }
     }
 
     /// The fade of a step.
-    pub fn fade<'k>(
+    pub fn step_decay<'k>(
         &self,
         scan: &ChannelScan<'_, 'k>,
         constants: impl Iterator<Item = Val<'k>>,
@@ -77,21 +78,21 @@ impl AssociativeBody {
         let names = scan.body.inputs[scan.carries + scan.seqs..].iter().copied();
         let bindings = names.zip(constants.map(Binding::Value)).collect();
         let index = [LaneIndex::from(c, 1)];
-        Inliner::new(scan.body, bindings).value(scan.k, self.fade, &index[..scan.body.ty(self.fade).rank()])
+        Inliner::new(scan.body, bindings).value(scan.k, self.decay, &index[..scan.body.ty(self.decay).rank()])
     }
 
     /// The carries after some steps: of those before, which fade by `fade` on the way, and of those that the steps make of
     /// nothing.
-    pub fn join<'k>(
+    pub fn combine_carries<'k>(
         &self,
         scan: &ChannelScan<'_, 'k>,
         (before, made): (&[Val<'k>], &[Val<'k>]),
         fade: Val<'k>,
         c: Val<'k>,
     ) -> Vec<Val<'k>> {
-        let (top, new_top) = self.top;
+        let (top, new_top) = self.max_carry;
         // The steps are one step of the body, with their own fade and level.
-        let known = [(scan.body.inputs[top], before[top]), (self.fade, fade), (self.level, made[top])];
+        let known = [(scan.body.inputs[top], before[top]), (self.decay, fade), (self.level, made[top])];
         let bindings: HashMap<_, _> =
             known.into_iter().map(|(v, value)| (v, Binding::Value(value))).collect();
         let inliner = Inliner::new(scan.body, bindings);
@@ -115,7 +116,7 @@ fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<ValueDependen
             _ => ValueDependence::Channel,
         };
     }
-    for (_, node) in body.live() {
+    for (_, node) in body.live_nodes() {
         let most = node.inputs.iter().map(|v| of[v.index()]).max().unwrap_or(ValueDependence::Channel);
         node.outputs.iter().for_each(|v| of[v.index()] = most);
     }
@@ -124,16 +125,16 @@ fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<ValueDependen
 
 struct BodyDependences<'a> {
     body: &'a Function,
-    of: Vec<ValueDependence>,
+    dependences: Vec<ValueDependence>,
 }
 
 impl<'a> BodyDependences<'a> {
-    fn of(&self, v: ValueId) -> ValueDependence {
-        self.of[v.index()]
+    fn dependence_of(&self, v: ValueId) -> ValueDependence {
+        self.dependences[v.index()]
     }
 
     fn node(&self, v: ValueId) -> Option<&'a GraphNode> {
-        self.body.def(v)
+        self.body.defining_node(v)
     }
 
     /// The operands of a value that this operation makes, which commutes, in both orders.
@@ -177,8 +178,8 @@ impl<'a> BodyDependences<'a> {
 /// The maximum of a body and what it is of.
 struct DecayedMaximum<'a> {
     b: &'a BodyDependences<'a>,
-    top: ValueId,
-    faded: ValueId,
+    maximum: ValueId,
+    decayed: ValueId,
     level: ValueId,
 }
 
@@ -186,17 +187,19 @@ impl DecayedMaximum<'_> {
     /// What a carry is if it is a weighted sum.
     fn sum(&self, carry: usize) -> Option<WeightedCarry> {
         let BodyDependences { body, .. } = self.b;
-        let level = |v| self.is_weight(v, self.level, self.faded);
+        let level = |v| self.is_weight(v, self.level, self.decayed);
         let added = |v| {
             let product = || {
-                self.b.pairs(v, BinOp::Mul).find(|(w, x)| level(*w) && self.b.of(*x) <= ValueDependence::Step)
+                self.b
+                    .pairs(v, BinOp::Mul)
+                    .find(|(w, x)| level(*w) && self.b.dependence_of(*x) <= ValueDependence::Step)
             };
             if level(v) { Some(v) } else { product().map(|(weight, _)| weight) }
         };
         self.b.pairs(body.outputs[carry], BinOp::Add).find_map(|(kept, new)| {
             let mut products = self.b.pairs(kept, BinOp::Mul);
             let is_old = |(old, was): &(ValueId, ValueId)| {
-                *was == body.inputs[carry] && self.is_weight(*old, self.faded, self.level)
+                *was == body.inputs[carry] && self.is_weight(*old, self.decayed, self.level)
             };
             let (old, _) = products.find(is_old)?;
             Some(WeightedCarry { carry, old, new: added(new)? })
@@ -206,7 +209,7 @@ impl DecayedMaximum<'_> {
     /// True for `exp(side - top)`, also as a choice between 1 and `exp(-|side - other|)`.
     fn is_weight(&self, v: ValueId, side: ValueId, other: ValueId) -> bool {
         if let Some(x) = self.b.unary(v, UnOp::Exp) {
-            return self.b.difference(x) == Some((side, self.top));
+            return self.b.difference(x) == Some((side, self.maximum));
         }
         let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = self.b.node(v) else { return false };
         let &[a, b, at_least, below] = &inputs[..] else { return false };

@@ -42,7 +42,7 @@ impl<'a, 'k> ChannelBlock<'a, 'k> {
     }
 
     /// What is read of each step.
-    pub fn read(&self) -> impl Iterator<Item = BufId> {
+    pub fn read_buffers(&self) -> impl Iterator<Item = BufId> {
         self.scan.seqs().iter().copied().chain(self.scan.epilogue.rows.iter().map(|(_, buf)| *buf))
     }
 
@@ -64,7 +64,7 @@ impl<'a, 'k> ChannelBlock<'a, 'k> {
     }
 
     pub fn store_carries(&self, t: Val<'k>) {
-        let to = |buf: BufId| self.scan.k.flat(buf).tail([self.first + t]);
+        let to = |buf: BufId| self.scan.k.flat(buf).starting_at([self.first + t]);
         let store = |(&buf, carry)| self.store(t, to(buf), self.carries.at([carry]));
         self.scan.outputs.iter().zip(0..).for_each(store);
     }
@@ -93,7 +93,7 @@ impl<'a, 'k> ChannelBlock<'a, 'k> {
     }
 
     /// The carries through some steps; those before each are kept if results are to follow.
-    pub fn carry(&self, t: Val<'k>, each: StepVisitor<'_, 'k>, keep: bool) {
+    pub fn run_steps(&self, t: Val<'k>, each: StepVisitor<'_, 'k>, keep: bool) {
         let carries = 0..self.scan.carries as i64;
         each(&|step| {
             let carried: Vec<_> =
@@ -110,14 +110,14 @@ impl<'a, 'k> ChannelBlock<'a, 'k> {
     }
 
     /// The results of these steps.
-    pub fn results(&self, t: Val<'k>, each: StepVisitor<'_, 'k>) {
+    pub fn store_results(&self, t: Val<'k>, each: StepVisitor<'_, 'k>) {
         let (scan, k, c) = (self.scan, self.scan.k, self.channel(t));
         each(&|step| {
             let carried = (0..scan.carries as i64).map(|carry| self.before.at([step.i, k.int(carry)]));
             let stacked = self.outputs(t, carried, &step, scan.carries..scan.body.outputs.len());
             let rows = (0..scan.epilogue.rows.len()).map(|row| (step.read)(scan.seqs + row));
             let stored = scan.results(stacked, rows, (step.time, c, 1));
-            let to = |buf: BufId| scan.rows(buf).tail([step.time, self.first + t]);
+            let to = |buf: BufId| scan.rows(buf).starting_at([step.time, self.first + t]);
             let store = |(&(_, buf), value)| self.store(t, to(buf), value);
             scan.epilogue.results.iter().zip(stored).for_each(store);
         });

@@ -28,17 +28,19 @@ impl<'k> ChannelScan<'_, 'k> {
                 });
             });
         }
-        match AssociativeBody::of(self.body, self.carries, self.seqs) {
+        match AssociativeBody::analyze(self.body, self.carries, self.seqs) {
             Some(joining) => blocks(parts::WIDTH, &|first| {
                 SequenceParts::new(ChannelBlock::new(self, first, parts::WIDTH), &joining).run();
             }),
-            None => blocks(THREADS, &|first| in_turn(&ChannelBlock::new(self, first, THREADS), asynchronous)),
+            None => blocks(THREADS, &|first| {
+                run_sequentially(&ChannelBlock::new(self, first, THREADS), asynchronous)
+            }),
         }
     }
 }
 
 /// The channels of a block through one step after the other.
-fn in_turn<'k>(block: &ChannelBlock<'_, 'k>, asynchronous: bool) {
+fn run_sequentially<'k>(block: &ChannelBlock<'_, 'k>, asynchronous: bool) {
     let (scan, team) = (block.scan, ThreadTeam::new(block.scan.k, block.width));
     let sequence = |buf: BufId| SequenceRead {
         from: scan.k.flat(buf),
@@ -47,7 +49,7 @@ fn in_turn<'k>(block: &ChannelBlock<'_, 'k>, asynchronous: bool) {
         elements: block.width,
         multiple: block.width,
     };
-    let ring = SequenceRing::new(scan.k, team, asynchronous, block.read().map(sequence).collect());
+    let ring = SequenceRing::new(scan.k, team, asynchronous, block.read_buffers().map(sequence).collect());
     team.run(|t| {
         block.load_constants(t);
         block.load_carries(block.carries, t);
@@ -58,8 +60,8 @@ fn in_turn<'k>(block: &ChannelBlock<'_, 'k>, asynchronous: bool) {
                 body(ChannelStep { i, time, read: &|which| ring.at(which, place).at([t]) });
             });
         };
-        block.carry(t, each, true);
-        block.results(t, each);
+        block.run_steps(t, each, true);
+        block.store_results(t, each);
     });
     team.run(|t| block.store_carries(t));
 }

@@ -34,7 +34,8 @@ struct StepRange<'k> {
 
 impl<'a, 'k> SequenceParts<'a, 'k> {
     pub fn new(block: ChannelBlock<'a, 'k>, joining: &'a AssociativeBody) -> SequenceParts<'a, 'k> {
-        let (k, read, carries) = (block.scan.k, block.read().count() as i64, block.scan.carries as i64);
+        let (k, read, carries) =
+            (block.scan.k, block.read_buffers().count() as i64, block.scan.carries as i64);
         let (stepped, made) =
             (k.registers("stepped", [STEPS, read]), k.shared("made", [2 * PARTS, carries, WIDTH]));
         SequenceParts { block, joining, first: k.registers("first", [carries]), stepped, made }
@@ -99,10 +100,10 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
     fn make(&self, lane: Val<'k>, steps: StepRange<'k>) {
         let (block, k) = (&self.block, self.block.scan.k);
         for carry in 0..block.scan.carries {
-            block.carries.set([carry as i64], k.float(self.joining.nothing(carry)));
+            block.carries.set([carry as i64], k.float(self.joining.identity(carry)));
         }
         self.groups(lane, steps, block.scan.seqs, |time| {
-            block.carry(lane, &|body| self.each(time, body), false);
+            block.run_steps(lane, &|body| self.each(time, body), false);
         });
     }
 
@@ -134,17 +135,17 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
     fn join(&self, lane: Val<'k>, before: &[Val<'k>], made: &[Val<'k>], steps: Val<'k>) {
         let (block, joining) = (&self.block, self.joining);
         let (scan, c) = (block.scan, block.channel(lane));
-        let fade = joining.fade(scan, block.constants(), c) * steps.cast(DType::F32);
-        let after = joining.join(scan, (before, made), fade.named("fade"), c);
+        let fade = joining.step_decay(scan, block.constants(), c) * steps.cast(DType::F32);
+        let after = joining.combine_carries(scan, (before, made), fade.named("fade"), c);
         self.set(&after);
     }
 
     /// Carries and results of a part's steps.
     fn go(&self, lane: Val<'k>, steps: StepRange<'k>) {
-        let (block, k, read) = (&self.block, self.block.scan.k, self.block.read().count());
+        let (block, k, read) = (&self.block, self.block.scan.k, self.block.read_buffers().count());
         let some = |each: StepVisitor<'_, 'k>| {
-            block.carry(lane, each, true);
-            block.results(lane, each);
+            block.run_steps(lane, each, true);
+            block.store_results(lane, each);
         };
         self.groups(lane, steps, read, |time| some(&|body| self.each(time, body)));
         let rest = (steps.count % STEPS).named("rest");
@@ -170,7 +171,7 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
     fn read(&self, lane: Val<'k>, read: usize, time: impl Fn(Val<'k>) -> Val<'k>) {
         let (scan, k, c) = (self.block.scan, self.block.scan.k, self.block.channel(lane));
         k.unrolled("i", STEPS, |i| {
-            for (buf, which) in self.block.read().take(read).zip(0..) {
+            for (buf, which) in self.block.read_buffers().take(read).zip(0..) {
                 self.stepped.set([i, k.int(which)], scan.rows(buf).at([time(i), c]));
             }
         });

@@ -54,7 +54,7 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
     ) -> Val<'k> {
         match so_far {
             Some(sum) if op == RedOp::Sum && self.is_fused(input) => self.add_product(input, sum, at),
-            Some(sum) => sum.with(op.bin(), self.operand(input, lanes, at)),
+            Some(sum) => sum.binary(op.bin(), self.operand(input, lanes, at)),
             None => self.operand(input, lanes, at),
         }
     }
@@ -72,7 +72,7 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
     }
 
     fn factors(&self, product: ValueId) -> [ValueId; 2] {
-        let node = self.body.def(product).expect("a product is computed");
+        let node = self.body.defining_node(product).expect("a product is computed");
         [node.inputs[0], node.inputs[1]]
     }
 
@@ -85,9 +85,10 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
 /// Products with one user that adds them up, by itself or over the columns: they become part of a fused multiply-add.
 fn fused_products(body: &Function) -> Vec<ValueId> {
     let uses = body.use_counts();
-    let is_product =
-        |v: &ValueId| uses[v.0 as usize] == 1 && body.def(*v).is_some_and(|n| n.op == Op::Binary(BinOp::Mul));
+    let is_product = |v: &ValueId| {
+        uses[v.0 as usize] == 1 && body.defining_node(*v).is_some_and(|n| n.op == Op::Binary(BinOp::Mul))
+    };
     let adds = |n: &&GraphNode| matches!(n.op, Op::Binary(BinOp::Add) | Op::Reduce { op: RedOp::Sum, .. });
-    let users = body.live().map(|(_, n)| n).filter(adds);
+    let users = body.live_nodes().map(|(_, n)| n).filter(adds);
     users.flat_map(|n| &n.inputs).copied().filter(is_product).collect()
 }

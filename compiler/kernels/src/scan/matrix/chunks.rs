@@ -17,7 +17,7 @@ mod walk;
 use super::linear::{LinearRecurrence, StateFreeExpr};
 use super::step::HeadRows;
 use super::{MatrixScan, StateShape, arithmetic::BodyArithmetic};
-use crate::halves::{HalfSplit, SplitFragment, split};
+use crate::halves::{HalfSplit, SplitFragment, split_floats};
 use crate::params::KernelTarget;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::fragment::M16N8K16;
@@ -70,24 +70,24 @@ impl PreparedLayout {
     const FRAGMENT: i64 = 2 * WARP;
 
     /// The first of fragment `kind` of `P` or `Q` from row `16 row` on; the last rows are those of `V`.
-    fn of_steps(self, kind: i64, row: Val<'_>) -> Val<'_> {
+    fn step_fragment(self, kind: i64, row: Val<'_>) -> Val<'_> {
         (row * self.kinds() + kind) * PreparedLayout::FRAGMENT
     }
 
     /// The first of fragment `kind` of `B` or `K` from column `16 column` on.
-    fn of_keys(self, kind: i64, column: Val<'_>) -> Val<'_> {
+    fn key_fragment(self, kind: i64, column: Val<'_>) -> Val<'_> {
         (column * self.kinds() + kind) * PreparedLayout::FRAGMENT
             + (self.fragments() + 1) * self.kinds() * PreparedLayout::FRAGMENT
     }
 
     /// The first of `D`.
-    fn decay(self) -> i64 {
+    fn decay_unit(self) -> i64 {
         (2 * self.fragments() + 1) * self.kinds() * PreparedLayout::FRAGMENT
     }
 
     /// What all rows need.
-    fn shared(self) -> i64 {
-        self.decay() + self.shape.columns * 2 / TOGETHER
+    fn shared_units(self) -> i64 {
+        self.decay_unit() + self.shape.columns * 2 / TOGETHER
     }
 
     /// Units of the values of 16 rows: a first factor in two parts.
@@ -95,7 +95,7 @@ impl PreparedLayout {
 
     /// Units of a chunk of a head.
     fn units(self) -> i64 {
-        self.shared() + self.shape.rows / SIDE * PreparedLayout::VALUES
+        self.shared_units() + self.shape.rows / SIDE * PreparedLayout::VALUES
     }
 
     /// `[chunks * heads, units, 8]` as elements, by which a sequence of `n` steps has at least as many as its chunks take.
@@ -108,7 +108,7 @@ impl PreparedLayout {
 impl ChunkScan {
     /// Of a scan whose state is of that shape; `None` where it is not linear, the machine has no tensor cores, or the state is not made
     /// of whole fragments. A single step has no use for them.
-    pub fn of(
+    pub fn analyze(
         body: &Function,
         (carries, length): (usize, &Dim),
         shape: StateShape,
@@ -121,7 +121,7 @@ impl ChunkScan {
             && length.as_const() != Some(1)
             && !target.batch_invariant
             && target.multiplies_bf16();
-        let linear = if fits { LinearRecurrence::of(body)? } else { return None };
+        let linear = if fits { LinearRecurrence::analyze(body)? } else { return None };
         Some(ChunkScan { linear, shape })
     }
 
@@ -181,7 +181,7 @@ impl<'k> StateFreeValues<'_, 'k> {
                 false => from.at([first]).named("x").to_lanes(self.lanes),
             };
         }
-        let node = body.def(v).expect("a value is an input or computed");
+        let node = body.defining_node(v).expect("a value is an input or computed");
         self.arithmetic.elementwise(node, self.lanes, &|v| self.value(v)).named("y")
     }
 }
@@ -194,13 +194,13 @@ fn second_factor<'k>(
     lane: Val<'k>,
 ) -> SplitFragment<'k> {
     let unit = prepared.load((first + half * WARP + lane, 0), TOGETHER as u32).named("factor");
-    let of = M16N8K16.b.elements();
+    let of = M16N8K16.b.elements_per_lane();
     SplitFragment { parts: [Some(unit.shuffle(0..of)), Some(unit.shuffle(of..2 * of)), None] }
 }
 
 /// Four numbers of a second factor as a unit.
 fn unit<'k>(numbers: Val<'k>) -> Val<'k> {
-    match split(numbers, HALVES.dtype, HALVES.parts) {
+    match split_floats(numbers, HALVES.dtype, HALVES.parts) {
         [Some(high), Some(low), _] => high.shuffle_with(low, 0..2 * NUMBERS as u32),
         _ => unreachable!("numbers have two parts"),
     }

@@ -22,7 +22,7 @@ pub struct ThreadSplit {
 }
 
 impl ThreadSplit {
-    pub(super) fn of(shape: StateShape) -> ThreadSplit {
+    pub(super) fn for_shape(shape: StateShape) -> ThreadSplit {
         let whole = |sharers: &i64| shape.columns % (sharers * i64::from(LANES)) == 0;
         let wanted = |sharers: &i64| sharers * COLUMNS <= shape.columns;
         let powers = (1..=WARP.ilog2()).rev().map(|bits| 1 << bits);
@@ -73,7 +73,7 @@ impl<'a, 'k> StateRows<'a, 'k> {
     }
 
     fn of_row(self, row: Val<'k>, sharers: RowSharers<'k>) -> RowScan<'a, 'k> {
-        RowScan::new(self.scan, LANES, HeadRows { head: self.head, row, rows: 1 }).shared(sharers)
+        RowScan::new(self.scan, LANES, HeadRows { head: self.head, row, rows: 1 }).with_sharers(sharers)
     }
 
     /// The rows through all steps.
@@ -96,10 +96,10 @@ impl<'a, 'k> StateRows<'a, 'k> {
                 let view = |(n, &i): (usize, &usize)| {
                     let part = ring.at(n, place);
                     let per_row = scan.input_extent(i).rows;
-                    (i, if per_row { part.further(step.row() - self.first) } else { part })
+                    (i, if per_row { part.offset_by(step.row() - self.first) } else { part })
                 };
                 let staged: StagedSequences = staged.iter().enumerate().map(view).collect();
-                step.one(time, &states, step.constants(&constants), &staged);
+                step.run_step(time, &states, step.constants(&constants), &staged);
             });
         });
         team.run(|t| self.step(t).close_states(&states));

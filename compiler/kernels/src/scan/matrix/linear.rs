@@ -39,7 +39,7 @@ pub(super) struct LinearRecurrence {
     pub key: StateFreeExpr,
     pub query: StateFreeExpr,
     /// `own` and `read`, as one product that is summed over the columns; none if `y` has nothing of the step's own value.
-    pub own: Option<StateFreeExpr>,
+    pub own_readout: Option<StateFreeExpr>,
     pub correction: Option<DeltaRule>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct DeltaRule {
     pub probe: StateFreeExpr,
     pub direction: StateFreeExpr,
     /// `direction` and `read`, as `own` of [`LinearRecurrence`].
-    pub read: Option<StateFreeExpr>,
+    pub readout: Option<StateFreeExpr>,
 }
 
 /// `S diag(decay) + found direction^T + row column^T`, each if it is there.
@@ -76,7 +76,7 @@ enum BodyForm {
 
 impl LinearRecurrence {
     /// Of a body with one state and one result, see [`super::shape_of`]; `None` if it is not of this form.
-    pub fn of(body: &Function) -> Option<LinearRecurrence> {
+    pub fn analyze(body: &Function) -> Option<LinearRecurrence> {
         let &[state, y] = body.outputs.as_slice() else { return None };
         let mut analysis = LinearAnalysis { body, forms: BTreeMap::new(), probe: None };
         let first = MatrixForm { decay: Some(StateFreeExpr::One), ..MatrixForm::default() };
@@ -85,7 +85,7 @@ impl LinearRecurrence {
             analysis.forms.insert(v, form);
         }
         let mut read = None;
-        for (_, node) in body.live() {
+        for (_, node) in body.live_nodes() {
             if node.outputs.as_slice() == [y] {
                 read = Some(analysis.summed(node)?);
             } else {
@@ -103,11 +103,18 @@ impl LinearRecurrence {
             return None;
         }
         let correction = match (analysis.probe, direction) {
-            (Some(probe), Some(direction)) => Some(DeltaRule { probe, direction, read: of_found }),
+            (Some(probe), Some(direction)) => Some(DeltaRule { probe, direction, readout: of_found }),
             (None, None) => None,
             _ => return None,
         };
-        Some(LinearRecurrence { decay, value, key, query, own: own.map(|(_, column)| column), correction })
+        Some(LinearRecurrence {
+            decay,
+            value,
+            key,
+            query,
+            own_readout: own.map(|(_, column)| column),
+            correction,
+        })
     }
 }
 
@@ -163,7 +170,7 @@ impl LinearAnalysis<'_> {
             (true, false) => Some((StateFreeExpr::Value(v), StateFreeExpr::One)),
             (false, _) => Some((StateFreeExpr::One, StateFreeExpr::Value(v))),
             (true, true) => {
-                let node = self.body.def(v).filter(|node| node.op == Op::Binary(BinOp::Mul))?;
+                let node = self.body.defining_node(v).filter(|node| node.op == Op::Binary(BinOp::Mul))?;
                 let [(row, column), (other_row, other_column)] =
                     [self.factors(node.inputs[0])?, self.factors(node.inputs[1])?];
                 Some((row.times(other_row), column.times(other_column)))

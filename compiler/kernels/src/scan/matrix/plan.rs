@@ -25,7 +25,7 @@ impl MatrixScanPlan {
             MachineKind::Cpu { lanes, sizes, .. } => (lanes, sizes),
             MachineKind::Gpu { asynchronous } => {
                 return MatrixScanPlan::Threads {
-                    split: ThreadSplit::of(scan.shape),
+                    split: ThreadSplit::for_shape(scan.shape),
                     asynchronous,
                     block_rows,
                 };

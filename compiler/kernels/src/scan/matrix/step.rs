@@ -70,7 +70,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
     }
 
     /// The same where lanes share the columns, which are whole vectors for each.
-    pub fn shared(self, sharers: RowSharers<'k>) -> RowScan<'a, 'k> {
+    pub fn with_sharers(self, sharers: RowSharers<'k>) -> RowScan<'a, 'k> {
         let step = RowScan { sharers: Some(sharers), ..self };
         if sharers.count == 1 {
             return step;
@@ -98,8 +98,9 @@ impl<'a, 'k> RowScan<'a, 'k> {
         let mut constants = RowValues::new();
         self.load_constants(&mut constants);
         let nothing = StagedSequences::new();
-        self.k()
-            .serial("step", &self.scan.length, |time| self.one(time, &states, constants.clone(), &nothing));
+        self.k().serial("step", &self.scan.length, |time| {
+            self.run_step(time, &states, constants.clone(), &nothing)
+        });
         self.close_states(&states);
     }
 
@@ -114,7 +115,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
         }
     }
 
-    fn pieces(&self, extent: StateExtent) -> &[ColumnVector] {
+    fn column_vectors(&self, extent: StateExtent) -> &[ColumnVector] {
         const NUMBER: [ColumnVector; 1] = [ColumnVector { column: 0, place: 0, lanes: 1 }];
         if extent.columns { &self.pieces } else { &NUMBER }
     }
@@ -133,14 +134,14 @@ impl<'a, 'k> RowScan<'a, 'k> {
     fn load(&self, (buf, first): (BufferView<'k, 1>, Val<'k>), extent: StateExtent) -> RowVectors<'k> {
         let first = self.of_lane(first, extent);
         let load = |piece: &ColumnVector| buf.load([first + piece.column], piece.lanes).named("x");
-        self.pieces(extent).iter().map(load).collect()
+        self.column_vectors(extent).iter().map(load).collect()
     }
 
     /// Lanes that share a row store a number of it once.
     fn store(&self, (buf, first): (BufferView<'k, 1>, Val<'k>), row: &RowVectors<'k>, extent: StateExtent) {
         let at = self.of_lane(first, extent);
         let store = || {
-            for (piece, &value) in self.pieces(extent).iter().zip(row) {
+            for (piece, &value) in self.column_vectors(extent).iter().zip(row) {
                 buf.set([at + piece.column], value);
             }
         };
@@ -174,12 +175,12 @@ impl<'a, 'k> RowScan<'a, 'k> {
     fn state(&self, state: BufferView<'k, 1>, extent: StateExtent, r: usize) -> RowVectors<'k> {
         let first = r as i64 * self.stride(extent);
         let load = |piece: &ColumnVector| state.load([first + piece.place], piece.lanes).named("x");
-        self.pieces(extent).iter().map(load).collect()
+        self.column_vectors(extent).iter().map(load).collect()
     }
 
     fn set_state(&self, state: BufferView<'k, 1>, extent: StateExtent, r: usize, row: &RowVectors<'k>) {
         let first = r as i64 * self.stride(extent);
-        for (piece, &value) in self.pieces(extent).iter().zip(row) {
+        for (piece, &value) in self.column_vectors(extent).iter().zip(row) {
             state.set([first + piece.place], value);
         }
     }
@@ -244,7 +245,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
     // ---- the body
 
     /// Evaluates the body; `values` holds the constants.
-    pub fn one(
+    pub fn run_step(
         &self,
         time: Val<'k>,
         states: &[BufferView<'k, 1>],
@@ -277,7 +278,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
 
     /// Adds the values of all nodes to those of the inputs.
     fn evaluate(&self, values: &mut RowValues<'k>) {
-        for (_, node) in self.scan.body.live() {
+        for (_, node) in self.scan.body.live_nodes() {
             let out = node.outputs[0];
             if self.arithmetic.is_fused(out) {
                 continue;
@@ -290,7 +291,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
                 };
                 let row: RowVectors = match node.op {
                     Op::Reduce { op, .. } => vec![self.reduce(op, node.inputs[0], r, values)],
-                    _ => self.pieces(extent).iter().enumerate().map(piece).collect(),
+                    _ => self.column_vectors(extent).iter().enumerate().map(piece).collect(),
                 };
                 all.push(row.into_iter().map(|value| value.named("y")).collect());
             }
@@ -309,7 +310,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
     }
 
     fn reduce_own(&self, op: RedOp, input: ValueId, r: usize, values: &RowValues<'k>) -> Val<'k> {
-        let pieces = self.pieces(self.scan.extent(input));
+        let pieces = self.column_vectors(self.scan.extent(input));
         let mut wide: Option<Val> = None;
         let mut single: Option<Val> = None;
         for (p, &ColumnVector { lanes, .. }) in pieces.iter().enumerate() {
@@ -318,7 +319,7 @@ impl<'a, 'k> RowScan<'a, 'k> {
             *so_far = Some(sum.named("sum"));
         }
         match (wide.map(|w| w.reduce_lanes(op.bin())), single) {
-            (Some(w), Some(s)) => w.with(op.bin(), s),
+            (Some(w), Some(s)) => w.binary(op.bin(), s),
             (Some(all), None) | (None, Some(all)) => all,
             (None, None) => unreachable!("a row has columns"),
         }

@@ -88,13 +88,13 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
     fn count_reductions(&mut self) {
         let body = self.scan.body;
         self.depth = vec![0; body.values.len()];
-        for (_, node) in body.live() {
+        for (_, node) in body.live_nodes() {
             let before = node.inputs.iter().map(|v| self.depth[v.0 as usize]).max().unwrap_or(0);
             let own = usize::from(self.sums_columns(node));
             self.depth[node.outputs[0].0 as usize] = before + own;
         }
         let new = body.outputs[..self.scan.carries].iter().map(|v| self.depth_of(*v));
-        let sums = body.live().map(|(_, n)| n).filter(|n| self.sums_columns(n));
+        let sums = body.live_nodes().map(|(_, n)| n).filter(|n| self.sums_columns(n));
         self.last = new.chain(sums.map(|n| self.depth_of(n.outputs[0]) - 1)).max().unwrap_or(0);
     }
 
@@ -114,18 +114,18 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
     // ---- pieces of rows
 
     /// First row and lanes of each piece of a value: over rows, or a single number.
-    fn pieces(&self, v: ValueId) -> impl Iterator<Item = (i64, u32)> + use<> {
+    fn lane_vectors(&self, v: ValueId) -> impl Iterator<Item = (i64, u32)> + use<> {
         let (count, lanes) = if self.scan.extent(v).rows { (self.vectors, self.lanes) } else { (1, 1) };
         (0..count).map(move |p| (p * i64::from(lanes), lanes))
     }
 
-    fn load_pieces(
+    fn load_vectors(
         &self,
         v: ValueId,
         (buf, first): (BufferView<'k, 1>, Val<'k>),
         name: &str,
     ) -> LaneVectors<'k> {
-        self.pieces(v).map(|(row, lanes)| buf.load([first + row], lanes).named(name)).collect()
+        self.lane_vectors(v).map(|(row, lanes)| buf.load([first + row], lanes).named(name)).collect()
     }
 
     // ---- the steps
@@ -157,7 +157,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         if early {
             let token = self.token(block, zero, &constants);
             self.clear(&first);
-            self.pass(block, (&token, &first), 0, None);
+            self.run_pass(block, (&token, &first), 0, None);
         }
         k.serial("step", steps, |time| {
             let mut token = self.token(block, time, &constants);
@@ -174,13 +174,13 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
                     self.token(block, time, &constants)
                 });
                 let following = following.as_ref().map(|token| (token, &next));
-                self.pass(block, (&token, &sums), number, following);
+                self.run_pass(block, (&token, &sums), number, following);
                 self.add_results(&sums, &mut token.values);
                 self.add_rows(number + 1, &mut token.values);
             }
             self.store_results(block, &token);
             for ((node, from), (_, to)) in next.iter().zip(&first) {
-                for (row, lanes) in self.pieces(node.inputs[0]) {
+                for (row, lanes) in self.lane_vectors(node.inputs[0]) {
                     to.set([row], from.load([row], lanes));
                 }
             }
@@ -206,14 +206,14 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         for i in inputs {
             let v = self.scan.body.inputs[i];
             if !self.has_columns(v) {
-                values.insert(v, self.load_pieces(v, self.scan.input(i, block.at, 0, time), "x"));
+                values.insert(v, self.load_vectors(v, self.scan.input(i, block.at, 0, time), "x"));
             }
         }
     }
 
     /// Adds what has no columns and becomes known after `passes` passes.
     fn add_rows(&self, passes: usize, values: &mut LaneValues<'k>) {
-        for (_, node) in self.scan.body.live() {
+        for (_, node) in self.scan.body.live_nodes() {
             let out = node.outputs[0];
             if self.depth_of(out) != passes || self.has_columns(out) || self.sums_columns(node) {
                 continue;
@@ -235,7 +235,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
             };
             value.named("y")
         };
-        self.pieces(node.outputs[0]).enumerate().map(piece).collect()
+        self.lane_vectors(node.outputs[0]).enumerate().map(piece).collect()
     }
 
     /// Stores what a step gives beside its states.

@@ -7,7 +7,7 @@ use mlcc_ir::kernel::{BufId, Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
 use mlcc_kernels::product::{
     CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight,
-    QuantizedActivations, emit_product,
+    QuantizedActivations, emit_matmul,
 };
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, dequantize, pack};
@@ -218,7 +218,7 @@ impl MatmulTestCase {
         let y = kb.param("y", DType::F32, y_len, ParamAccess::Out, 64);
         let activation = activation(self.x_type, block, scales, starts);
         let m = if self.m == 1 { kb.int(1) } else { kb.sym(SizeSymbol::N) };
-        let weight = MatmulWeight::of(self.weight).unwrap();
+        let weight = MatmulWeight::from_dtype(self.weight).unwrap();
         let (n, k, w_offset) = (self.n, self.k, self.w_offset);
         let epilogue_operands = [Some(y), None, None, None];
         let packing = self.packing;
@@ -251,7 +251,7 @@ impl MatmulTestCase {
             KernelBuffer::new(w_dtype, self.w_bytes.clone()),
             KernelBuffer::zeros(DType::F32, self.m * self.n),
         ];
-        if let Err(e) = run_with(kernel, &mut buffers, &SymValues::tokens(self.m as i64), options) {
+        if let Err(e) = run_with(kernel, &mut buffers, &SymValues::for_tokens(self.m as i64), options) {
             panic!("{what}: {e}");
         }
         buffers[4].to_f32()
@@ -260,7 +260,7 @@ impl MatmulTestCase {
     pub fn check_cpu(&self, what: &str, plan: &CpuPlan, options: &ExecutionOptions) {
         let block = plan.code_block();
         let kernel = self.kernel(block, |kb, problem, epilogue| {
-            emit_product(kb, &problem, plan, epilogue);
+            emit_matmul(kb, &problem, plan, epilogue);
         });
         self.check(what, &kernel, block, options);
     }

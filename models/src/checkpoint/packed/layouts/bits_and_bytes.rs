@@ -2,8 +2,8 @@
 
 use super::{
     CheckpointError, ColumnGroups, ComponentTensor, GlobalScale, GroupScales, MatrixAxis, PackedKind,
-    PackedWeight, PackedWeightFinder, QuantizedValues, StoredType, TensorInfo, WeightDescription, bytes,
-    number, numbers,
+    PackedWeight, PackedWeightFinder, QuantizedValues, StoredType, TensorInfo, WeightDescription,
+    byte_values, numbers, read_number,
 };
 use crate::checkpoint::packed::scales::NestedScales;
 use serde_json::Value;
@@ -27,12 +27,12 @@ impl<'a> PackedWeightFinder<'a> {
         let name = info.stored_name.as_str();
         match (name.strip_suffix(".weight"), info.dtype) {
             (Some(module), StoredType::I8) => {
-                let codes = self.part(info)?;
-                let scales = self.required(&codes, &format!("{module}.SCB"))?;
+                let codes = self.component(info)?;
+                let scales = self.take_required(&codes, &format!("{module}.SCB"))?;
                 self.eight_bits_by_row(codes, scales).map(Some)
             }
             (Some(_), StoredType::U8) => {
-                let codes = self.part(info)?;
+                let codes = self.component(info)?;
                 self.four_bit_table(codes).map(Some)
             }
             _ => Ok(None),
@@ -46,12 +46,14 @@ impl<'a> PackedWeightFinder<'a> {
         scales: ComponentTensor,
     ) -> Result<WeightDescription, CheckpointError> {
         let &[rows, columns] = codes.shape.as_slice() else {
-            return Err(codes.wrong(self.files, format!("has shape {:?}, expected a matrix", codes.shape)));
+            return Err(
+                codes.damaged_error(self.files, format!("has shape {:?}, expected a matrix", codes.shape))
+            );
         };
-        self.require(&scales, &[StoredType::F32], &[rows])?;
+        self.check_component(&scales, &[StoredType::F32], &[rows])?;
         let (name, shape) = (codes.name.clone(), codes.shape.clone());
         let packed = PackedWeight {
-            codes: bytes(codes, columns, numbers::table(numbers::signed)),
+            codes: byte_values(codes, columns, numbers::decode_table(numbers::decode_signed)),
             zeros: None,
             scales: GroupScales { part: scales, rows: 1, steps: [0, 1, 0], nested: None },
             global: Some(GlobalScale { value: 127.0, divides: true }),
@@ -66,27 +68,27 @@ impl<'a> PackedWeightFinder<'a> {
     /// A list of codes of all elements, row-major; `quant_map` has their values, `absmax` the scale of each block.
     fn four_bit_table(&mut self, codes: ComponentTensor) -> Result<WeightDescription, CheckpointError> {
         let name = codes.name.clone();
-        let QuantState { block, shape, nested_block, offset } = self.state(&codes)?;
+        let QuantState { block, shape, nested_block, offset } = self.read_quant_state(&codes)?;
         let elements = shape[0] * shape[1];
         let (blocks, half) = (elements.div_ceil(block), elements.div_ceil(2));
         if codes.elements() != half {
             let detail = format!("has shape {:?}, expected {half} bytes for a weight {shape:?}", codes.shape);
-            return Err(codes.wrong(self.files, detail));
+            return Err(codes.damaged_error(self.files, detail));
         }
-        let map = self.required(&codes, &format!("{name}.quant_map"))?;
-        let values = self.values(&map, 16)?;
-        let scales = self.required(&codes, &format!("{name}.absmax"))?;
-        self.require(&scales, &[StoredType::F32, StoredType::U8], &[blocks])?;
+        let map = self.take_required(&codes, &format!("{name}.quant_map"))?;
+        let values = self.read_code_map(&map, 16)?;
+        let scales = self.take_required(&codes, &format!("{name}.absmax"))?;
+        self.check_component(&scales, &[StoredType::F32, StoredType::U8], &[blocks])?;
         let nested = match (scales.dtype, nested_block) {
             (StoredType::U8, Some(run)) => {
-                let map = self.required(&codes, &format!("{name}.nested_quant_map"))?;
-                let inner = self.required(&codes, &format!("{name}.nested_absmax"))?;
-                self.require(&inner, &[StoredType::F32], &[blocks.div_ceil(run)])?;
-                Some(NestedScales { values: self.values(&map, 256)?, scales: inner, run, offset })
+                let map = self.take_required(&codes, &format!("{name}.nested_quant_map"))?;
+                let inner = self.take_required(&codes, &format!("{name}.nested_absmax"))?;
+                self.check_component(&inner, &[StoredType::F32], &[blocks.div_ceil(run)])?;
+                Some(NestedScales { values: self.read_code_map(&map, 256)?, scales: inner, run, offset })
             }
             (StoredType::U8, None) => {
                 let detail = "is quantized, but `quant_state` has no `nested_blocksize`".into();
-                return Err(scales.wrong(self.files, detail));
+                return Err(scales.damaged_error(self.files, detail));
             }
             _ => None,
         };
@@ -108,15 +110,15 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// The JSON text beside a weight.
-    fn state(&mut self, codes: &ComponentTensor) -> Result<QuantState, CheckpointError> {
+    fn read_quant_state(&mut self, codes: &ComponentTensor) -> Result<QuantState, CheckpointError> {
         let names = ["nf4", "fp4"].map(|kind| format!("{}.quant_state.bitsandbytes__{kind}", codes.name));
         let mut found = None;
         for name in &names {
-            found = self.optional(name)?.or(found);
+            found = self.take_optional(name)?.or(found);
         }
-        let part = found.ok_or_else(|| self.missing(codes, &names[0]))?;
+        let part = found.ok_or_else(|| self.missing_error(codes, &names[0]))?;
         let wrong = |detail: &str| {
-            part.wrong(self.files, format!("is no description of a quantized weight: {detail}"))
+            part.damaged_error(self.files, format!("is no description of a quantized weight: {detail}"))
         };
         let described: Value =
             serde_json::from_slice(part.bytes(self.files)).map_err(|error| wrong(&error.to_string()))?;
@@ -136,8 +138,8 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// A table of values of codes.
-    fn values(&self, map: &ComponentTensor, count: usize) -> Result<Vec<f32>, CheckpointError> {
-        self.require(map, &[StoredType::F32], &[count])?;
-        Ok((0..count).filter_map(|code| number(map, self.files, code)).collect())
+    fn read_code_map(&self, map: &ComponentTensor, count: usize) -> Result<Vec<f32>, CheckpointError> {
+        self.check_component(map, &[StoredType::F32], &[count])?;
+        Ok((0..count).filter_map(|code| read_number(map, self.files, code)).collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     CheckpointError, ColumnGroups, ComponentTensor, GroupScales, MatrixAxis, PackedKind, PackedWeight,
-    PackedWeightFinder, QuantMethod, QuantizedValues, StoredType, TensorInfo, WeightDescription, bytes,
+    PackedWeightFinder, QuantMethod, QuantizedValues, StoredType, TensorInfo, WeightDescription, byte_values,
     numbers,
 };
 
@@ -10,7 +10,7 @@ use super::{
 const MX_GROUP: usize = 32;
 
 /// Codes of 4-bit floats, two to a byte, the lower half first.
-fn fp4(part: ComponentTensor, columns: usize) -> QuantizedValues {
+fn fp4_values(part: ComponentTensor, columns: usize) -> QuantizedValues {
     let values = numbers::E2M1.to_vec();
     QuantizedValues {
         part,
@@ -30,21 +30,21 @@ impl<'a> PackedWeightFinder<'a> {
         info: &'a TensorInfo,
         base: &str,
     ) -> Result<WeightDescription, CheckpointError> {
-        let codes = self.part(info)?;
-        let scales = self.required(&codes, &format!("{base}_scales"))?;
+        let codes = self.component(info)?;
+        let scales = self.take_required(&codes, &format!("{base}_scales"))?;
         let &[experts, rows, groups, _] = codes.shape.as_slice() else {
             let detail =
                 format!("has shape {:?}, expected [experts, rows, groups, {}]", codes.shape, MX_GROUP / 2);
-            return Err(codes.wrong(self.files, detail));
+            return Err(codes.damaged_error(self.files, detail));
         };
-        self.require(&codes, &[StoredType::U8], &[experts, rows, groups, MX_GROUP / 2])?;
-        self.require(&scales, &[StoredType::U8, StoredType::F8E8M0], &[experts, rows, groups])?;
+        self.check_component(&codes, &[StoredType::U8], &[experts, rows, groups, MX_GROUP / 2])?;
+        self.check_component(&scales, &[StoredType::U8, StoredType::F8E8M0], &[experts, rows, groups])?;
         let columns = groups * MX_GROUP;
         let steps = [rows * groups, groups, 1];
         let packed = PackedWeight {
-            codes: fp4(codes, columns),
+            codes: fp4_values(codes, columns),
             zeros: None,
-            scales: GroupScales { part: exponents(scales), rows: 1, steps, nested: None },
+            scales: GroupScales { part: as_exponents(scales), rows: 1, steps, nested: None },
             global: None,
             groups: ColumnGroups::Runs(MX_GROUP),
             rows,
@@ -61,13 +61,13 @@ impl<'a> PackedWeightFinder<'a> {
         info: &'a TensorInfo,
         module: &str,
     ) -> Result<WeightDescription, CheckpointError> {
-        let codes = self.part(info)?;
-        let scales = self.required(&codes, &format!("{module}.weight_scale"))?;
+        let codes = self.component(info)?;
+        let scales = self.take_required(&codes, &format!("{module}.weight_scale"))?;
         let global = match scales.dtype {
             StoredType::U8 | StoredType::F8E8M0 => None,
-            _ => Some(self.required(&codes, &format!("{module}.weight_global_scale"))?),
+            _ => Some(self.take_required(&codes, &format!("{module}.weight_global_scale"))?),
         };
-        self.four_bits(codes, scales, global.map(|part| (part, true)), format!("{module}.weight"))
+        self.fp4_weight(codes, scales, global.map(|part| (part, true)), format!("{module}.weight"))
     }
 
     /// A tensor under the weight's own name with `_scale_inv` or `_scale` beside it: FP8 and INT8, and NVFP4 of ModelOpt.
@@ -82,26 +82,26 @@ impl<'a> PackedWeightFinder<'a> {
         if is_part || (!float && !name.ends_with("weight")) {
             return Ok(None);
         }
-        let codes = self.part(info)?;
-        let scales = match self.optional(&format!("{name}_scale_inv"))? {
+        let codes = self.component(info)?;
+        let scales = match self.take_optional(&format!("{name}_scale_inv"))? {
             Some(scales) => scales,
             None => {
                 let end = if self.quantization.method == QuantMethod::Fp8 { "_scale_inv" } else { "_scale" };
-                match self.optional(&format!("{name}_scale"))? {
+                match self.take_optional(&format!("{name}_scale"))? {
                     Some(scales) => scales,
-                    None => return Err(self.missing(&codes, &format!("{name}{end}"))),
+                    None => return Err(self.missing_error(&codes, &format!("{name}{end}"))),
                 }
             }
         };
         if info.dtype == StoredType::U8 {
-            let global = self.required(&codes, &format!("{name}_scale_2"))?;
-            return self.four_bits(codes, scales, Some((global, false)), name.to_string()).map(Some);
+            let global = self.take_required(&codes, &format!("{name}_scale_2"))?;
+            return self.fp4_weight(codes, scales, Some((global, false)), name.to_string()).map(Some);
         }
-        let zeros = if float { None } else { self.optional(&format!("{name}_zero_point"))? };
-        self.eight_bits(codes, scales, zeros).map(Some)
+        let zeros = if float { None } else { self.take_optional(&format!("{name}_zero_point"))? };
+        self.fp8_weight(codes, scales, zeros).map(Some)
     }
 
-    fn eight_bits(
+    fn fp8_weight(
         &mut self,
         codes: ComponentTensor,
         scales: ComponentTensor,
@@ -109,35 +109,35 @@ impl<'a> PackedWeightFinder<'a> {
     ) -> Result<WeightDescription, CheckpointError> {
         let (name, shape) = (codes.name.clone(), codes.shape.clone());
         let (matrices, rows, columns) = self.matrices(&codes)?;
-        let (scales, groups) = self.grid(exponents(scales), matrices, rows, columns)?;
+        let (scales, groups) = self.block_scales(as_exponents(scales), matrices, rows, columns)?;
         let zeros = match zeros {
             None => None,
             Some(zeros) => {
                 let lines = (rows * matrices).div_ceil(scales.rows);
                 let expected =
                     if zeros.elements() == 1 { zeros.shape.clone() } else { vec![lines, scales.steps[1]] };
-                self.require(&zeros, &[StoredType::I8], &expected)?;
+                self.check_component(&zeros, &[StoredType::I8], &expected)?;
                 // One for all, or for each scale of rows of their own.
                 let step = if zeros.elements() == 1 { 0 } else { scales.steps[1] };
                 Some(QuantizedValues {
                     steps: [usize::from(step > 0), step],
-                    ..bytes(zeros, step, numbers::table(numbers::signed))
+                    ..byte_values(zeros, step, numbers::decode_table(numbers::decode_signed))
                 })
             }
         };
         let (values, kind) = match codes.dtype {
-            StoredType::F8E4M3 => (numbers::table(numbers::e4m3), PackedKind::Fp8),
-            StoredType::F8E5M2 => (numbers::table(numbers::e5m2), PackedKind::Fp8),
-            _ => (numbers::table(numbers::signed), PackedKind::Int8),
+            StoredType::F8E4M3 => (numbers::decode_table(numbers::decode_e4m3), PackedKind::Fp8),
+            StoredType::F8E5M2 => (numbers::decode_table(numbers::decode_e5m2), PackedKind::Fp8),
+            _ => (numbers::decode_table(numbers::decode_signed), PackedKind::Int8),
         };
-        let codes = bytes(codes, columns, values);
+        let codes = byte_values(codes, columns, values);
         let packed =
             PackedWeight { codes, zeros, scales, global: None, groups, rows, columns, transposed: false };
         Ok(WeightDescription { kind, name, shape, packed })
     }
 
     /// `global` is a factor of all scales, and whether it divides them.
-    fn four_bits(
+    fn fp4_weight(
         &mut self,
         codes: ComponentTensor,
         scales: ComponentTensor,
@@ -147,13 +147,13 @@ impl<'a> PackedWeightFinder<'a> {
         let kind = if global.is_some() { PackedKind::Nvfp4 } else { PackedKind::Mxfp4 };
         let (matrices, rows, half) = self.matrices(&codes)?;
         let columns = 2 * half;
-        let global = global.map(|(part, divides)| self.global(&part, divides)).transpose()?;
+        let global = global.map(|(part, divides)| self.global_scale(&part, divides)).transpose()?;
         let mut shape = codes.shape.clone();
         if let Some(last) = shape.last_mut() {
             *last = columns;
         }
-        let (scales, groups) = self.grid(exponents(scales), matrices, rows, columns)?;
-        let codes = fp4(codes, columns);
+        let (scales, groups) = self.block_scales(as_exponents(scales), matrices, rows, columns)?;
+        let codes = fp4_values(codes, columns);
         let packed =
             PackedWeight { codes, zeros: None, scales, global, groups, rows, columns, transposed: false };
         Ok(WeightDescription { kind, name, shape, packed })
@@ -166,14 +166,14 @@ impl<'a> PackedWeightFinder<'a> {
             &[matrices, rows, columns] => Ok((matrices, rows, columns)),
             shape => {
                 let detail = format!("is quantized and has shape {shape:?}, expected a matrix");
-                Err(part.wrong(self.files, detail))
+                Err(part.damaged_error(self.files, detail))
             }
         }
     }
 }
 
 /// Scales of 8 unsigned bits are exponents.
-fn exponents(part: ComponentTensor) -> ComponentTensor {
+fn as_exponents(part: ComponentTensor) -> ComponentTensor {
     match part.dtype {
         StoredType::U8 => ComponentTensor { dtype: StoredType::F8E8M0, ..part },
         _ => part,

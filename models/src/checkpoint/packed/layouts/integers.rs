@@ -17,40 +17,44 @@ const LISTS: &[StoredType] = &[StoredType::I32, StoredType::I64];
 impl<'a> PackedWeightFinder<'a> {
     /// `qweight`, `qzeros`, `scales`, and `g_idx` of GPTQ. The matrix `[inputs, outputs]` is stored: our columns are its
     /// rows.
-    pub(super) fn integers(
+    pub(super) fn integer_weight(
         &mut self,
         info: &'a TensorInfo,
         module: &str,
     ) -> Result<WeightDescription, CheckpointError> {
-        let codes = self.part(info)?;
-        let zeros = self.required(&codes, &format!("{module}.qzeros"))?;
-        let scales = self.required(&codes, &format!("{module}.scales"))?;
-        let list = self.optional(&format!("{module}.g_idx"))?;
+        let codes = self.component(info)?;
+        let zeros = self.take_required(&codes, &format!("{module}.qzeros"))?;
+        let scales = self.take_required(&codes, &format!("{module}.scales"))?;
+        let list = self.take_optional(&format!("{module}.g_idx"))?;
         let (&[lines, words], &[groups, rows]) = (codes.shape.as_slice(), scales.shape.as_slice()) else {
             let (found, beside) = (&codes.shape, &scales.shape);
             let detail =
                 format!("has shape {found:?} and `{}` {beside:?}, expected two matrices", scales.name);
-            return Err(codes.wrong(self.files, detail));
+            return Err(codes.damaged_error(self.files, detail));
         };
         let awq = self.quantization.method == QuantMethod::Awq;
-        let Some(bits) = (if awq { Some(4) } else { self.bits(&zeros, rows) }) else {
+        let Some(bits) = (if awq { Some(4) } else { self.infer_bits(&zeros, rows) }) else {
             let detail =
                 format!("has shape {:?}, which are no codes of 2, 4 or 8 bits for {rows} rows", zeros.shape);
-            return Err(zeros.wrong(self.files, detail));
+            return Err(zeros.damaged_error(self.files, detail));
         };
         let per_word = WORD / bits;
         let (columns, stored_words) = match awq {
             true => (lines, rows.div_ceil(per_word)),
             false => (lines * per_word, rows),
         };
-        self.require(&codes, WORDS, &[lines, stored_words])?;
-        self.require(&zeros, WORDS, &[groups, rows.div_ceil(per_word)])?;
-        self.require(&scales, &[StoredType::F16, StoredType::BF16, StoredType::F32], &[groups, rows])?;
+        self.check_component(&codes, WORDS, &[lines, stored_words])?;
+        self.check_component(&zeros, WORDS, &[groups, rows.div_ceil(per_word)])?;
+        self.check_component(
+            &scales,
+            &[StoredType::F16, StoredType::BF16, StoredType::F32],
+            &[groups, rows],
+        )?;
         let size = self.group_size(&scales, groups, columns)?;
         let groups = match list.filter(|_| !awq) {
             None => ColumnGroups::Runs(size),
             Some(part) => {
-                self.require(&part, LISTS, &[columns])?;
+                self.check_component(&part, LISTS, &[columns])?;
                 ColumnGroups::Listed { part, count: groups }
             }
         };
@@ -59,7 +63,7 @@ impl<'a> PackedWeightFinder<'a> {
             false => (&[][..], MatrixAxis::Columns, [words, 1]),
         };
         let bits_log2 = bits.trailing_zeros();
-        let values = numbers::unsigned(bits_log2, 0);
+        let values = numbers::unsigned_values(bits_log2, 0);
         let zeros = QuantizedValues {
             part: zeros,
             bits_log2,
@@ -89,7 +93,7 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     /// Bits of a code, by the words that hold the zero points of so many rows: as stated if that fits.
-    fn bits(&self, zeros: &ComponentTensor, rows: usize) -> Option<usize> {
+    fn infer_bits(&self, zeros: &ComponentTensor, rows: usize) -> Option<usize> {
         let words = *zeros.shape.get(1)?;
         let stated = self.quantization.bits.filter(|bits| [2, 4, 8].contains(bits));
         stated.into_iter().chain([2, 4, 8]).find(|bits| rows.div_ceil(WORD / bits) == words)
@@ -109,7 +113,7 @@ impl<'a> PackedWeightFinder<'a> {
             let detail = format!(
                 "has scales of {groups} groups, which do not fit the {columns} columns of the weight"
             );
-            scales.wrong(self.files, detail)
+            scales.damaged_error(self.files, detail)
         })
     }
 
@@ -119,11 +123,11 @@ impl<'a> PackedWeightFinder<'a> {
         info: &'a TensorInfo,
         module: &str,
     ) -> Result<WeightDescription, CheckpointError> {
-        let codes = self.part(info)?;
-        let scales = self.required(&codes, &format!("{module}.weight_scale"))?;
-        let stated = self.required(&codes, &format!("{module}.weight_shape"))?;
-        let zeros = self.optional(&format!("{module}.weight_zero_point"))?;
-        let list = self.optional(&format!("{module}.weight_g_idx"))?;
+        let codes = self.component(info)?;
+        let scales = self.take_required(&codes, &format!("{module}.weight_scale"))?;
+        let stated = self.take_required(&codes, &format!("{module}.weight_shape"))?;
+        let zeros = self.take_optional(&format!("{module}.weight_zero_point"))?;
+        let list = self.take_optional(&format!("{module}.weight_g_idx"))?;
         let (matrices, rows, columns) = self.stated_shape(&stated)?;
         let (lines, words) = match *codes.shape.as_slice() {
             [lines, words] => (lines, words),
@@ -137,20 +141,20 @@ impl<'a> PackedWeightFinder<'a> {
                 "has shape {found:?}, which holds no codes of 2, 4 or 8 bits for a weight of the shape in `{name}`, \
                  [{rows}, {columns}]"
             );
-            return Err(codes.wrong(self.files, detail));
+            return Err(codes.damaged_error(self.files, detail));
         };
         if zeros.is_none() && self.quantization.zero_points == Some(true) {
-            return Err(self.missing(&codes, &format!("{module}.weight_zero_point")));
+            return Err(self.missing_error(&codes, &format!("{module}.weight_zero_point")));
         }
         let bits_log2 = bits.trailing_zeros();
-        let values = numbers::unsigned(bits_log2, 1 << (bits - 1));
-        let (scales, mut groups) = self.grid(scales, matrices, rows, columns)?;
+        let values = numbers::unsigned_values(bits_log2, 1 << (bits - 1));
+        let (scales, mut groups) = self.block_scales(scales, matrices, rows, columns)?;
         let zeros = match zeros {
             None => None,
             Some(part) => Some(self.packed_zeros(part, &scales, (matrices, rows), (bits_log2, &values))?),
         };
         if let Some(part) = list {
-            self.require(&part, LISTS, &[columns])?;
+            self.check_component(&part, LISTS, &[columns])?;
             groups = ColumnGroups::Listed { part, count: scales.steps[1] };
         }
         let along = MatrixAxis::Columns;
@@ -180,31 +184,31 @@ impl<'a> PackedWeightFinder<'a> {
         let groups = scales.steps[1];
         if matrices != 1 || scales.rows != 1 {
             let detail = "zero points are read only of matrices that have scales for each row".into();
-            return Err(part.wrong(self.files, detail));
+            return Err(part.damaged_error(self.files, detail));
         }
         if part.dtype == StoredType::I8 {
-            self.require(&part, &[StoredType::I8], &[rows, groups])?;
-            return Ok(super::bytes(part, groups, numbers::table(numbers::signed)));
+            self.check_component(&part, &[StoredType::I8], &[rows, groups])?;
+            return Ok(super::byte_values(part, groups, numbers::decode_table(numbers::decode_signed)));
         }
         let per_word = WORD >> bits_log2;
-        self.require(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
+        self.check_component(&part, WORDS, &[rows.div_ceil(per_word), groups])?;
         let (along, values) = (MatrixAxis::Rows, values.to_vec());
         Ok(QuantizedValues { part, bits_log2, places: &[], along, steps: [groups, 1], values })
     }
 
     /// The numbers in `weight_shape`.
     fn stated_shape(&self, part: &ComponentTensor) -> Result<(usize, usize, usize), CheckpointError> {
-        let numbers = super::super::scales::integers(part, self.files);
+        let numbers = super::super::scales::read_integers(part, self.files);
         // Larger than any, and small enough that no product of them is out of range.
         let size = |number: &i64| usize::try_from(*number).ok().filter(|size| (1..1 << 20).contains(size));
         let sizes: Option<Vec<usize>> = numbers.iter().map(size).collect();
         match sizes.as_deref() {
             Some(&[rows, columns]) => Ok((1, rows, columns)),
             Some(&[matrices, rows, columns]) => Ok((matrices, rows, columns)),
-            _ => {
-                Err(part
-                    .wrong(self.files, format!("should hold the shape of a weight, it holds {numbers:?}")))
-            }
+            _ => Err(part.damaged_error(
+                self.files,
+                format!("should hold the shape of a weight, it holds {numbers:?}"),
+            )),
         }
     }
 }

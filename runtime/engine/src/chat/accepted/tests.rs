@@ -118,13 +118,13 @@ fn messages_that_a_template_drops_are_refused() {
     let mut messages = talk(&[("user", "Hi"), ("tool", "5")]);
     for role in ["tool", "critic"] {
         messages[1].role = role.into();
-        let error = template.adapted(&messages, &TemplateInputs::default()).unwrap_err().to_string();
+        let error = template.adapt_messages(&messages, &TemplateInputs::default()).unwrap_err().to_string();
         assert!(error.contains(&format!("role `{role}`, as message 1 is")), "{error}");
     }
     messages[1].content = MessageContent::None;
-    assert!(template.adapted(&messages, &TemplateInputs::default()).is_ok());
+    assert!(template.adapt_messages(&messages, &TemplateInputs::default()).is_ok());
     let tool = ChatTemplate::from_jinja(STRICT).unwrap();
-    assert!(tool.adapted(&talk(&[("user", "Hi"), ("tool", "5")]), &TemplateInputs::default()).is_ok());
+    assert!(tool.adapt_messages(&talk(&[("user", "Hi"), ("tool", "5")]), &TemplateInputs::default()).is_ok());
 }
 
 #[test]
@@ -135,8 +135,8 @@ fn a_template_without_an_end_is_tried_once() {
     // The sample has used up the time: the messages are not waited for as well.
     let said = talk(&[("user", "Hi")]);
     for result in [
-        AcceptedMessages::of(&template, false).err(),
-        template.adapted(&said, &TemplateInputs::default()).err(),
+        AcceptedMessages::from_template(&template, false).err(),
+        template.adapt_messages(&said, &TemplateInputs::default()).err(),
     ] {
         assert!(
             matches!(result, Some(ChatError::TooSlow { .. } | ChatError::TooManySteps { .. })),

@@ -18,7 +18,7 @@ impl MarkedParser {
     }
 
     /// A call begins.
-    fn tell(&mut self, name: String, inside: bool, parts: &mut Vec<AnswerPart>) {
+    fn begin_call(&mut self, name: String, inside: bool, parts: &mut Vec<AnswerPart>) {
         let index = self.count;
         self.count += 1;
         self.called = self.names.iter().position(|known| *known == name);
@@ -31,7 +31,7 @@ impl MarkedParser {
         let Some(calls) = self.calls.clone() else { return self.no_call(begin, inside, parts) };
         if let Some(keys) = calls.keys {
             let object = Box::new(CallObject::new(keys, begin));
-            return self.go(MarkedAnswerState::Object { end: begin, inside, object });
+            return self.enter_state(MarkedAnswerState::Object { end: begin, inside, object });
         }
         let rest = &self.held[begin..];
         let blanks = rest.len() - rest.trim_start().len();
@@ -55,12 +55,12 @@ impl MarkedParser {
             (Match::Partial, _) => return false,
         };
         self.held.drain(..begin + blanks + end + length);
-        self.tell(name, inside, parts);
+        self.begin_call(name, inside, parts);
         if self.tags.is_none() {
-            return self.go(MarkedAnswerState::Arguments(Box::default()));
+            return self.enter_state(MarkedAnswerState::Arguments(Box::default()));
         }
-        self.argue(parts, "{");
-        self.go(MarkedAnswerState::Tag { first: true })
+        self.emit_arguments(parts, "{");
+        self.enter_state(MarkedAnswerState::Tag { first: true })
     }
 
     /// Behind a name no arguments begin: the call has none, if it ends there.
@@ -78,9 +78,9 @@ impl MarkedParser {
             Some(Match::Partial) => false,
             Some(Match::Full(_)) => {
                 self.held.drain(..begin + name_end);
-                self.tell(name, inside, parts);
-                self.argue(parts, "{}");
-                self.go(MarkedAnswerState::Close(0))
+                self.begin_call(name, inside, parts);
+                self.emit_arguments(parts, "{}");
+                self.enter_state(MarkedAnswerState::Close(0))
             }
             _ => self.no_call(begin, inside, parts),
         }
@@ -101,14 +101,14 @@ impl MarkedParser {
                 return self.no_call(end, inside, parts);
             }
             object.told = true;
-            self.tell(name, inside, parts);
+            self.begin_call(name, inside, parts);
         }
         if object.told {
             self.held.drain(..object.read);
             object.read = 0;
             let arguments = object.take_arguments();
             object.argued |= !arguments.is_empty();
-            self.argue(parts, arguments);
+            self.emit_arguments(parts, arguments);
         }
         match progress {
             ObjectProgress::More => {
@@ -117,15 +117,15 @@ impl MarkedParser {
             }
             // A later one of a list that is none ends the list.
             ObjectProgress::Broken | ObjectProgress::End if !object.told && object.follows => {
-                self.go(MarkedAnswerState::Close(0))
+                self.enter_state(MarkedAnswerState::Close(0))
             }
             ObjectProgress::Broken | ObjectProgress::End if !object.told => self.no_call(end, inside, parts),
             ObjectProgress::Broken | ObjectProgress::End => {
                 if !object.argued {
-                    self.argue(parts, "{}");
+                    self.emit_arguments(parts, "{}");
                 }
                 let listed = object.listed && progress == ObjectProgress::End;
-                self.go(if listed { MarkedAnswerState::Listed } else { MarkedAnswerState::Close(0) })
+                self.enter_state(if listed { MarkedAnswerState::Listed } else { MarkedAnswerState::Close(0) })
             }
         }
     }
@@ -138,16 +138,16 @@ impl MarkedParser {
             Some(',') => {
                 self.held.drain(..1);
                 let Some(keys) = self.calls.as_ref().and_then(|calls| calls.keys.clone()) else {
-                    return self.go(MarkedAnswerState::Close(0));
+                    return self.enter_state(MarkedAnswerState::Close(0));
                 };
                 let object = Box::new(CallObject::following(keys));
-                self.go(MarkedAnswerState::Object { end: 0, inside: false, object })
+                self.enter_state(MarkedAnswerState::Object { end: 0, inside: false, object })
             }
             Some(']') => {
                 self.held.drain(..1);
-                self.go(MarkedAnswerState::Close(0))
+                self.enter_state(MarkedAnswerState::Close(0))
             }
-            Some(_) => self.go(MarkedAnswerState::Close(0)),
+            Some(_) => self.enter_state(MarkedAnswerState::Close(0)),
         }
     }
 
@@ -157,7 +157,7 @@ impl MarkedParser {
         (!text.is_empty()).then(|| AnswerPart::Arguments { index, text: text.to_owned() })
     }
 
-    pub(super) fn argue(&self, parts: &mut Vec<AnswerPart>, text: impl AsRef<str>) {
+    pub(super) fn emit_arguments(&self, parts: &mut Vec<AnswerPart>, text: impl AsRef<str>) {
         parts.extend(self.argument(text.as_ref()));
     }
 
@@ -170,22 +170,22 @@ impl MarkedParser {
             }
         }
         self.held.drain(..read);
-        self.argue(parts, value.take_arguments());
+        self.emit_arguments(parts, value.take_arguments());
         if value.has_ended() {
-            return self.go(MarkedAnswerState::Close(0));
+            return self.enter_state(MarkedAnswerState::Close(0));
         }
         self.state = MarkedAnswerState::Arguments(value);
         false
     }
 
     pub(super) fn close(&mut self, next: usize) -> bool {
-        let Some(calls) = &self.calls else { return self.go(MarkedAnswerState::Blank) };
+        let Some(calls) = &self.calls else { return self.enter_state(MarkedAnswerState::Blank) };
         for (at, piece) in calls.closes.iter().enumerate().skip(next) {
             match matches(piece, &self.held) {
                 Match::Partial => return false,
                 Match::Full(end) => {
                     self.held.drain(..end);
-                    return self.go(MarkedAnswerState::Close(at + 1));
+                    return self.enter_state(MarkedAnswerState::Close(at + 1));
                 }
                 Match::No => {}
             }
@@ -197,6 +197,6 @@ impl MarkedParser {
                 Match::No => {}
             }
         }
-        self.go(MarkedAnswerState::Blank)
+        self.enter_state(MarkedAnswerState::Blank)
     }
 }

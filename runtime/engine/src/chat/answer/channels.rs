@@ -72,11 +72,11 @@ impl ChannelParser {
         match self.place {
             ChannelPosition::Body(kind) => {
                 let open = if cut { self.syntax.open_marker(&rest) } else { 0 };
-                self.give(kind, rest[..rest.len() - open].trim_end(), &mut parts);
+                self.emit_part(kind, rest[..rest.len() - open].trim_end(), &mut parts);
                 self.end(kind, &mut parts, cut);
             }
             ChannelPosition::Head { first: true } if !self.is_markup(rest.trim(), cut) => {
-                self.give(MessageKind::Text, rest.trim(), &mut parts);
+                self.emit_part(MessageKind::Text, rest.trim(), &mut parts);
             }
             ChannelPosition::Head { .. } | ChannelPosition::Between => {}
         }
@@ -135,7 +135,7 @@ impl ChannelParser {
         if let Some((at, end, next)) = self.syntax.message_end(&self.held) {
             let text = self.held[..at].trim_end().to_owned();
             self.held.drain(..end);
-            self.give(kind, &text, parts);
+            self.emit_part(kind, &text, parts);
             self.end(kind, parts, false);
             self.place = match next {
                 Some(has_role) => ChannelPosition::Head { first: !has_role },
@@ -147,13 +147,13 @@ impl ChannelParser {
         let safe = self.held[..safe].trim_end().len();
         if safe > 0 {
             let text: String = self.held.drain(..safe).collect();
-            self.give(kind, &text, parts);
+            self.emit_part(kind, &text, parts);
         }
         false
     }
 
     /// Gives out a part of a message.
-    fn give(&mut self, kind: MessageKind, text: &str, parts: &mut Vec<AnswerPart>) {
+    fn emit_part(&mut self, kind: MessageKind, text: &str, parts: &mut Vec<AnswerPart>) {
         let text = if self.begun { text } else { text.trim_start() };
         if text.is_empty() || kind == MessageKind::Foreign {
             return;

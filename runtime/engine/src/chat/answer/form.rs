@@ -19,7 +19,7 @@ pub(super) struct CallForm {
 }
 
 impl CallForm {
-    pub fn of(syntax: &CallSyntax) -> CallForm {
+    pub fn from_syntax(syntax: &CallSyntax) -> CallForm {
         let CallSyntax { begin, open, middle, close, between, end, .. } = syntax;
         let lead = format!("{begin}{open}");
         let object = object_begin(&lead).zip(last_key(middle));

@@ -84,7 +84,7 @@ impl MarkedParser {
         MarkedParser {
             reasoning: syntax.reasoning.clone(),
             tags: calls.and_then(|calls| calls.tags.clone()),
-            calls: calls.map(CallForm::of),
+            calls: calls.map(CallForm::from_syntax),
             names,
             schemas: Arc::default(),
             called: None,
@@ -220,22 +220,22 @@ impl MarkedParser {
         }
     }
 
-    pub(super) fn go(&mut self, state: MarkedAnswerState) -> bool {
+    pub(super) fn enter_state(&mut self, state: MarkedAnswerState) -> bool {
         self.state = state;
         true
     }
 
     fn begin(&mut self) -> bool {
         let Some(open) = self.reasoning.as_ref().map(|r| r.open.trim().to_owned()) else {
-            return self.go(MarkedAnswerState::Text);
+            return self.enter_state(MarkedAnswerState::Text);
         };
         match matches(&open, &self.held) {
             Match::Partial => false,
             Match::Full(end) => {
                 self.held.drain(..end);
-                self.go(MarkedAnswerState::Reasoning)
+                self.enter_state(MarkedAnswerState::Reasoning)
             }
-            Match::No => self.go(MarkedAnswerState::Text),
+            Match::No => self.enter_state(MarkedAnswerState::Text),
         }
     }
 
@@ -247,25 +247,25 @@ impl MarkedParser {
             CallMarker::Begun { .. } => closed.is_none(),
         });
         if let Some(CallMarker::Found { at, end }) = marker {
-            let given = self.give_reasons(at, parts);
-            return self.go(MarkedAnswerState::Name { end: end - given, inside: true });
+            let given = self.emit_reasoning(at, parts);
+            return self.enter_state(MarkedAnswerState::Name { end: end - given, inside: true });
         }
         if let Some(at) = closed {
-            self.give_reasons(at, parts);
+            self.emit_reasoning(at, parts);
             let at = self.held.find(&close).unwrap_or(0);
             self.held.drain(..at + close.len());
-            return self.go(MarkedAnswerState::Blank);
+            return self.enter_state(MarkedAnswerState::Blank);
         }
         let mut safe = self.held.len() - open_end(&self.held, &close);
         if let Some(CallMarker::Begun { at }) = marker {
             safe = safe.min(at);
         }
-        self.give_reasons(safe, parts);
+        self.emit_reasoning(safe, parts);
         false
     }
 
     /// Gives out reasoning, but for the blanks at its end; their bytes that are no longer held.
-    fn give_reasons(&mut self, end: usize, parts: &mut Vec<AnswerPart>) -> usize {
+    fn emit_reasoning(&mut self, end: usize, parts: &mut Vec<AnswerPart>) -> usize {
         let end = self.held[..end].trim_end().len();
         if end > 0 {
             let text = self.held.drain(..end).collect();
@@ -294,12 +294,12 @@ impl MarkedParser {
             match matches(close, &self.held) {
                 Match::Partial => return false,
                 Match::Full(end) => drop(self.held.drain(..end)),
-                Match::No => return self.go(MarkedAnswerState::Text),
+                Match::No => return self.enter_state(MarkedAnswerState::Text),
             }
             self.left = false;
             return true;
         }
-        !self.held.is_empty() && self.go(MarkedAnswerState::Text)
+        !self.held.is_empty() && self.enter_state(MarkedAnswerState::Text)
     }
 
     /// The first marker of a call. In reasoning only those count that are no text.
@@ -338,23 +338,23 @@ impl MarkedParser {
         match self.marker(false) {
             Some(CallMarker::Found { at, end }) => {
                 let all = self.held.len();
-                self.give(at, parts);
+                self.emit_text(at, parts);
                 let given = all - self.held.len();
-                self.go(MarkedAnswerState::Name { end: end - given, inside: false })
+                self.enter_state(MarkedAnswerState::Name { end: end - given, inside: false })
             }
             Some(CallMarker::Begun { at }) => {
-                self.give(at, parts);
+                self.emit_text(at, parts);
                 false
             }
             None => {
-                self.give(self.held.len(), parts);
+                self.emit_text(self.held.len(), parts);
                 false
             }
         }
     }
 
     /// Gives out text; blanks at its end only when more text follows.
-    fn give(&mut self, end: usize, parts: &mut Vec<AnswerPart>) {
+    fn emit_text(&mut self, end: usize, parts: &mut Vec<AnswerPart>) {
         let end = if self.calls.is_some() { self.held[..end].trim_end().len() } else { end };
         if end > 0 {
             self.texts = true;
@@ -368,9 +368,9 @@ impl MarkedParser {
         let marker: String = self.held.drain(..end).collect();
         if inside {
             parts.push(AnswerPart::Reasoning(marker));
-            return self.go(MarkedAnswerState::Reasoning);
+            return self.enter_state(MarkedAnswerState::Reasoning);
         }
         parts.push(AnswerPart::Text(marker));
-        self.go(MarkedAnswerState::Text)
+        self.enter_state(MarkedAnswerState::Text)
     }
 }

@@ -10,7 +10,7 @@ use crate::chat::tags::{TagValue, ValueKind};
 
 impl MarkedParser {
     pub(super) fn tag(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.enter_state(MarkedAnswerState::Close(0)) };
         if self.held.trim().is_empty() {
             return false;
         }
@@ -19,17 +19,17 @@ impl MarkedParser {
             Match::Partial => return false,
             Match::Full(end) => {
                 self.held.drain(..end);
-                return self.go(MarkedAnswerState::Key { first });
+                return self.enter_state(MarkedAnswerState::Key { first });
             }
             Match::No => {}
         }
         // Whatever comes here is no argument.
-        self.argue(parts, "}");
-        self.go(MarkedAnswerState::Close(0))
+        self.emit_arguments(parts, "}");
+        self.enter_state(MarkedAnswerState::Close(0))
     }
 
     pub(super) fn key(&mut self, first: bool, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.enter_state(MarkedAnswerState::Close(0)) };
         let begin = tags.middle.trim_start().chars().next();
         let Some(at) = begin.and_then(|begin| self.held.find(begin)) else {
             // A name without an end is none.
@@ -42,28 +42,28 @@ impl MarkedParser {
                 let name = self.held[..at].trim().to_owned();
                 self.held.drain(..at + end);
                 let kind = match self.called.and_then(|called| self.schemas.get(called)) {
-                    Some(schema) => ValueKind::of(schema, &name),
+                    Some(schema) => ValueKind::of_argument(schema, &name),
                     None => ValueKind::Json,
                 };
                 let comma = if first { "" } else { ", " };
-                self.argue(parts, format!("{comma}{}: ", Json::from(name)));
-                self.go(MarkedAnswerState::Value(TagValue::new(kind)))
+                self.emit_arguments(parts, format!("{comma}{}: ", Json::from(name)));
+                self.enter_state(MarkedAnswerState::Value(TagValue::new(kind)))
             }
         }
     }
 
     /// What begins an argument goes on as none.
     fn broken(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        self.argue(parts, "}");
-        self.go(MarkedAnswerState::Blank)
+        self.emit_arguments(parts, "}");
+        self.enter_state(MarkedAnswerState::Blank)
     }
 
     pub(super) fn value(&mut self, mut value: TagValue, parts: &mut Vec<AnswerPart>) -> bool {
-        let Some(tags) = self.tags.clone() else { return self.go(MarkedAnswerState::Close(0)) };
+        let Some(tags) = self.tags.clone() else { return self.enter_state(MarkedAnswerState::Close(0)) };
         let (text, ended) = value.take(&mut self.held, &tags);
-        self.argue(parts, text);
+        self.emit_arguments(parts, text);
         if ended {
-            return self.go(MarkedAnswerState::Tag { first: false });
+            return self.enter_state(MarkedAnswerState::Tag { first: false });
         }
         self.state = MarkedAnswerState::Value(value);
         false

@@ -15,7 +15,7 @@ const INVOKES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in 
 const TAGS: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</call>{% endfor %}<|end|>{% endfor %}";
 
 fn syntax(template: &str) -> AnswerSyntax {
-    AnswerSyntax::of(&ChatTemplate::from_jinja(template).unwrap())
+    AnswerSyntax::from_template(&ChatTemplate::from_jinja(template).unwrap())
 }
 
 /// Begin, open, middle, close, between, end.
@@ -267,7 +267,8 @@ fn answers_of_models_are_taken_apart() {
         let offered = if case["no_tools"] == true { &[] } else { &functions[..] };
         let names: Vec<String> = offered.iter().map(|f| f["name"].as_str().unwrap().to_owned()).collect();
         let schemas = offered.iter().map(|f| f["parameters"].clone()).collect();
-        let parser = AnswerParser::new(&AnswerSyntax::of(&template), names, 9, &prompt).with_schemas(schemas);
+        let parser = AnswerParser::new(&AnswerSyntax::from_template(&template), names, 9, &prompt)
+            .with_schemas(schemas);
         let answer = case["answer"].as_str().unwrap();
         let whole = taken(parser.clone(), &[answer], case);
         for (at, _) in answer.char_indices() {

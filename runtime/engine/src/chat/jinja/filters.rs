@@ -32,7 +32,7 @@ pub fn add_to(environment: &mut Environment<'static>) {
 fn guarded(native: Value, before: CostCheck) -> impl Fn(&mut State, FilterArguments) -> Result<Value, Error> {
     move |state: &mut State, args: Rest<ValueOrKwargs>| {
         let args = args.into_values();
-        limits::work(args.iter().map(values::size).fold(0, u64::saturating_add))?;
+        limits::count_work(args.iter().map(values::size).fold(0, u64::saturating_add))?;
         before(&args)?;
         values::result(native.call(state, &args)?)
     }
@@ -196,11 +196,11 @@ fn printed(args: &[Value]) -> u64 {
 }
 
 pub fn text(args: &[Value]) -> Result<(), Error> {
-    limits::memory(printed(args))
+    limits::count_memory(printed(args))
 }
 
 fn escaped(args: &[Value]) -> Result<(), Error> {
-    limits::memory(printed(args).saturating_mul(6))
+    limits::count_memory(printed(args).saturating_mul(6))
 }
 
 pub fn trimmed(args: &[Value]) -> Result<(), Error> {
@@ -223,19 +223,19 @@ fn items(args: &[Value]) -> Result<(), Error> {
         return Err(invalid(format!("a name or argument of more than {LONGEST_NAME} bytes")));
     }
     let length = args.iter().map(|it| it.len().unwrap_or(0) as u64).fold(0, u64::saturating_add);
-    limits::room(length.saturating_mul(4 * values::ENTRY))
+    limits::check_memory(length.saturating_mul(4 * values::ENTRY))
 }
 
 /// `batch` and `slice` make as many lists, or fill up to as many items, as they are told.
 fn divided(args: &[Value]) -> Result<(), Error> {
     let count = args.get(1).and_then(Value::as_usize).unwrap_or(0);
-    limits::memory((count as u64).saturating_mul(values::ENTRY))?;
+    limits::count_memory((count as u64).saturating_mul(values::ENTRY))?;
     items(args)
 }
 
 pub fn replaced(text: &str, from: &str, to: &str) -> Result<(), Error> {
     let found = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
-    limits::memory((found as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))
+    limits::count_memory((found as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))
 }
 
 pub fn joined(items: &Value, separator: u64) -> Result<(), Error> {
@@ -243,7 +243,7 @@ pub fn joined(items: &Value, separator: u64) -> Result<(), Error> {
     for item in items.try_iter()?.checked() {
         bytes = bytes.saturating_add(values::printed(&item?)).saturating_add(separator);
     }
-    limits::memory(bytes)
+    limits::count_memory(bytes)
 }
 
 fn indented(args: &[Value]) -> Result<(), Error> {
@@ -252,7 +252,7 @@ fn indented(args: &[Value]) -> Result<(), Error> {
     let width =
         args.get(1).and_then(Value::as_usize).or_else(|| named(args, "width")?.as_usize()).unwrap_or(4);
     let lines = text.matches('\n').count() as u64 + 1;
-    limits::memory(lines.saturating_mul(width as u64).saturating_add(text.len() as u64))
+    limits::count_memory(lines.saturating_mul(width as u64).saturating_add(text.len() as u64))
 }
 
 pub fn pieces(text: &str, separator: Option<&str>) -> Result<(), Error> {
@@ -261,8 +261,8 @@ pub fn pieces(text: &str, separator: Option<&str>) -> Result<(), Error> {
         Some("") => 0,
         Some(separator) => text.matches(separator).count() + 1,
     };
-    limits::memory(text.len() as u64)?;
-    limits::room((count as u64).saturating_mul(2 * values::ENTRY))
+    limits::count_memory(text.len() as u64)?;
+    limits::check_memory((count as u64).saturating_mul(2 * values::ENTRY))
 }
 
 /// The fields of a format that begin with `open` (`%` or `{`): how many there are, and that none is too wide. Returns the places
@@ -307,7 +307,7 @@ pub fn formatted(format: &str, args: &[Value], open: char) -> Result<Vec<usize>,
     }
     let largest = args.iter().map(values::printed).max().unwrap_or(0);
     let each = largest.saturating_add(WIDEST);
-    limits::memory(fields.saturating_mul(each).saturating_add(format.len() as u64))?;
+    limits::count_memory(fields.saturating_mul(each).saturating_add(format.len() as u64))?;
     Ok(places)
 }
 
@@ -359,7 +359,7 @@ fn field_end(format: &str, number: usize) -> usize {
 /// Python's `repr` of a text or a number.
 fn representation(value: &Value) -> Result<Value, Error> {
     let Some(text) = value.as_str() else { return Ok(Value::from(as_text(value)?.into_owned())) };
-    limits::memory(values::printed(value).saturating_mul(6))?;
+    limits::count_memory(values::printed(value).saturating_mul(6))?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut result = String::from(quote);
     for c in text.chars() {

@@ -21,7 +21,7 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut text, style);
     let written = match sort_keys {
         Some(true) => {
-            limits::room(values::size(value).saturating_mul(4))?;
+            limits::check_memory(values::size(value).saturating_mul(4))?;
             serde_json::to_value(value).and_then(|mut sorted| {
                 // A JSON value has its keys in either order, by a feature of its crate that any other crate may ask for.
                 sorted.sort_all_objects();

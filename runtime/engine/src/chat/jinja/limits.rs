@@ -68,7 +68,7 @@ thread_local! {
 }
 
 /// Begins a rendering of `input` bytes of conversation on this thread.
-pub fn begin(input: u64) {
+pub fn begin_rendering(input: u64) {
     let most = LEAST_BYTES.saturating_add(input.saturating_mul(BYTES_PER_BYTE));
     let per_byte = TIME_PER_BYTE.saturating_mul(u32::try_from(input).unwrap_or(u32::MAX));
     let time = LEAST_TIME.saturating_add(per_byte);
@@ -84,11 +84,11 @@ pub fn begin(input: u64) {
 }
 
 /// The first limit that was reached. The engine may have wrapped the error or lost it in formatting.
-pub fn reached() -> Option<RenderLimit> {
+pub fn reached_limit() -> Option<RenderLimit> {
     METER.with(|meter| meter.reached.get())
 }
 
-fn reach(limit: RenderLimit) -> Error {
+fn reach_limit(limit: RenderLimit) -> Error {
     METER.with(|meter| {
         if meter.reached.get().is_none() {
             meter.reached.set(Some(limit));
@@ -98,11 +98,11 @@ fn reach(limit: RenderLimit) -> Error {
 }
 
 pub fn too_deep() -> Error {
-    reach(RenderLimit::Levels)
+    reach_limit(RenderLimit::Levels)
 }
 
 /// Counts an operation that looks at `bytes`.
-pub fn work(bytes: u64) -> Result<(), Error> {
+pub fn count_work(bytes: u64) -> Result<(), Error> {
     let limit = METER.with(|meter| {
         let work = meter.work.get().saturating_add(bytes).saturating_add(OPERATION);
         let look = work >= BYTES_PER_LOOK;
@@ -110,14 +110,14 @@ pub fn work(bytes: u64) -> Result<(), Error> {
         (look && clock::now() >= meter.end.get()).then(|| meter.time.get())
     });
     match limit {
-        Some(time) => Err(reach(RenderLimit::Time { milliseconds: time.as_millis() as u64 })),
+        Some(time) => Err(reach_limit(RenderLimit::Time { milliseconds: time.as_millis() as u64 })),
         None => Ok(()),
     }
 }
 
 /// Counts `bytes` of a value that is about to be made.
-pub fn memory(bytes: u64) -> Result<(), Error> {
-    work(bytes)?;
+pub fn count_memory(bytes: u64) -> Result<(), Error> {
+    count_work(bytes)?;
     let (taken, most) = METER.with(|meter| {
         if meter.memory.get() < bytes {
             meter.collect();
@@ -126,41 +126,41 @@ pub fn memory(bytes: u64) -> Result<(), Error> {
         meter.memory.set(left.unwrap_or(0));
         (left.is_some(), meter.most.get())
     });
-    if taken { Ok(()) } else { Err(reach(RenderLimit::Memory { bytes: most })) }
+    if taken { Ok(()) } else { Err(reach_limit(RenderLimit::Memory { bytes: most })) }
 }
 
 /// There is room for `bytes` that are needed for a moment.
-pub fn room(bytes: u64) -> Result<(), Error> {
-    memory(bytes)?;
-    free(bytes);
+pub fn check_memory(bytes: u64) -> Result<(), Error> {
+    count_memory(bytes)?;
+    free_memory(bytes);
     Ok(())
 }
 
 /// A value of `bytes`, written out, is not larger than all values together may be.
-pub fn bounded(bytes: u64) -> Result<(), Error> {
+pub fn check_size(bytes: u64) -> Result<(), Error> {
     let most = METER.with(|meter| meter.most.get());
-    if bytes > most { Err(reach(RenderLimit::Memory { bytes: most })) } else { Ok(()) }
+    if bytes > most { Err(reach_limit(RenderLimit::Memory { bytes: most })) } else { Ok(()) }
 }
 
-/// Gives back what [`memory`] counted.
-pub fn free(bytes: u64) {
+/// Gives back what [`count_memory`] counted.
+pub fn free_count_memory(bytes: u64) {
     // At the end of the thread the meter is gone.
-    let _ = METER.try_with(|meter| meter.memory.set(meter.memory.get().saturating_add(bytes)));
+    let _ = METER.try_with(|meter| meter.count_memory.set(meter.count_memory.get().saturating_add(bytes)));
 }
 
 /// Counts `bytes` of text that is about to be written, to the prompt or into a `set` block.
-pub fn text(bytes: u64) -> Result<(), Error> {
-    work(bytes)?;
+pub fn count_text(bytes: u64) -> Result<(), Error> {
+    count_work(bytes)?;
     let left = METER.with(|meter| {
         let left = meter.text.get().checked_sub(bytes);
         meter.text.set(left.unwrap_or(0));
         left.ok_or(meter.most.get())
     });
-    left.map(drop).map_err(|bytes| reach(RenderLimit::Text { bytes }))
+    left.map(drop).map_err(|bytes| reach_limit(RenderLimit::Text { bytes }))
 }
 
-/// A text that [`memory`] has counted; counts no more when nobody holds it.
-pub fn track(text: &Arc<str>) {
+/// A text that [`count_memory`] has counted; counts no more when nobody holds it.
+pub fn track_text(text: &Arc<str>) {
     if text.len() >= TRACKED {
         METER.with(|meter| meter.texts.borrow_mut().push(Arc::clone(text)));
     }
@@ -185,21 +185,21 @@ pub struct BoundedText {
 }
 
 impl BoundedText {
-    /// Of a value ([`memory`]).
+    /// Of a value ([`count_memory`]).
     pub fn value() -> BoundedText {
-        BoundedText { text: String::new(), count: memory }
+        BoundedText { text: String::new(), count: count_count_memory }
     }
 
-    /// Of what is written ([`text`]).
+    /// Of what is written ([`count_text`]).
     pub fn output() -> BoundedText {
-        BoundedText { text: String::new(), count: text }
+        BoundedText { count_text: String::new(), count: count_count_text }
     }
 
     /// `written` is what the writing returned: an error is a limit's.
     pub fn finish<E: std::fmt::Display>(self, written: Result<(), E>) -> Result<String, Error> {
-        match (written, reached()) {
+        match (written, reached_limit()) {
             (Ok(()), _) => Ok(self.text),
-            (Err(_), Some(limit)) => Err(reach(limit)),
+            (Err(_), Some(limit)) => Err(reach_limit(limit)),
             (Err(error), None) => Err(Error::new(ErrorKind::InvalidOperation, error.to_string())),
         }
     }

@@ -13,11 +13,11 @@ pub fn unknown_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     let size = args.iter().map(values::size).fold(values::size(value), u64::saturating_add);
-    limits::work(size)?;
+    limits::count_work(size)?;
     if let Some(text) = value.as_str() {
         count(text, method, args)?;
     } else if value.as_object().is_some() {
-        limits::room((value.len().unwrap_or(0) as u64).saturating_mul(4 * values::ENTRY))?;
+        limits::check_memory((value.len().unwrap_or(0) as u64).saturating_mul(4 * values::ENTRY))?;
     }
     values::result(python_method(state, value, method, args)?)
 }
@@ -37,13 +37,13 @@ fn count(text: &str, method: &str, args: &[Value]) -> Result<(), Error> {
         ("splitlines", _) => filters::pieces(text, Some("\n")),
         ("strip" | "lstrip" | "rstrip", [set, ..]) => {
             filters::trimmed(&[Value::from(""), set.clone()])?;
-            limits::memory(text.len() as u64)
+            limits::count_memory(text.len() as u64)
         }
         (
             "strip" | "lstrip" | "rstrip" | "lower" | "upper" | "title" | "capitalize" | "removeprefix"
             | "removesuffix" | "partition" | "rpartition",
             _,
-        ) => limits::memory(text.len() as u64),
+        ) => limits::count_memory(text.len() as u64),
         _ => Ok(()),
     }
 }

@@ -30,18 +30,19 @@ pub fn add_to(environment: &mut Environment<'static>) {
     });
     environment.add_filter(names::STORE, |value: Value| values::part(&value));
     environment.add_filter(names::SPLAT, splat);
-    environment.add_filter(names::LOOK, |value: Value| limits::work(values::size(&value)).map(|()| value));
+    environment
+        .add_filter(names::LOOK, |value: Value| limits::count_work(values::size(&value)).map(|()| value));
     environment.add_filter(names::TURN, |value: Value| {
-        limits::work(values::size(&value))?;
+        limits::count_work(values::size(&value))?;
         values::result(value)
     });
-    environment.add_filter(names::MACRO, |value: Value| limits::memory(MACRO).map(|()| value));
+    environment.add_filter(names::MACRO, |value: Value| limits::count_memory(MACRO).map(|()| value));
 }
 
-/// A text whose bytes [`limits::memory`] has counted.
+/// A text whose bytes [`limits::count_memory`] has counted.
 pub fn counted(text: String) -> Value {
     let text: Arc<str> = text.into();
-    limits::track(&text);
+    limits::track_text(&text);
     Value::from(text)
 }
 
@@ -70,7 +71,7 @@ fn is_sequence(value: &Value) -> bool {
 }
 
 fn joined(a: &str, b: &str) -> Result<Value, Error> {
-    limits::memory((a.len() + b.len()) as u64)?;
+    limits::count_memory((a.len() + b.len()) as u64)?;
     Ok(counted([a, b].concat()))
 }
 
@@ -95,7 +96,7 @@ fn entries(value: &Value) -> u64 {
 
 /// A list or tuple of about `length` items.
 fn collect(items: impl Iterator<Item = Value>, length: u64, tuple: bool) -> Result<Value, Error> {
-    limits::room(length.saturating_mul(values::ENTRY))?;
+    limits::check_memory(length.saturating_mul(values::ENTRY))?;
     let items: Vec<Value> = items.collect();
     values::part(&if tuple { Value::from(Tuple::from(items)) } else { Value::from(items) })
 }
@@ -104,14 +105,14 @@ fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     if let Some((text, times)) = a.as_str().map(|text| (text, b)).or_else(|| b.as_str().map(|text| (text, a)))
         && let Some(times) = times.as_usize()
     {
-        limits::memory((text.len() as u64).saturating_mul(times as u64))?;
+        limits::count_memory((text.len() as u64).saturating_mul(times as u64))?;
         return Ok(counted(text.repeat(times)));
     }
     if let Some((list, times)) = [(a, b), (b, a)].into_iter().find(|(list, _)| is_sequence(list))
         && let Some(times) = times.as_usize()
     {
         let length = entries(list).saturating_mul(times as u64);
-        limits::room(length.saturating_mul(values::ENTRY))?;
+        limits::check_memory(length.saturating_mul(values::ENTRY))?;
         let items: Vec<Value> = list.try_iter()?.collect();
         let times = if items.is_empty() { 0 } else { times };
         return collect((0..times).flat_map(|_| items.iter().cloned()), length, list.is_tuple());
@@ -150,10 +151,10 @@ fn concat(a: &Value, b: &Value) -> Result<Value, Error> {
 
 pub fn contains(item: &Value, container: &Value) -> Result<Value, Error> {
     if let Some(text) = container.as_str() {
-        limits::work(text.len() as u64)?;
+        limits::count_work(text.len() as u64)?;
         return Ok(Value::from(text.contains(&*as_text(item)?)));
     }
-    limits::work(values::size(item).saturating_add(values::size(container)))?;
+    limits::count_work(values::size(item).saturating_add(values::size(container)))?;
     if is_sequence(container) {
         return Ok(Value::from(container.try_iter()?.any(|each| each == *item)));
     }
@@ -191,17 +192,17 @@ fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Val
     if value.is_undefined() || value.is_none() {
         return Ok(Value::from(Vec::<Value>::new()));
     }
-    limits::work(values::size(value))?;
+    limits::count_work(values::size(value))?;
     if let Some(text) = value.as_str() {
         let places = places(text.chars().count(), start, stop, step);
-        limits::memory(text.len() as u64)?;
+        limits::count_memory(text.len() as u64)?;
         return Ok(counted(pick(text.chars(), &places, step)));
     }
     if !is_sequence(value) {
         return Err(invalid(format!("value of type {} cannot be sliced", value.kind())));
     }
     let places = places(value.len().unwrap_or(0), start, stop, step);
-    limits::room(entries(value).saturating_mul(values::ENTRY))?;
+    limits::check_memory(entries(value).saturating_mul(values::ENTRY))?;
     let items: Vec<Value> = pick(value.try_iter()?, &places, step);
     let length = items.len() as u64;
     collect(items.into_iter(), length, value.is_tuple())
@@ -243,7 +244,7 @@ fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
     let failed = |_| invalid("cannot write");
     match (value.as_str(), value.as_object()) {
         (Some(text), _) if plain => {
-            limits::text(text.len() as u64)?;
+            limits::count_text(text.len() as u64)?;
             out.write_str(text).map_err(failed)
         }
         (None, Some(_)) if plain => {
@@ -252,11 +253,11 @@ fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
             out.write_str(&text.finish(written)?).map_err(failed)
         }
         (Some(_), _) | (_, Some(_)) => {
-            limits::text(values::printed(value).saturating_mul(6))?;
+            limits::count_text(values::printed(value).saturating_mul(6))?;
             minijinja::escape_formatter(out, state, value)
         }
         (None, None) => {
-            limits::text(1)?;
+            limits::count_text(1)?;
             minijinja::escape_formatter(out, state, value)
         }
     }

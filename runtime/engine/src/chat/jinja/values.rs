@@ -27,7 +27,7 @@ pub struct MeasuredContainer {
 
 impl Drop for MeasuredContainer {
     fn drop(&mut self) {
-        limits::free(self.counted);
+        limits::free_memory(self.counted);
     }
 }
 
@@ -123,7 +123,7 @@ fn walk(value: &Value, depth: usize) -> Result<(Value, usize, u64), Error> {
     }
     within(depth, 1)?;
     let mut measure = ContainerMeasure { levels: 1, size: CONTAINER, depth };
-    limits::memory(CONTAINER)?;
+    limits::count_memory(CONTAINER)?;
     match object.repr() {
         ObjectRepr::Seq | ObjectRepr::Iterable => {
             let mut items = Vec::new();
@@ -169,8 +169,8 @@ impl ContainerMeasure {
         let (value, levels, size) = walk(value, self.depth + 1)?;
         self.levels = self.levels.max(levels + 1);
         self.size = self.size.saturating_add(size);
-        limits::memory(ENTRY)?;
-        limits::bounded(self.size)?;
+        limits::count_memory(ENTRY)?;
+        limits::check_size(self.size)?;
         Ok(value)
     }
 

@@ -37,7 +37,7 @@ pub struct ToySequence {
     context: Option<usize>,
     fed: Vec<TokenId>,
     logits: Vec<f32>,
-    /// Of the last call of `feed_drafts`.
+    /// Of the last call of `verify_drafts`.
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: PoolShare,
@@ -185,11 +185,11 @@ impl LanguageModel for ToySequence {
         self.context
     }
 
-    fn chunk(&self) -> usize {
+    fn prefill_chunk(&self) -> usize {
         CHUNK
     }
 
-    fn feed_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], ToyError> {
+    fn verify_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], ToyError> {
         if self.recurrent {
             return self.decode(tokens[0]);
         }
@@ -201,7 +201,7 @@ impl LanguageModel for ToySequence {
         Ok(&self.rows)
     }
 
-    fn take_back(&mut self, past: usize) -> Result<(), ToyError> {
+    fn rollback(&mut self, past: usize) -> Result<(), ToyError> {
         if past < self.fed.len() { self.truncate(past) } else { Ok(()) }
     }
 }
@@ -330,19 +330,19 @@ impl ModelRunner for ToyModel {
             context: self.context,
             prompt: None,
             chunk: CHUNK,
-            rows: 2 * CHUNK,
-            rewinds: !self.recurrent && self.window.is_none(),
+            step_tokens: 2 * CHUNK,
+            rolls_back_drafts: !self.recurrent && self.window.is_none(),
             truncates: !self.recurrent && self.window.is_none(),
             adapters: true,
             decoder_start: None,
         }
     }
 
-    fn sequence(&self) -> Result<ToySequence, ToyError> {
+    fn new_sequence(&self) -> Result<ToySequence, ToyError> {
         Ok(self.one())
     }
 
-    fn adapt(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), ToyError> {
+    fn set_adapter(&self, sequence: &mut ToySequence, adapter: Option<&TextAdapter>) -> Result<(), ToyError> {
         sequence.adapt(adapter);
         Ok(())
     }
@@ -366,17 +366,17 @@ impl ModelRunner for ToyModel {
         Some(self.recurrent.into())
     }
 
-    fn save(&self, sequence: &ToySequence) -> Result<Vec<u8>, ToyError> {
+    fn save_state(&self, sequence: &ToySequence) -> Result<Vec<u8>, ToyError> {
         Ok(sequence.fed.iter().map(|&token| token as u8).collect())
     }
 
-    fn load(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), ToyError> {
+    fn load_state(&self, sequence: &mut ToySequence, path: &Path) -> Result<(), ToyError> {
         let bytes = std::fs::read(path).map_err(|_| ToyError::File)?;
         sequence.restore(&bytes.into_iter().map(TokenId::from).collect())
     }
 
     /// On threads of their own, the last first.
-    fn deal(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+    fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         self.dealt.fetch_max(count, Ordering::Relaxed);
         if !self.threads {
             return (0..count).for_each(work);
@@ -395,7 +395,7 @@ impl ModelRunner for ToyModel {
         self.together.fetch_max(feeds.len(), Ordering::Relaxed);
         self.rows.clear();
         for feed in feeds {
-            let SequenceInput { sequence, tokens, want } = feed;
+            let SequenceInput { sequence, tokens, outputs: want } = feed;
             let reserved = sequence.held.tokens >= sequence.fed.len() + tokens.len();
             assert!(
                 reserved || self.pool.most == usize::MAX,

@@ -79,20 +79,20 @@ impl<'k> GpuMatmul<'k, '_> {
             if step < steps {
                 begin(k.int(step));
             }
-            k.commit();
+            k.commit_copies();
         }
         k.serial("step", steps, |step| {
-            k.wait((stages - 2) as u32);
+            k.wait_copies((stages - 2) as u32);
             let next = step + (stages - 1);
             k.when(next.lt(steps), || begin(next));
-            k.commit();
+            k.commit_copies();
             at.team.run(|thread| {
                 let part = self.part(work, thread);
                 let slot = self.slot(of, work, step, &part);
                 has(step, &part, &|_| self.multiply_slot(of, work, at, &part, &slot));
             });
         });
-        k.wait(0);
+        k.wait_copies(0);
     }
 
     fn slot(self, of: SliceOf, work: &BlockTiling, step: Val<'k>, part: &WarpTile<'k>) -> WarpStage<'k> {
@@ -118,22 +118,22 @@ impl<'k> GpuMatmul<'k, '_> {
         for tile in 0..sizes.tiles {
             let source = (at.origin[1] / ROWS + tile).min(last);
             let block = of.block(source, slice) / bytes + self.problem.w_offset as i64;
-            let codes = block + (of.sizes.header() as i64 + of.within(slice)) / bytes;
+            let codes = block + (of.sizes.scale_bytes() as i64 + of.within(slice)) / bytes;
             for v in 0..sizes.vectors {
                 let from = codes + (lane * CHUNK + v * WARP * CHUNK) / bytes;
-                to.copy([slot.w + sizes.vector(lane, tile, v) / bytes], CHUNK as u32, w, [from]);
+                to.start_copy([slot.w + sizes.vector(lane, tile, v) / bytes], CHUNK as u32, w, [from]);
             }
             for at in (0..sizes.scales).step_by(CHUNK as usize) {
                 let size = CHUNK.min(sizes.scales);
                 let from = block + (lane % 4 * sizes.scales + at);
-                to.copy([slot.w + sizes.scales_of(lane, tile) + at], size as u32, w, [from]);
+                to.start_copy([slot.w + sizes.scales_of(lane, tile) + at], size as u32, w, [from]);
             }
         }
         let (xs, last) = (at.xs.flat(), self.k.val(self.problem.m) + -1);
         for (s, row) in (0..of.columns / COLUMNS).flat_map(|s| (0..X_ROWS).map(move |row| (s, row))) {
             let from = (at.origin[0] + part.group + row * APART).min(last);
             let column = slice * of.columns + s * COLUMNS + part.first;
-            xs.copy([self.x_place(slot, lane, s, row)], CHUNK as u32, self.x(), (from, column));
+            xs.start_copy([self.x_place(slot, lane, s, row)], CHUNK as u32, self.x(), (from, column));
         }
     }
 

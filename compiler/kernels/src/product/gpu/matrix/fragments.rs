@@ -1,7 +1,7 @@
 //! Weights in fragments in a ring: of a slice, what 16 rows have lies together, with their scales before it.
 
 use super::super::GpuMatmul;
-use super::super::operand::{IN_ORDER, SplitOperand, order};
+use super::super::operand::{IN_ORDER, SplitOperand, fragment_order};
 use super::work::BlockTiling;
 use super::{BlockTile, CHUNK, WarpTile};
 use crate::product::problem::MatmulWeight;
@@ -30,7 +30,7 @@ impl SliceOf {
     }
 
     pub fn bytes(self) -> i64 {
-        self.sizes.header() as i64 + self.codes()
+        self.sizes.scale_bytes() as i64 + self.codes()
     }
 
     /// Slices of a block.
@@ -40,7 +40,7 @@ impl SliceOf {
 
     /// Where the block of a slice begins.
     pub fn block<'k>(self, tile: Val<'k>, slice: Val<'k>) -> Val<'k> {
-        tile * self.sizes.tile() as i64 + slice / self.each() * self.sizes.block() as i64
+        tile * self.sizes.tile() as i64 + slice / self.each() * self.sizes.block_bytes() as i64
     }
 
     /// Bytes of codes of the block before those of a slice.
@@ -50,7 +50,7 @@ impl SliceOf {
 
     /// Where a chunk of slice `slice` of a tile lies in memory. Slices of a block share its scales.
     fn source<'k>(self, tile: Val<'k>, slice: Val<'k>, chunk: Val<'k>) -> Val<'k> {
-        let header = self.sizes.header() as i64;
+        let header = self.sizes.scale_bytes() as i64;
         let start = self.block(tile, slice);
         if self.each() == 1 {
             return start + chunk * CHUNK;
@@ -85,7 +85,7 @@ impl<'k> GpuMatmul<'k, '_> {
             let (tile, chunk) = (i / chunks, i % chunks);
             let source = (at.origin[1] / ROWS + tile).min(last);
             let from = of.source(source, slice + along, chunk) / bytes + self.problem.w_offset as i64;
-            at.ws.copy((first + along, tile, chunk * (CHUNK / bytes)), CHUNK as u32, w, [from]);
+            at.ws.start_copy((first + along, tile, chunk * (CHUNK / bytes)), CHUNK as u32, w, [from]);
         });
     }
 
@@ -105,7 +105,7 @@ impl<'k> GpuMatmul<'k, '_> {
         let per_vector = fragments::VECTOR as i64 / bytes;
         let slices = of.columns / COLUMNS;
         let vectors = of.sizes.vectors() as i64 * slices / 2;
-        let (header, warp) = (of.sizes.header() as i64 / bytes, fragments::WARP_VECTOR as i64 / bytes);
+        let (header, warp) = (of.sizes.scale_bytes() as i64 / bytes, fragments::WARP_VECTOR as i64 / bytes);
         let of_lane = self.lane_scales_bytes(of);
         for s in 0..slices {
             let a: Vec<_> = (0..mt).map(|i| self.activations(x, part, i, s)).collect();
@@ -129,7 +129,7 @@ impl<'k> GpuMatmul<'k, '_> {
 
     /// Fragments of a piece, one for each half of a slice.
     pub(super) fn factors(self, weights: SplitOperand<'k>) -> Vec<SplitOperand<'k>> {
-        let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
+        let of_half = |half| fragment_order(&M16N8K16.b, half, false, &IN_ORDER);
         (0..2).map(|half| weights.map(|v| v.shuffle(of_half(half)))).collect()
     }
 

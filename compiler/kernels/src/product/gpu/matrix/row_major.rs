@@ -2,14 +2,14 @@
 
 use super::super::GpuMatmul;
 use super::super::codes::half_codes;
-use super::super::operand::{IN_ORDER, OF_LANE, SplitOperand, order};
+use super::super::operand::{IN_ORDER, OF_LANE, SplitOperand, fragment_order};
 use super::work::BlockTiling;
 use super::{BlockTile, CHUNK, SCALE_BYTES, SLICE, WarpTile};
 use crate::product::problem::{MatmulActivation, MatmulWeight};
 use mlcc_ir::fragment::M16N8K16;
 use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::matrix::place;
+use mlcc_kernel_lang::matrix::fragment_position;
 use mlcc_kernel_lang::{BufferView, Val};
 use mlcc_quant::layout::{AddressExpr, LayoutRegion};
 
@@ -42,14 +42,14 @@ impl<'k> GpuMatmul<'k, '_> {
             let (row, part) = (i / parts, i % parts);
             let column = (slice + along) * SLICE + part * (SLICE * elements / width);
             let from = place(codes, source(row), column);
-            at.ws.copy((first + along, row, part * elements), CHUNK as u32, w, [from]);
+            at.ws.start_copy((first + along, row, part * elements), CHUNK as u32, w, [from]);
         });
         if let (Some(scales), Some(to)) = (scales, at.scales) {
             at.team.each(work.depth * work.columns, |i| {
                 let (along, row) = self.in_slice(work, i, work.columns);
                 let from = place(scales, source(row), (slice + along) * SLICE);
                 let from = from / SCALE_BYTES * SCALE_BYTES;
-                to.copy((first + along, row, 0), SCALE_BYTES as u32, w, [from]);
+                to.start_copy((first + along, row, 0), SCALE_BYTES as u32, w, [from]);
             });
         }
     }
@@ -79,7 +79,7 @@ impl<'k> GpuMatmul<'k, '_> {
         let all = match self.problem.weight {
             MatmulWeight::Plain(_) => {
                 let weights = w.load((row, first), OF_LANE as u32).named("w");
-                if halves { SplitOperand::exact(weights) } else { SplitOperand::of(weights) }
+                if halves { SplitOperand::exact(weights) } else { SplitOperand::from_values(weights) }
             }
             MatmulWeight::Packed(format) => {
                 let bytes = OF_LANE * format.bits as i64 / 8;
@@ -87,7 +87,7 @@ impl<'k> GpuMatmul<'k, '_> {
                 SplitOperand::exact(half_codes(self.k, format, codes, self.factor()).named("codes"))
             }
         };
-        let of_half = |half| order(&M16N8K16.b, half, false, &IN_ORDER);
+        let of_half = |half| fragment_order(&M16N8K16.b, half, false, &IN_ORDER);
         (0..2).map(|half| all.map(|v| v.shuffle(of_half(half)))).collect()
     }
 
@@ -103,7 +103,7 @@ impl<'k> GpuMatmul<'k, '_> {
             panic!("scales of plain weights");
         };
         let k = self.k;
-        let number = spec.number();
+        let number = spec.number_type();
         let first = slice * SLICE;
         let of = |column: Val<'k>| {
             let source = (at.origin[1] + column).min(self.problem.n as i64 - 1);
@@ -111,9 +111,10 @@ impl<'k> GpuMatmul<'k, '_> {
             let bytes = scales.load((column, byte % SCALE_BYTES), number.bytes() as u32);
             bytes.bits_as(ExprType::scalar(number.dtype())).cast(DType::F32).named("scale")
         };
-        let sums = &M16N8K16.sums;
-        let columns =
-            [0, 1].map(|e| of(part.column + j * i64::from(sums.columns) + place(sums, part.lane, e)[1]));
+        let sums = &M16N8K16.accumulator;
+        let columns = [0, 1].map(|e| {
+            of(part.column + j * i64::from(sums.columns) + fragment_position(sums, part.lane, e)[1])
+        });
         self.of_columns(columns)
     }
 }

@@ -12,21 +12,21 @@ pub(super) const COLUMNS: i64 = 32;
 /// often, and there are fewer of them. With 64 columns for all matrices an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with
 /// f16 ones, for 8 to 64 rows.
 static TILES: [TileCandidates; 3] = [
-    TileCandidates { most: 16, blocks: 128, of: &[[16, 128], [16, 64]] },
-    TileCandidates { most: 32, blocks: 88, of: &[[32, 128], [32, 64], [32, COLUMNS]] },
-    TileCandidates { most: 64, blocks: 88, of: &[[64, 128], [32, 128], [32, 64], [32, COLUMNS]] },
+    TileCandidates { max_rows: 16, blocks: 128, shapes: &[[16, 128], [16, 64]] },
+    TileCandidates { max_rows: 32, blocks: 88, shapes: &[[32, 128], [32, 64], [32, COLUMNS]] },
+    TileCandidates { max_rows: 64, blocks: 88, shapes: &[[64, 128], [32, 128], [32, 64], [32, COLUMNS]] },
 ];
 
 struct TileCandidates {
-    most: i64,
+    max_rows: i64,
     /// So many there have to be of wide ones: two thirds of the multiprocessors of the largest devices, or one for each.
     blocks: i64,
-    of: &'static [[i64; 2]],
+    shapes: &'static [[i64; 2]],
 }
 
 impl TileCandidates {
     fn blocks(&self, n: i64, [rows, columns]: [i64; 2]) -> i64 {
-        n / columns * ((self.most + rows - 1) / rows)
+        n / columns * ((self.max_rows + rows - 1) / rows)
     }
 }
 
@@ -52,21 +52,21 @@ pub(super) struct BlockTiling {
     /// Each warp copies what it multiplies for itself.
     pub direct: bool,
     /// Rows that it is for, of a product of few.
-    pub most: i64,
+    pub max_rows: i64,
 }
 
 impl BlockTiling {
     /// `slice`: columns of a slice. Stages of a tile are of 32: wider ones have fewer, of as many bytes together.
-    pub fn of(tile: &MatrixTile, slice: i64) -> BlockTiling {
+    pub fn from_tile(tile: &MatrixTile, slice: i64) -> BlockTiling {
         let (rows, columns) = (i64::from(tile.rows), i64::from(tile.columns));
         let warps = tile.warps.map(i64::from);
         let stages = ((i64::from(tile.stages) * 32 + slice - 1) / slice).max(2);
-        BlockTiling { rows, columns, warps, depth: 1, stages, direct: false, most: i64::MAX }
+        BlockTiling { rows, columns, warps, depth: 1, stages, direct: false, max_rows: i64::MAX }
     }
 
     /// Tiles of rows, of a product of few.
     pub fn tiles(&self) -> i64 {
-        (self.most + self.rows - 1) / self.rows
+        (self.max_rows + self.rows - 1) / self.rows
     }
 
     pub fn threads(&self) -> i64 {
@@ -90,7 +90,7 @@ impl BlockTiling {
     }
 
     /// Sums that a lane holds.
-    pub fn sums_of_lane(&self) -> i64 {
+    pub fn lane_accumulators(&self) -> i64 {
         self.fragments().iter().product::<i64>() * 4
     }
 }
@@ -111,24 +111,27 @@ pub(super) struct SliceBytes {
 
 /// How products of few rows are computed, of the fewest first. None where blocks of the large tile are no multiple of the small
 /// ones. With row-major weights all are there, or none: where the depth is a multiple of the slices of all warps.
-pub(super) fn few(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
+pub(super) fn few_row_tilings(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
     if many.columns % COLUMNS != 0 {
         return Vec::new();
     }
     let [least, some, most] = TILES.each_ref().map(|tiles| {
         let enough = |&&of: &&[i64; 2]| of[1] == COLUMNS || tiles.blocks(bytes.n, of) >= tiles.blocks;
-        tiles.of.iter().filter(enough).find_map(|&of| work(many, bytes, of, tiles.most))
+        tiles.shapes.iter().filter(enough).find_map(|&of| work(many, bytes, of, tiles.max_rows))
     });
     let least = least.or_else(|| narrow(many, bytes));
     let whole = bytes.direct.is_some() || [least, some, most].iter().all(Option::is_some);
-    let same = |some: &BlockTiling| most.is_some_and(|most| most == BlockTiling { most: most.most, ..*some });
+    let same = |some: &BlockTiling| {
+        most.is_some_and(|most| most == BlockTiling { max_rows: most.max_rows, ..*some })
+    };
     [least, some.filter(|some| !same(some)), most].into_iter().flatten().filter(|_| whole).collect()
 }
 
 /// All that products of the same format may have, whatever their sizes. They have the same shared memory then, so that they may be one launch.
-pub(super) fn any(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
-    let works =
-        |tiles: &'static TileCandidates| tiles.of.iter().filter_map(|&of| work(many, bytes, of, tiles.most));
+pub(super) fn all_tilings(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
+    let works = |tiles: &'static TileCandidates| {
+        tiles.shapes.iter().filter_map(|&of| work(many, bytes, of, tiles.max_rows))
+    };
     TILES.iter().flat_map(works).chain(narrow(many, bytes)).collect()
 }
 
@@ -146,13 +149,13 @@ fn direct(many: &BlockTiling, bytes: SliceBytes, w: i64) -> Option<BlockTiling> 
     let stages =
         (ring(many, bytes) / (depth * (16 * bytes.x + w))).min(room(many, bytes) / (depth * w)).min(4);
     let work =
-        BlockTiling { rows: 16, columns: COLUMNS, warps: [1, 1], depth, stages, direct: true, most: 16 };
+        BlockTiling { rows: 16, columns: COLUMNS, warps: [1, 1], depth, stages, direct: true, max_rows: 16 };
     (stages >= 2).then_some(work)
 }
 
 /// In so many blocks are those of the large tile divided, so that there are enough for few rows. Products whose blocks are divided alike may be
 /// one launch, so all are divided as those of the smallest tiles, but where most blocks would have nothing to do.
-pub(super) fn split(many: &BlockTiling, few: &[BlockTiling], n: i64) -> i64 {
+pub(super) fn blocks_per_tile(many: &BlockTiling, few: &[BlockTiling], n: i64) -> i64 {
     let of = |work: &BlockTiling| (many.columns * work.tiles() + work.columns - 1) / work.columns;
     let alike = many.columns / COLUMNS * 2;
     let blocks = (n + many.columns - 1) / many.columns * alike;
@@ -178,8 +181,9 @@ fn work(many: &BlockTiling, bytes: SliceBytes, [rows, columns]: [i64; 2], most: 
         let stage = depth * (rows * bytes.x + columns * bytes.w);
         let fits = bytes.slices % depth == 0 && columns % (bytes.tile * across) == 0;
         let stages = (ring / stage).min(room(many, bytes) / (depth * columns * bytes.w)).min(STAGES);
-        let work = BlockTiling { rows, columns, warps: [1, across], depth, stages, direct: false, most };
-        (fits && stages >= 2 && work.sums_of_lane() <= SUMS).then_some(work)
+        let work =
+            BlockTiling { rows, columns, warps: [1, across], depth, stages, direct: false, max_rows: most };
+        (fits && stages >= 2 && work.lane_accumulators() <= SUMS).then_some(work)
     };
     // Most warps along the depth for which there is room.
     [1, 2, 4].into_iter().filter(|across| warps % across == 0).find_map(with)
@@ -196,7 +200,7 @@ mod tests {
         depth: 1,
         stages: 3,
         direct: false,
-        most: i64::MAX,
+        max_rows: i64::MAX,
     };
     /// Of packed weights with f16 activations.
     const CODES: BlockTiling = BlockTiling { rows: 128, columns: 64, stages: 2, ..MANY };
@@ -209,7 +213,7 @@ mod tests {
         // f32 activations with 4-bit and 8-bit codes, f16 weights; bf16 activations and weights.
         let cases = [(128, 20), (128, 36), (128, 64), (64, 64)];
         let found = cases.map(|(x, w)| {
-            let works = few(&MANY, SliceBytes { x, w, ..BYTES });
+            let works = few_row_tilings(&MANY, SliceBytes { x, w, ..BYTES });
             for work in &works {
                 assert_eq!(work.threads(), MANY.threads());
                 assert!(work.places() * (work.rows * x + work.columns * w) <= RING);
@@ -220,15 +224,15 @@ mod tests {
         assert_eq!(found[1], [(4, 3), (4, 2)]);
         assert_eq!(found[2], [(4, 3), (4, 2)]);
         assert_eq!(found[3], [(4, 3), (4, 3)]);
-        assert!(few(&MANY, SliceBytes { slices: 5, ..BYTES }).iter().all(|w| w.depth == 1));
-        assert_eq!(few(&BlockTiling { columns: 16, ..MANY }, BYTES), []);
+        assert!(few_row_tilings(&MANY, SliceBytes { slices: 5, ..BYTES }).iter().all(|w| w.depth == 1));
+        assert_eq!(few_row_tilings(&BlockTiling { columns: 16, ..MANY }, BYTES), []);
     }
 
     /// With weights in fragments up to 16 rows need no ring, so any depth will do; up to 64 do.
     #[test]
     fn warps_copy_fragments_for_themselves() {
         let of = |many: &BlockTiling, bytes| {
-            few(many, bytes).iter().map(|w| (w.direct, w.depth, w.stages)).collect()
+            few_row_tilings(many, bytes).iter().map(|w| (w.direct, w.depth, w.stages)).collect()
         };
         let found: Vec<_> = of(&MANY, FRAGMENTS);
         assert_eq!(found, [(true, 4, 3), (false, 4, 2)]);
@@ -240,7 +244,10 @@ mod tests {
     #[test]
     fn many_columns_have_wide_tiles() {
         let of = |n| -> Vec<_> {
-            few(&CODES, SliceBytes { n, ..FRAGMENTS }).iter().map(|w| (w.most, w.rows, w.columns)).collect()
+            few_row_tilings(&CODES, SliceBytes { n, ..FRAGMENTS })
+                .iter()
+                .map(|w| (w.max_rows, w.rows, w.columns))
+                .collect()
         };
         assert_eq!(of(2048), [(16, 16, 32), (64, 32, 32)]);
         assert_eq!(of(4096), [(16, 16, 32), (32, 32, 32), (64, 32, 64)]);
@@ -251,11 +258,11 @@ mod tests {
     /// Whatever their numbers of columns, products of a format take the same shared memory, and each tile has its blocks.
     #[test]
     fn products_of_any_size_stand_side_by_side() {
-        let all = any(&CODES, FRAGMENTS);
+        let all = all_tilings(&CODES, FRAGMENTS);
         for n in [64, 2048, 4096, 6144, 10240, 16384, 28672, 128256] {
-            let few = few(&CODES, SliceBytes { n, ..FRAGMENTS });
+            let few = few_row_tilings(&CODES, SliceBytes { n, ..FRAGMENTS });
             assert!(few.iter().all(|work| all.contains(work)), "{n}");
-            let blocks = (n + CODES.columns - 1) / CODES.columns * split(&CODES, &few, n);
+            let blocks = (n + CODES.columns - 1) / CODES.columns * blocks_per_tile(&CODES, &few, n);
             let of = |work: &BlockTiling| (n + work.columns - 1) / work.columns * work.tiles();
             assert!(few.iter().all(|work| of(work) <= blocks), "{n}");
             assert!(blocks <= MOST_BLOCKS || few.iter().any(|work| of(work) * 2 >= blocks), "{n}");

@@ -9,14 +9,14 @@ use super::{
     ChunkScan, HALVES, NUMBERS, PreparedLayout, SIDE, STEPS, StateFreeExpr, StateFreeValues, TOGETHER, unit,
     units,
 };
-use crate::halves::split;
+use crate::halves::split_floats;
 use crate::scan::matrix::MatrixScan;
 use crate::scan::matrix::arithmetic::BodyArithmetic;
 use mlcc_ir::fragment::{Fragment, M16N8K16};
 use mlcc_ir::kernel::{BinOp, BufId, ExprType};
 use mlcc_ir::types::DType;
-use mlcc_kernel_lang::matrix::place;
-use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_each, fold_lanes, joined};
+use mlcc_kernel_lang::matrix::fragment_position;
+use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_each, fold_lanes, join_vectors};
 
 /// Columns that a thread computes together, and sums that it reads at once.
 const PIECE: i64 = 4;
@@ -75,12 +75,12 @@ impl<'k> PreparedChunk<'_, 'k> {
         let team = ThreadTeam::new(k, STEPS * lanes);
         team.run(|t| self.fill((t / lanes).named("step"), (t % lanes).named("lane")));
         k.barrier();
-        team.run(|t| self.pairs(t, lanes));
+        team.run(|t| self.sum_pairs(t, lanes));
         k.barrier();
         let others = (columns + STEPS + WARP - 1) / WARP * WARP;
         team.run(|t| {
-            k.when(t.lt(columns + STEPS), || self.forward(t));
-            k.when(k.int(others - 1).lt(t) & t.lt(others + columns), || self.backward(t - others, to));
+            k.when(t.lt(columns + STEPS), || self.solve_forward(t));
+            k.when(k.int(others - 1).lt(t) & t.lt(others + columns), || self.decay_backward(t - others, to));
         });
         k.barrier();
         self.store(team, to);
@@ -122,13 +122,13 @@ impl<'k> PreparedChunk<'_, 'k> {
             Some(known) => fold_lanes(at.get(known).sum_lanes(), BinOp::Add, lanes),
             None => k.float(0.0),
         };
-        let own = (dot(&linear.own) * live).named("own");
+        let own = (dot(&linear.own_readout) * live).named("own");
         let first = lane.equals(0);
         k.when(first, || self.set_sum((last, last), [step, step], own));
         let Some(correction) = &linear.correction else { return };
         self.by_keys.set((0, step, column), at.get(&correction.direction) * wide(live));
         self.by_steps.set((0, step, column), at.get(&correction.probe));
-        let read = (dot(&correction.read) * live).named("read");
+        let read = (dot(&correction.readout) * live).named("read");
         k.when(first, || {
             self.set_sum((0, last), [step, step], read);
             [0, last].into_iter().for_each(|of| self.set_sum((of, 0), [step, step], k.float(0.0)));
@@ -136,7 +136,7 @@ impl<'k> PreparedChunk<'_, 'k> {
     }
 
     /// The sums of all pairs of an earlier step, which some lanes have, and every later one.
-    fn pairs(&self, t: Val<'k>, lanes: i64) {
+    fn sum_pairs(&self, t: Val<'k>, lanes: i64) {
         let (k, kinds, wide) = (self.k, self.layout.kinds(), PIECE as u32);
         let (earlier, lane) = ((t / lanes).named("earlier"), (t % lanes).named("lane"));
         let column = (lane * PIECE).named("column");
@@ -151,7 +151,8 @@ impl<'k> PreparedChunk<'_, 'k> {
         // Lanes that have a sum in the end, and whose.
         let of_sum = lanes / (kinds * kinds);
         let (pair, has) = (lane / of_sum, (lane % of_sum).equals(0));
-        let (kind, sums) = ((pair % kinds).named("kind"), self.sum_of(pair / kinds, earlier).named("sums"));
+        let (kind, sums) =
+            ((pair % kinds).named("kind"), self.sum_column(pair / kinds, earlier).named("sums"));
         // All lanes of a warp go through the same steps: their first one has the earliest.
         let from = (t / WARP * WARP / lanes + 1).named("from");
         k.serial("i", k.int(STEPS) - from, |i| {
@@ -180,16 +181,16 @@ impl<'k> PreparedChunk<'_, 'k> {
     }
 
     fn set_sum(&self, (of_earlier, kind): (i64, i64), [earlier, later]: [Val<'k>; 2], sum: Val<'k>) {
-        self.by_steps.set([self.k.int(kind), later, self.sum_of(self.k.int(of_earlier), earlier)], sum);
+        self.by_steps.set([self.k.int(kind), later, self.sum_column(self.k.int(of_earlier), earlier)], sum);
     }
 
     /// The column of the sums with a step's key or direction.
-    fn sum_of(&self, kind: Val<'k>, earlier: Val<'k>) -> Val<'k> {
+    fn sum_column(&self, kind: Val<'k>, earlier: Val<'k>) -> Val<'k> {
         earlier + self.chunks.shape.columns + (self.k.int(self.last()) - kind) * STEPS
     }
 
     /// What a column of the state, or the value of a step, is multiplied with in what each step finds and reads.
-    fn forward(&self, column: Val<'k>) {
+    fn solve_forward(&self, column: Val<'k>) {
         let (k, last, columns) = (self.k, self.last(), self.chunks.shape.columns);
         let (of_state, in_state) = (column.lt(columns).named("of_state"), column.min(columns - 1));
         let mut decayed = k.float(1.0);
@@ -197,18 +198,18 @@ impl<'k> PreparedChunk<'_, 'k> {
         for step in 0..STEPS {
             let own = |kind: i64| self.by_steps.at((kind, step, column)) * decayed;
             if self.layout.corrects {
-                let finds = self.with_found(own(0), (0, step), &found);
+                let finds = self.add_retrieved(own(0), (0, step), &found);
                 self.by_steps.set((0, step, column), finds);
                 found.push(finds);
             }
-            self.by_steps.set((last, step, column), self.with_found(own(last), (last, step), &found));
+            self.by_steps.set((last, step, column), self.add_retrieved(own(last), (last, step), &found));
             let decay = of_state.select(self.decay.at([k.int(step), in_state]), k.float(1.0));
             decayed = (decayed * decay).named("decayed");
         }
     }
 
     /// Adds what steps find, by the sums of their directions with the probe or query of a step.
-    fn with_found(&self, own: Val<'k>, (kind, step): (i64, i64), found: &[Val<'k>]) -> Val<'k> {
+    fn add_retrieved(&self, own: Val<'k>, (kind, step): (i64, i64), found: &[Val<'k>]) -> Val<'k> {
         let first = self.chunks.shape.columns + STEPS;
         let mut sum = own.named("sum");
         for (some, piece) in found.chunks(PIECE as usize).zip(0..) {
@@ -221,7 +222,7 @@ impl<'k> PreparedChunk<'_, 'k> {
     }
 
     /// What is left in the end of what a step adds to a column, and of the state.
-    fn backward(&self, column: Val<'k>, to: BufferView<'k, 2>) {
+    fn decay_backward(&self, column: Val<'k>, to: BufferView<'k, 2>) {
         let mut decayed = self.k.float(1.0);
         for step in (0..STEPS).rev() {
             for kind in 0..self.layout.kinds() {
@@ -231,7 +232,7 @@ impl<'k> PreparedChunk<'_, 'k> {
             decayed = (decayed * self.decay.at((step, column))).named("decayed");
         }
         let in_unit = TOGETHER / 2;
-        let at = (self.layout.decay() + column / in_unit, column % in_unit * 2);
+        let at = (self.layout.decay_unit() + column / in_unit, column % in_unit * 2);
         to.set(at, decayed.bits_as(ExprType::vector(DType::BF16, 2)));
     }
 
@@ -242,7 +243,7 @@ impl<'k> PreparedChunk<'_, 'k> {
         let parts = |i: Val<'k>| {
             let (fragment, half, lane) =
                 (i / PreparedLayout::FRAGMENT, i / WARP % 2, (i % WARP).named("lane"));
-            let [row, column] = place(&M16N8K16.b, lane, 0);
+            let [row, column] = fragment_position(&M16N8K16.b, lane, 0);
             ((fragment / kinds).named("fragment"), (fragment % kinds).named("kind"), row, half * 8 + column)
         };
         team.each((layout.fragments() + 1) * kinds * PreparedLayout::FRAGMENT, |i| {
@@ -254,7 +255,7 @@ impl<'k> PreparedChunk<'_, 'k> {
             let [first, second] = apart(&M16N8K16.b).map(pair);
             to.set((i, 0), unit(first.shuffle_with(second, 0..NUMBERS as u32)));
         });
-        let first = layout.of_keys(0, self.k.int(0));
+        let first = layout.key_fragment(0, self.k.int(0));
         team.each(layout.fragments() * kinds * PreparedLayout::FRAGMENT, |i| {
             let (fragment, kind, step, column) = parts(i);
             let number = |further: u32| {
@@ -262,19 +263,23 @@ impl<'k> PreparedChunk<'_, 'k> {
             };
             let [first_step, further] = apart(&M16N8K16.b);
             let numbers = [first_step, first_step + 1, further, further + 1].map(number);
-            to.set((first + i, 0), unit(joined(&numbers)));
+            to.set((first + i, 0), unit(join_vectors(&numbers)));
         });
         team.each(self.chunks.shape.rows / SIDE * WARP, |i| {
             let (rows, lane) = ((i / WARP).named("rows"), (i % WARP).named("lane"));
             let number = |element: u32| {
-                let [row, step] = place(&M16N8K16.a, lane, element);
+                let [row, step] = fragment_position(&M16N8K16.a, lane, element);
                 let at = self.at(step, rows * SIDE + row, (self.k.int(0), 1));
                 at.get(&self.chunks.linear.value).named("number")
             };
-            let all: Vec<Val> = (0..M16N8K16.a.elements()).map(number).collect();
-            for (half, part) in split(joined(&all), HALVES.dtype, HALVES.parts).into_iter().flatten().zip(0..)
+            let all: Vec<Val> = (0..M16N8K16.a.elements_per_lane()).map(number).collect();
+            for (half, part) in
+                split_floats(join_vectors(&all), HALVES.dtype, HALVES.parts).into_iter().flatten().zip(0..)
             {
-                to.set((rows * PreparedLayout::VALUES + (layout.shared() + part * WARP) + lane, 0), half);
+                to.set(
+                    (rows * PreparedLayout::VALUES + (layout.shared_units() + part * WARP) + lane, 0),
+                    half,
+                );
             }
         });
     }
@@ -282,5 +287,5 @@ impl<'k> PreparedChunk<'_, 'k> {
 
 /// Rows from the first that a lane has to the first of each of its two pairs of a second factor.
 fn apart(of: &Fragment) -> [u32; 2] {
-    [0, of.place(0, 2).0]
+    [0, of.coordinates(0, 2).0]
 }

@@ -19,16 +19,16 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
 
     /// Room for what pass `number` sums up.
     pub(super) fn alloc_sums(&self, number: usize) -> ReductionSums<'a, 'k> {
-        let nodes = self.scan.body.live().map(|(_, node)| node);
+        let nodes = self.scan.body.live_nodes().map(|(_, node)| node);
         let found = nodes.filter(|n| self.sums_columns(n) && self.depth_of(n.inputs[0]) == number);
-        let len = |v| self.pieces(v).map(|(_, lanes)| i64::from(lanes)).sum();
+        let len = |v| self.lane_vectors(v).map(|(_, lanes)| i64::from(lanes)).sum();
         found.map(|node| (node, self.k.registers("sum", [len(node.inputs[0])]))).collect()
     }
 
     pub(super) fn clear(&self, sums: &ReductionSums<'a, 'k>) {
         for (node, sum) in sums {
             let Op::Reduce { op, .. } = node.op else { continue };
-            for (row, lanes) in self.pieces(node.inputs[0]) {
+            for (row, lanes) in self.lane_vectors(node.inputs[0]) {
                 sum.set([row], self.k.literal(op.identity(), ExprType::vector(DType::F32, lanes)));
             }
         }
@@ -37,7 +37,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
     fn add_to(&self, sums: &ReductionSums<'a, 'k>, values: &LaneValues<'k>) {
         for (node, sum) in sums {
             let Op::Reduce { op, .. } = node.op else { continue };
-            for (p, (row, lanes)) in self.pieces(node.inputs[0]).enumerate() {
+            for (p, (row, lanes)) in self.lane_vectors(node.inputs[0]).enumerate() {
                 let (old, at) = (sum.load([row], lanes), |v| piece_of(values, v, p));
                 sum.set([row], self.arithmetic.reduce((op, node.inputs[0]), lanes, Some(old), &at));
             }
@@ -46,7 +46,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
 
     pub(super) fn add_results(&self, sums: &ReductionSums<'a, 'k>, values: &mut LaneValues<'k>) {
         for &(node, sum) in sums {
-            let pieces = self.load_pieces(node.inputs[0], (sum, self.k.int(0)), "sum");
+            let pieces = self.load_vectors(node.inputs[0], (sum, self.k.int(0)), "sum");
             values.insert(node.outputs[0], pieces);
         }
     }
@@ -55,7 +55,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
 
     /// A pass over the columns for the reductions in `sums`; the last one writes the states and goes on with the first pass
     /// of the following step.
-    pub(super) fn pass(
+    pub(super) fn run_pass(
         &self,
         block: &StateBlock<'k>,
         (token, sums): (&ScanStep<'k>, &ReductionSums<'a, 'k>),
@@ -117,13 +117,13 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
             if values.contains_key(&v) || !needed.insert(v) {
                 continue;
             }
-            open.extend(body.def(v).into_iter().flat_map(|node| &node.inputs));
+            open.extend(body.defining_node(v).into_iter().flat_map(|node| &node.inputs));
         }
         for v in body.inputs.iter().filter(|v| needed.contains(v)) {
             let (buf, first) = bases[v];
             values.insert(*v, vec![buf.at([first + c]).named("x")]);
         }
-        for (_, node) in body.live() {
+        for (_, node) in body.live_nodes() {
             let out = node.outputs[0];
             if needed.contains(&out) && !self.arithmetic.is_fused(out) {
                 let pieces = self.compute(node, values);
