@@ -6,7 +6,7 @@
 //! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
 //! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
 //!
-//! That is [`TpMode::GatherCodes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
+//! That is [`TpMode::Codes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
 //! weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its bits depend on the number of ranks.
 //!
 //! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.

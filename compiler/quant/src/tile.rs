@@ -62,11 +62,11 @@ impl<'k> TileBlock<'k> {
         self.numbers(row, lanes)
     }
 
-    /// What is subtracted from `(code - code_centre) * scale` ([`code_centre`]; 0 if not `code_centred`) to give a weight of the same rows;
+    /// What is subtracted from `(code - centre) * scale` ([`code_centre`]; 0 if not `centred`) to give a weight of the same rows;
     /// `None` where that is nothing, or the same zero point for all groups.
-    pub fn offsets(self, row: u32, lanes: u32, code_centred: bool) -> Option<Val<'k>> {
+    pub fn offsets(self, row: u32, lanes: u32, centred: bool) -> Option<Val<'k>> {
         let format = self.sizes.format;
-        let code_centre = if code_centred { code_code_centre(format) } else { 0 };
+        let centre = if centred { code_centre(format) } else { 0 };
         let zeros = || self.numbers(TILE as u32 + row, lanes);
         match format.zero {
             ZeroPoint::Constant(_) => None,
@@ -131,7 +131,7 @@ pub fn quad_signed(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Opti
     let signed = match format.bits {
         // Subtracting 128 is flipping the top bit.
         8 => codes ^ 128,
-        _ if code_code_centre(format) == 0 => codes,
+        _ if code_centre(format) == 0 => codes,
         _ => codes - code_centre(format),
     };
     signed.bits_as(ExprType::vector(DType::I8, codes.lanes()))
@@ -141,9 +141,9 @@ pub fn quad_signed(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Opti
 pub fn code_table(k: &Recorder, format: QuantFormat) -> Val<'_> {
     let first = |code: i64| k.literal(code as f64, ExprType::scalar(DType::I32));
     match format.values {
-        CodeValues::Whole | CodeValues::E4M3 => first(-code_code_centre(format)).ramp(1, 16).cast(DType::F32),
+        CodeValues::Whole | CodeValues::E4M3 => first(-code_centre(format)).ramp(1, 16).cast(DType::F32),
         CodeValues::E2M1 => {
-            (code_numbers(format, first(0).ramp(1, 16), None) - code_code_centre(format)).cast(DType::F32)
+            (code_numbers(format, first(0).ramp(1, 16), None) - code_centre(format)).cast(DType::F32)
         }
     }
 }

@@ -23,7 +23,7 @@ struct AdapterIdentity {
 pub(super) type AdapterId = Option<u64>;
 
 impl TextAdapter {
-    /// `handle` is what [`BatchModel::set_adapter`](super::BatchModel::set_adapter) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
+    /// `handle` is what [`ModelRunner::set_adapter`](super::ModelRunner::set_adapter) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
     pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let forgotten = AtomicBool::new(false);

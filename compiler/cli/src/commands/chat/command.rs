@@ -29,7 +29,7 @@ pub enum ChatCommand {
 }
 
 impl ChatCommand {
-    /// `None`: an ordinary unescape_message (see [`unescape_message`]).
+    /// `None`: an ordinary message (see [`unescape_message`]).
     pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
         let rest = line.trim().strip_prefix('/').filter(|rest| !rest.starts_with('/'))?;
         let (name, argument) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));

@@ -143,9 +143,9 @@ pub fn check_size(bytes: u64) -> Result<(), Error> {
 }
 
 /// Gives back what [`count_memory`] counted.
-pub fn free_count_memory(bytes: u64) {
+pub fn free_memory(bytes: u64) {
     // At the end of the thread the meter is gone.
-    let _ = METER.try_with(|meter| meter.count_memory.set(meter.count_memory.get().saturating_add(bytes)));
+    let _ = METER.try_with(|meter| meter.memory.set(meter.memory.get().saturating_add(bytes)));
 }
 
 /// Counts `bytes` of text that is about to be written, to the prompt or into a `set` block.
@@ -187,12 +187,12 @@ pub struct BoundedText {
 impl BoundedText {
     /// Of a value ([`count_memory`]).
     pub fn value() -> BoundedText {
-        BoundedText { text: String::new(), count: count_count_memory }
+        BoundedText { text: String::new(), count: count_memory }
     }
 
     /// Of what is written ([`count_text`]).
     pub fn output() -> BoundedText {
-        BoundedText { count_text: String::new(), count: count_count_text }
+        BoundedText { text: String::new(), count: count_text }
     }
 
     /// `written` is what the writing returned: an error is a limit's.
