@@ -350,7 +350,7 @@ fn fetch_snapshot(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot
 }
 
 #[cfg(not(feature = "hub"))]
-fn fetch(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
+fn fetch_snapshot(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
     Err(not_cached_error(repo, request))
 }
 

@@ -35,7 +35,9 @@ impl From<AdapterFault> for PyErr {
         match fault {
             AdapterFault::Model(error) => errors::runtime(error),
             AdapterFault::Missing { .. } => PyFileNotFoundError::new_err(fault.to_string()),
-            AdapterFault::Name(_) | AdapterFault::Scale { .. } | AdapterFault::Files(_) => refused(fault.to_string()),
+            AdapterFault::Name(_) | AdapterFault::Scale { .. } | AdapterFault::Files(_) => {
+                refused(fault.to_string())
+            }
         }
     }
 }

@@ -13,11 +13,11 @@ use pyo3::types::PyDict;
 use tokio::runtime::Runtime;
 
 use crate::adapters::{self, AdapterSpec};
-use crate::errors::{self, closed, without_gil, invalid, kinds};
+use crate::errors::{self, closed, invalid, kinds, without_gil};
 use crate::exchange::{self, Answer, Exchange};
 use crate::floats::Floats;
 use crate::inspect::inspect;
-use crate::load::{LoadedModels, LoadSettings, load, seconds};
+use crate::load::{LoadSettings, LoadedModels, load, seconds};
 use crate::mailbox::{Mailbox, Pending};
 use crate::options;
 use crate::process::ProcessOwned;

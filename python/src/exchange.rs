@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tower::ServiceExt;
 
-use crate::errors::{without_gil, invalid, kinds};
+use crate::errors::{invalid, kinds, without_gil};
 use crate::mailbox::{MailboxItem, MailboxSender};
 use crate::process::ProcessOwned;
 use crate::stream::lock;
@@ -61,7 +61,12 @@ impl AnswerSink for mpsc::Sender<MailboxItem> {
 }
 
 /// Answers a request: its head, its body piece by piece, its end.
-async fn send_answer(router: Router, request: Request<Body>, mut outlet: impl AnswerSink, ahead: Arc<Semaphore>) {
+async fn send_answer(
+    router: Router,
+    request: Request<Body>,
+    mut outlet: impl AnswerSink,
+    ahead: Arc<Semaphore>,
+) {
     let Ok(response) = router.oneshot(request).await;
     let (head, mut body) = response.into_parts();
     let pair = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().into(), value.as_bytes().into());
@@ -98,7 +103,12 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    pub fn start(runtime: &Runtime, router: Router, request: Request<Body>, sender: MailboxSender) -> Exchange {
+    pub fn start(
+        runtime: &Runtime,
+        router: Router,
+        request: Request<Body>,
+        sender: MailboxSender,
+    ) -> Exchange {
         let (task, ahead) = start(runtime, router, request, sender);
         Exchange { task, ahead }
     }

@@ -50,7 +50,8 @@ pub struct MailboxSender {
 
 impl MailboxSender {
     pub fn send(&mut self, item: MailboxItem) {
-        self.over |= matches!(&item, MailboxItem::End | MailboxItem::Event(Event::Finished(_) | Event::Failed(_)));
+        self.over |=
+            matches!(&item, MailboxItem::End | MailboxItem::Event(Event::Finished(_) | Event::Failed(_)));
         let mut items = lock(&self.inner.items);
         items.push((self.key, item));
         if items.len() == 1 {
@@ -120,7 +121,9 @@ fn to_python(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
     Ok(match item {
         MailboxItem::Event(Event::Prompt(_)) => py.NotImplemented().into_bound(py),
         MailboxItem::Event(Event::Piece(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),
-        MailboxItem::Event(Event::Finished(finished)) => Bound::new(py, Finished::from(&finished))?.into_any(),
+        MailboxItem::Event(Event::Finished(finished)) => {
+            Bound::new(py, Finished::from(&finished))?.into_any()
+        }
         MailboxItem::Event(Event::Failed(why)) => failure(&why).into_value(py).into_bound(py).into_any(),
         MailboxItem::Head(status, headers) => {
             let pair = |(name, value): &(Vec<u8>, Vec<u8>)| (PyBytes::new(py, name), PyBytes::new(py, value));

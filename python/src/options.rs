@@ -10,7 +10,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::errors::{without_gil, grammar, invalid};
+use crate::errors::{grammar, invalid, without_gil};
 
 /// A text, or token ids.
 pub enum PythonPrompt {

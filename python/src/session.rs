@@ -7,7 +7,7 @@ use mlcc_engine::TokenId;
 use mlcc_runtime::{Adapter, Logits, Model};
 use pyo3::prelude::*;
 
-use crate::errors::{closed, without_gil, invalid, runtime};
+use crate::errors::{closed, invalid, runtime, without_gil};
 use crate::floats::Floats;
 use crate::options::value;
 use crate::process::ProcessOwned;

@@ -9,7 +9,7 @@ use mlcc_engine::FinishReason;
 use mlcc_engine::serving::{Event, Sink, Ticket};
 use pyo3::prelude::*;
 
-use crate::errors::{without_gil, failure, kinds};
+use crate::errors::{failure, kinds, without_gil};
 use crate::pieces::{Finished, Piece};
 use crate::process::ProcessOwned;
 

@@ -17,6 +17,7 @@ pub mod launch;
 pub mod link;
 #[cfg(feature = "llvm")]
 pub mod llvm;
+mod logits_only;
 pub mod model;
 pub mod nvdisasm;
 #[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]

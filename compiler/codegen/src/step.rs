@@ -7,7 +7,8 @@
 //! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
 
 use crate::error::EmitError;
-use crate::model::{ArgumentChecks, EntryLimits, PREFILL, without_adapters};
+use crate::logits_only::logits_only_items;
+use crate::model::{ArgumentChecks, EntryLimits};
 pub(crate) use crate::step_code::{ClaimedWork, IntCompare, IntOp, StepCode};
 use mlcc_abi::{Ctx, Sequence, status};
 use mlcc_ir::dim::{Dim, DimAtom, SizeSymbol};
@@ -16,7 +17,6 @@ use mlcc_ir::step::{
     StepProgram, WorkSchedule,
 };
 use std::mem::offset_of;
-use std::ops::Range;
 
 type EmitResult<T> = std::result::Result<T, EmitError>;
 
@@ -24,26 +24,6 @@ type EmitResult<T> = std::result::Result<T, EmitError>;
 pub(crate) fn emit<C: StepCode>(code: &mut C, step: &StepProgram, limits: EntryLimits) -> EmitResult<()> {
     let fields = ContextFields::read(code)?;
     StepEmitter { code, fields, row: None, output_rows: false, totals: Vec::new() }.run(step, limits)
-}
-
-/// The items of `prefill` that make nothing but logits: those around the launches that write them which use neither states nor pages.
-/// `None` for other entry points and for steps of several ranks, whose callers always want logits.
-fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
-    let ranks = step.items.iter().any(|item| matches!(item, StepItem::AllGather(_)));
-    if without_adapters(&step.name) != PREFILL || ranks {
-        return None;
-    }
-    let uses = |item: &StepItem, bases: &[MemoryBase]| match item {
-        StepItem::Launch(launch) => launch.buffers.iter().any(|buffer| bases.contains(&buffer.base)),
-        StepItem::AllGather(_) | StepItem::Barrier => false,
-    };
-    let writes_logits = |item: &StepItem| uses(item, &[MemoryBase::Logits]);
-    let has_state = |item: &StepItem| uses(item, &[MemoryBase::State, MemoryBase::Pages]);
-    let (first, last) =
-        (step.items.iter().position(writes_logits)?, step.items.iter().rposition(writes_logits)?);
-    let start = step.items[..first].iter().rposition(has_state).map_or(0, |before| before + 1);
-    let end = step.items[last..].iter().position(has_state).map_or(step.items.len(), |after| last + after);
-    Some(start..end)
 }
 
 struct StepEmitter<'a, C: StepCode> {

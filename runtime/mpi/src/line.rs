@@ -114,7 +114,13 @@ impl MpiChannel {
 
     /// # Safety
     /// Room for `len` bytes.
-    pub unsafe fn receive_from(&mut self, from: u32, bytes: *mut u8, len: usize, limit: u64) -> Result<(), WaitError> {
+    pub unsafe fn receive_from(
+        &mut self,
+        from: u32,
+        bytes: *mut u8,
+        len: usize,
+        limit: u64,
+    ) -> Result<(), WaitError> {
         // SAFETY: by contract.
         unsafe { self.receive(from as usize, TOLD, bytes, len) }?;
         self.wait_for_all(limit)
@@ -131,14 +137,23 @@ impl MpiChannel {
                 MPI_Isend(from, len, byte(), to as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: MPI has written it if it has not failed.
-            self.requests.push(PendingRequest { request: unsafe { started_request(code, request) }?, peer: to as u32 });
+            self.requests.push(PendingRequest {
+                request: unsafe { started_request(code, request) }?,
+                peer: to as u32,
+            });
         }
         Ok(())
     }
 
     /// # Safety
     /// As [`MpiChannel::send`]; the bytes are nobody else's.
-    unsafe fn receive(&mut self, from: usize, tag: c_int, bytes: *mut u8, len: usize) -> Result<(), WaitError> {
+    unsafe fn receive(
+        &mut self,
+        from: usize,
+        tag: c_int,
+        bytes: *mut u8,
+        len: usize,
+    ) -> Result<(), WaitError> {
         for (at, len) in message_chunks(len) {
             let mut request = MaybeUninit::<MPI_Request>::uninit();
             // SAFETY: by contract.
@@ -147,7 +162,10 @@ impl MpiChannel {
                 MPI_Irecv(to, len, byte(), from as c_int, tag, world(), request.as_mut_ptr())
             };
             // SAFETY: as above.
-            self.requests.push(PendingRequest { request: unsafe { started_request(code, request) }?, peer: from as u32 });
+            self.requests.push(PendingRequest {
+                request: unsafe { started_request(code, request) }?,
+                peer: from as u32,
+            });
         }
         Ok(())
     }
@@ -202,7 +220,14 @@ fn message_chunks(len: usize) -> impl Iterator<Item = (usize, c_int)> {
 ///
 /// # Safety
 /// `rows * row_bytes` bytes at `from`, as many for each rank at `all`.
-unsafe fn scatter_rows(from: *const u8, all: *mut u8, rows: usize, row_bytes: usize, ranks: usize, rank: usize) {
+unsafe fn scatter_rows(
+    from: *const u8,
+    all: *mut u8,
+    rows: usize,
+    row_bytes: usize,
+    ranks: usize,
+    rank: usize,
+) {
     for row in 0..rows {
         // SAFETY: by contract.
         unsafe {

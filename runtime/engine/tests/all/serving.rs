@@ -7,22 +7,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::toy::{CHUNK, FAILS, PANICS, ToyModel, VOCAB};
-use mlcc_engine::sampler::compute_logprobs;
 use mlcc_engine::serving::{
     Engine, EngineOptions, EngineRequest, LaunchError, RequestFailure, RequestHandle, RequestSummary,
     SequenceEvent, TextAdapter,
 };
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, NgramDrafter};
-use mlcc_engine::{
-    FinishReason, GenerationRequest, LanguageModel, SamplingParams, TextGenerator, TokenId, Tokenizer,
-};
+use mlcc_engine::{FinishReason, GenerationRequest, SamplingParams, TextGenerator, TokenId, Tokenizer};
 use proptest::prelude::*;
 
 pub fn tokenizer() -> Tokenizer {
     crate::common::world(&[b"ab"])
 }
 
-fn engine(toy: &ToyModel, sequences: usize, max_queue: usize) -> Engine {
+pub fn engine(toy: &ToyModel, sequences: usize, max_queue: usize) -> Engine {
     drafting(toy, sequences, max_queue, DrafterChoice::None)
 }
 
@@ -76,7 +73,7 @@ pub fn adapters() -> &'static [TextAdapter; 2] {
     ADAPTERS.get_or_init(|| [TextAdapter::new("one", 11_u64), TextAdapter::new("two", 22_u64)])
 }
 
-fn ids(text: &str) -> Vec<TokenId> {
+pub fn ids(text: &str) -> Vec<TokenId> {
     text.bytes().map(|b| TokenId::from(b) + 1).collect()
 }
 
@@ -571,43 +568,6 @@ fn dropping_the_engine_ends_everything() {
 }
 
 /// Logprobs are those of the model itself, of the prompt's tokens too.
-#[test]
-fn logprobs_are_of_the_models_own_distribution() {
-    let toy = ToyModel::new(false, None);
-    let engine = engine(&toy, 2, 8);
-    let prompt = "what is known of this";
-    let wanted = EngineRequest {
-        logprobs: Some(3),
-        prompt_logprobs: Some(2),
-        bias: vec![(ids("a")[0], 5.0)],
-        ..request(prompt, 8, 6)
-    };
-    let mut single = toy.one();
-    let mut behind = |tokens: &[TokenId]| single.prefill(tokens).unwrap().to_vec();
-    let (mut of_prompt, mut chosen) = (None, Vec::new());
-    for event in engine.launch(wanted.clone()).unwrap() {
-        match event {
-            SequenceEvent::PromptLogprobs(found) => of_prompt = Some(found),
-            SequenceEvent::Delta(piece) => chosen.extend(piece.token),
-            SequenceEvent::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
-            SequenceEvent::Failed(failure) => panic!("{failure}"),
-        }
-    }
-    let of_prompt = of_prompt.unwrap();
-    assert_eq!(of_prompt.len(), prompt.len());
-    assert_eq!(of_prompt[0], None);
-    let mut logits = behind(&wanted.prompt[..1]);
-    for (found, &token) in of_prompt[1..].iter().zip(&wanted.prompt[1..]) {
-        assert_eq!(*found, compute_logprobs(&logits, token, 2));
-        logits = behind(&[token]);
-    }
-    assert!(!chosen.is_empty());
-    for token in chosen {
-        assert_eq!(token.logprobs, compute_logprobs(&logits, token.id, 3));
-        logits = behind(&[token.id]);
-    }
-}
-
 #[test]
 fn long_prompts_are_read_in_pieces_between_tokens() {
     let toy = ToyModel::new(true, None);

@@ -1,11 +1,13 @@
-//! Who chooses tokens in an engine: workers, texts dealt out, from the first token on.
+//! Who chooses tokens in an engine: workers, texts dealt out, from the first token on; and with which probability.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mlcc_engine::serving::{Engine, EngineOptions};
+use mlcc_engine::sampler::compute_logprobs;
+use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, SequenceEvent};
+use mlcc_engine::{LanguageModel, TokenId};
 
-use crate::serving::{alone, read, request, tokenizer};
+use crate::serving::{alone, engine, ids, read, request, tokenizer};
 use crate::toy::ToyModel;
 
 /// A burst of prompts that are known as a whole: there is no step beside which their first tokens could be chosen.
@@ -70,5 +72,42 @@ fn first_tokens_are_dealt_out_together() {
             }
             assert_eq!(toy.dealt.load(Ordering::Relaxed), 4, "{prompts:?}");
         }
+    }
+}
+
+#[test]
+fn logprobs_are_of_the_models_own_distribution() {
+    let toy = ToyModel::new(false, None);
+    let engine = engine(&toy, 2, 8);
+    let prompt = "what is known of this";
+    let wanted = EngineRequest {
+        logprobs: Some(3),
+        prompt_logprobs: Some(2),
+        bias: vec![(ids("a")[0], 5.0)],
+        ..request(prompt, 8, 6)
+    };
+    let mut single = toy.one();
+    let mut behind = |tokens: &[TokenId]| single.prefill(tokens).unwrap().to_vec();
+    let (mut of_prompt, mut chosen) = (None, Vec::new());
+    for event in engine.launch(wanted.clone()).unwrap() {
+        match event {
+            SequenceEvent::PromptLogprobs(found) => of_prompt = Some(found),
+            SequenceEvent::Delta(piece) => chosen.extend(piece.token),
+            SequenceEvent::Finished(finished) => assert_eq!(finished.cached_tokens, 0),
+            SequenceEvent::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    let of_prompt = of_prompt.unwrap();
+    assert_eq!(of_prompt.len(), prompt.len());
+    assert_eq!(of_prompt[0], None);
+    let mut logits = behind(&wanted.prompt[..1]);
+    for (found, &token) in of_prompt[1..].iter().zip(&wanted.prompt[1..]) {
+        assert_eq!(*found, compute_logprobs(&logits, token, 2));
+        logits = behind(&[token]);
+    }
+    assert!(!chosen.is_empty());
+    for token in chosen {
+        assert_eq!(token.logprobs, compute_logprobs(&logits, token.id, 3));
+        logits = behind(&[token.id]);
     }
 }
