@@ -9,7 +9,7 @@ fn root() -> PathBuf {
 }
 
 /// Rust sources under version control with their text; `None`, with the reason printed, outside of a checkout.
-fn sources() -> Option<Vec<(String, String)>> {
+pub fn sources() -> Option<Vec<(String, String)>> {
     let out = Command::new("git").args(["ls-files", "-z", "*.rs"]).current_dir(root()).output();
     let Some(out) = out.ok().filter(|out| out.status.success()) else {
         println!("skipped: this is no git checkout, so there is no list of files");

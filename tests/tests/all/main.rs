@@ -5,6 +5,7 @@ mod circles;
 mod family_goldens;
 mod graph_goldens;
 mod literals;
+mod names;
 mod pass_meaning;
 mod setup;
 mod streams;
