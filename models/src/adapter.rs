@@ -13,7 +13,7 @@ use crate::checkpoint::merged::{AdapterChange, LoraDelta};
 use crate::checkpoint::{Checkpoint, TensorInfo, WeightFiles};
 use crate::definition::Architecture;
 use crate::error::{AdapterError, ConfigError, ModelError};
-use crate::expect::squeeze_shape;
+use crate::tensor_check::squeeze_shape;
 use config::AdapterConfig;
 use parts::LoraModule;
 use std::collections::BTreeMap;

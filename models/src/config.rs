@@ -4,11 +4,11 @@
 //! class in transformers. A field of a wrong type or out of range is an error that names file and field.
 
 pub mod fields;
+mod inferred;
 pub mod published;
 pub mod quantized;
 pub mod rope;
 pub mod sizes;
-mod told;
 
 pub use fields::ConfigFields;
 pub use rope::{RopeConfig, RopeDefaults};
@@ -68,9 +68,9 @@ impl ModelConfig {
         fields: ConfigFields,
         checkpoint: &Checkpoint,
     ) -> Result<ModelConfig, ConfigError> {
-        let config = ModelConfig::from_fields(told::complete_fields(&fields, checkpoint)?)?;
+        let config = ModelConfig::from_fields(inferred::complete_fields(&fields, checkpoint)?)?;
         let config = ModelConfig { raw: fields.raw, ..config };
-        match told::stored_untied_head(&config.architecture, checkpoint) {
+        match inferred::stored_untied_head(&config.architecture, checkpoint) {
             Some(head) => config.with_untied_head(&head),
             None => Ok(config),
         }

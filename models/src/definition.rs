@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Distribution;
 use crate::error::StreamError;
-use crate::text_head::PoolingHead;
+use crate::pooling_head::PoolingHead;
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;

@@ -12,7 +12,7 @@ pub mod matrix_state;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
-pub mod query_growth;
+pub mod query_temperature;
 pub mod rope;
 pub mod self_attention;
 

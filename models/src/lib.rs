@@ -15,14 +15,14 @@ pub mod checkpoint;
 pub mod config;
 pub mod definition;
 pub mod error;
-pub mod expect;
 pub mod families;
 pub mod golden;
 pub mod layers;
+pub mod pooling_head;
 pub mod presets;
 pub mod registry;
 pub mod resolve;
-pub mod text_head;
+pub mod tensor_check;
 pub mod transformer;
 
 pub use adapter::{AdapterRequest, TensorFactors, read_lora_factors as adapter_factors};
@@ -33,6 +33,6 @@ pub use error::{
     AdapterError, CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch,
 };
 pub use families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
-pub use resolve::sentence::PromptPrefixes;
+pub use pooling_head::{PoolingHead, PoolingMode, PoolingOutput};
+pub use resolve::sentence_transformers::PromptPrefixes;
 pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};
-pub use text_head::{PoolingHead, PoolingMode, PoolingOutput};

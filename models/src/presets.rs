@@ -4,7 +4,7 @@
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::config::{ConfigFields, ModelConfig};
 use crate::families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
-use crate::text_head::{PoolingHead, PoolingMode};
+use crate::pooling_head::{PoolingHead, PoolingMode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::sync::LazyLock;

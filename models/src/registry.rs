@@ -14,7 +14,7 @@ use crate::families::{
     Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5,
     qwen2, smollm3,
 };
-use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use mlcc_files::did_you_mean;
 use serde_json::Value;
 

@@ -8,7 +8,7 @@
 mod hub;
 mod hub_cache;
 mod model_files;
-pub mod sentence;
+pub mod sentence_transformers;
 
 pub use hub_cache::{HubCache, HubSnapshot, RepoName};
 pub use model_files::ModelFiles;
@@ -18,13 +18,13 @@ use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles}
 use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
-use crate::expect::check_tensors;
 use crate::families::rwkv::infer::infer_config;
+use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput};
 use crate::presets::{self, Preset};
 use crate::registry;
-use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput};
+use crate::tensor_check::check_tensors;
 use mlcc_files::did_you_mean;
-use sentence::PromptPrefixes;
+use sentence_transformers::PromptPrefixes;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -230,7 +230,7 @@ fn attach_pooling_head(
     if own.is_some_and(|head| head.output == PoolingOutput::Scores) {
         return Ok(PromptPrefixes::default());
     }
-    let read = |dir: &PathBuf| sentence::read_sentence_transformer(dir).transpose();
+    let read = |dir: &PathBuf| sentence_transformers::read_sentence_transformer(dir).transpose();
     let sentence = files.directories.iter().find_map(read).transpose()?;
     let answers = sentence.iter().flat_map(|sentence| sentence.head.answer_tokens());
     if let Some(token) = answers.into_iter().find(|&token| token >= architecture.vocab()) {

@@ -2,18 +2,18 @@
 //! a definition becomes one.
 
 mod adapters;
-mod frame;
-mod source;
+mod encoder_input;
+mod outer_layers;
 
 pub use adapters::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
-pub use frame::OuterLayers;
-pub use source::SOURCE_LENGTH;
+pub use encoder_input::SOURCE_LENGTH;
+pub use outer_layers::OuterLayers;
 
 use crate::checkpoint::Distribution;
 use adapters::AdapterSlotIds;
 
 use crate::definition::{EntrySpec, LogitScope, ModelDefinition, StreamingWindow};
-use crate::text_head::PoolingHead;
+use crate::pooling_head::PoolingHead;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;

@@ -6,8 +6,8 @@
 
 use crate::plan_memory::state_is_free;
 use crate::{LevelCode, LoweredProgram, PassContext, PassError};
-use mlcc_ir::beside::{FusedGrid, GridMember, fuse_kernels, syncs_in_threads};
 use mlcc_ir::dim::{Dim, SizeSymbol};
+use mlcc_ir::horizontal_fusion::{FusedGrid, GridMember, fuse_kernels, syncs_in_threads};
 use mlcc_ir::kernel::{Kernel, MemorySpace, ParamAccess};
 use mlcc_ir::module::StateId;
 use mlcc_ir::step::LaunchGrid;

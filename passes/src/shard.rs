@@ -15,25 +15,25 @@
 //! way: then the pass begins again with what it has learned ([`ShardPlan`]).
 
 mod adapters;
-mod cut;
-mod held;
 mod mode;
 mod ops;
+mod partial_sums;
+mod placement;
 mod products;
 mod ranges;
 mod recompute;
-mod terms;
+mod shard_spec;
 
 pub use mode::TpMode;
 
 use crate::{LoweredProgram, PassContext, PassError, PassOptions, dce};
-use cut::{AxisParts, AxisSegments, RowShardSpec, ShardSpec, cut_type};
-use held::FunctionSharder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::module::{ColumnRange, FuncId, ModelParam, Module, ParamId, ParamRole, ParamSource, StateId};
 use mlcc_ir::ops::OpError;
 use mlcc_ir::types::{DType, TensorType};
+use placement::FunctionSharder;
+use shard_spec::{AxisParts, AxisSegments, RowShardSpec, ShardSpec, cut_type};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Numbers of ranks that an error tries.
@@ -299,7 +299,7 @@ impl<'a> ModuleSharder<'a> {
         }
         let (param, ranks) = (&self.old.params[whole], self.plan.ranks);
         let mut ty = param.ty.clone();
-        let (parts, rows) = (cut.parts, cut::constant_size(&param.ty.dims[0]).unwrap_or(0));
+        let (parts, rows) = (cut.parts, shard_spec::constant_size(&param.ty.dims[0]).unwrap_or(0));
         ty.dims[0] = Dim::from(cut.len(rows));
         let of_rank = |rank| cut.shard_source(&param.source, rows, rank, ranks);
         let source = ParamSource::Ranks((0..ranks).map(of_rank).collect());

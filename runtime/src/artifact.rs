@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::hashes::{SectionHashes, SectionLocation, SectionRecord};
 use crate::ranks::rank_of_section;
-use crate::recipe::WeightGenerator;
+use crate::weight_generator::WeightGenerator;
 use crate::{Error, Result};
 
 /// Sections up to this size are verified at every load; larger ones (the weights) only on request.

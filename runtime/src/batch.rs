@@ -4,8 +4,8 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch, missing_entry_error};
-use crate::likely::{AcceptTopK, TokenCandidate};
 use crate::session::EntryPoint;
+use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{CachePages, Error, Model, Result, Session};
 

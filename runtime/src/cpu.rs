@@ -1,6 +1,6 @@
 //! Execution of steps by the worker pool.
 
-mod follow;
+mod rank_worker;
 mod ranks;
 mod session;
 mod states;

@@ -11,16 +11,16 @@ mod device;
 mod device_pages;
 mod driver;
 mod executor;
-mod follow;
 mod graphs;
 mod image;
 mod launches;
-mod likeliest;
 mod nccl;
+mod rank_worker;
 mod ranks;
 mod session;
 mod session_pages;
 mod stream;
+mod top_k;
 mod upload;
 
 pub(crate) use device::CudaDevice;

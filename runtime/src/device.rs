@@ -10,9 +10,9 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
 use crate::cpu::CpuDevice;
-use crate::likely::{AcceptTopK, TokenCandidate};
 use crate::session::EntryPoint;
 use crate::table::StateInfo;
+use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::StepTimes;
 use crate::{CachePages, Error, Model, Result};
 

@@ -13,12 +13,12 @@
 
 mod affinity;
 mod barrier;
-mod crew;
+mod event_count;
 mod futex;
-mod pieces;
-mod signal;
+mod ticket_mutex;
 mod tree;
-mod turns;
+mod work_chunks;
+mod worker_tuner;
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -30,12 +30,12 @@ use std::time::Instant;
 
 pub use affinity::CpuSet;
 pub use barrier::Barrier;
-pub use crew::StepKind;
-pub use pieces::ChunkScheduler;
+pub use work_chunks::ChunkScheduler;
+pub use worker_tuner::StepKind;
 
-use crew::{StepTiming, WorkerCountTuner};
-use signal::{EventCount, EventWaiter};
-use turns::{TicketGuard, TicketMutex};
+use event_count::{EventCount, EventWaiter};
+use ticket_mutex::{TicketGuard, TicketMutex};
+use worker_tuner::{StepTiming, WorkerCountTuner};
 
 use crate::{Error, Result};
 

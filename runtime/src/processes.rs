@@ -4,8 +4,8 @@
 //! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`RankLeader`]), and they follow
 //! ([`crate::Model::follow_leader`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
 
-mod hello;
-mod lead;
+mod handshake;
+mod leader;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use mlcc_abi::processes::{PROCESSES_SYMBOL, PROCESSES_VERSION, ProcessTable, out
 use crate::ranks::{AllGatherBuffers, Communicator};
 use crate::{Error, Result};
 
-pub(crate) use hello::{HandshakeMessage, RankAgreement};
-pub(crate) use lead::{RankLeader, StepGuard};
+pub(crate) use handshake::{HandshakeMessage, RankAgreement};
+pub(crate) use leader::{RankLeader, StepGuard};
 pub(crate) use wire::{MessageReader, MessageWriter, RankMessageKind, step_number};
 
 /// File of the plug-in that is looked for.

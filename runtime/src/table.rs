@@ -5,11 +5,11 @@
 //! relies on a hash: addresses lie in the table ([`TableReader`]), entry points in the code, numbers in their bounds (`check`).
 
 mod check;
-mod place;
+mod reader;
 
 use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
 
-pub(crate) use place::TableReader;
+pub(crate) use reader::TableReader;
 
 /// Most arguments of one kernel launch.
 pub(crate) const MAX_LAUNCH_ARGS: usize = 64;

@@ -32,14 +32,14 @@ pub enum CliError {
     #[error(transparent)]
     Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
     #[error(transparent)]
-    Carried(#[from] mlcc_engine::carried::ArtifactTokenizerError),
+    Carried(#[from] mlcc_engine::artifact_text::ArtifactTokenizerError),
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     /// What `--json-schema` or `--grammar` names.
     #[error("{path}: {source}")]
     Grammar { path: PathBuf, source: mlcc_engine::GrammarError },
     #[error(transparent)]
-    Vectors(#[from] mlcc_engine::texts::EmbeddingError),
+    Vectors(#[from] mlcc_engine::embedding::EmbeddingError),
     #[error(transparent)]
     Chat(#[from] mlcc_engine::ChatError),
     #[error(transparent)]

@@ -17,12 +17,12 @@ use mlcc_ir::instr::InstrId;
 use mlcc_ir::kernel::{BufId, ExprType, Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing, QuantFormat};
 use mlcc_kernel_lang::PrefetchMethod;
-use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::plan::{SpreadPrefetch, TallTile};
-use mlcc_kernels::product::{
+use mlcc_kernels::matmul::plan::{SpreadPrefetch, TallTile};
+use mlcc_kernels::matmul::{
     CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations, choose,
     emit_matmul,
 };
+use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::Arch;

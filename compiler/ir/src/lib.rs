@@ -1,7 +1,6 @@
 //! The two IRs of mlcc in one [`module::Module`]: graph IR (SSA ops on tensors with symbolic sizes) and kernel IR
 //! (explicit loops on buffers), with builders, and the table of target instructions.
 
-pub mod beside;
 pub mod builder;
 pub mod compute;
 pub mod dim;
@@ -11,6 +10,7 @@ pub mod format;
 pub mod fragment;
 pub mod graph;
 pub mod graph_builder;
+pub mod horizontal_fusion;
 pub mod instr;
 pub mod kernel;
 pub mod module;

@@ -10,15 +10,15 @@ pub mod problem;
 pub mod plan;
 
 mod codes;
-mod shares;
+mod slices;
 
 mod key_head;
 mod query_tile;
 
 mod key_block;
 
+mod matmul_tile;
 mod operand;
-mod product;
 
 mod row_set;
 

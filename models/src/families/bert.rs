@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, mlp};
-use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};

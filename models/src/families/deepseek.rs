@@ -9,7 +9,7 @@ use crate::layers::moe::{
     ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
 };
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::query_growth::QueryTemperature;
+use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::rope::RopePairing;
 use crate::layers::{ActivationFunction, Rope, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};

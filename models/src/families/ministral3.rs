@@ -4,7 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::query_growth::QueryTemperature;
+use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;

@@ -8,7 +8,7 @@ use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::rope::RopePairing;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::text_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
+use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 

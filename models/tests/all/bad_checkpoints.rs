@@ -2,7 +2,7 @@
 
 use crate::common::{PickleWriter, golden, safetensors, stored_zip, torch_archive};
 use mlcc_models::checkpoint::{CheckpointFormat, FiniteCheck, WeightFiles};
-use mlcc_models::{Checkpoint, CheckpointError, expect};
+use mlcc_models::{Checkpoint, CheckpointError, tensor_check};
 
 #[track_caller]
 fn refused(format: CheckpointFormat, bytes: &[u8], parts: &[&str]) {
@@ -322,7 +322,7 @@ fn all_tensors_that_do_not_fit_are_named_at_once() {
         list.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect()
     };
     let needed = need(&[("a", &[3]), ("b", &[2]), ("c", &[4, 4]), ("d", &[5])]);
-    let mismatch = expect::check_tensors(&needed, &checkpoint, |_| false).unwrap_err();
+    let mismatch = tensor_check::check_tensors(&needed, &checkpoint, |_| false).unwrap_err();
     assert_eq!(mismatch.missing, need(&[("c", &[4, 4]), ("d", &[5])]));
     assert_eq!(mismatch.extra, need(&[("x", &[1])]));
     assert_eq!(mismatch.misshaped, [("a".to_string(), vec![3], vec![2])]);
@@ -332,8 +332,9 @@ fn all_tensors_that_do_not_fit_are_named_at_once() {
     {
         assert!(text.contains(part), "expected `{part}` in: {text}");
     }
-    expect::check_tensors(&need(&[("a", &[2]), ("b", &[2]), ("x", &[])]), &checkpoint, |_| false).unwrap();
-    expect::check_tensors(&need(&[("a", &[2]), ("b", &[2])]), &checkpoint, |name| name == "x").unwrap();
+    tensor_check::check_tensors(&need(&[("a", &[2]), ("b", &[2]), ("x", &[])]), &checkpoint, |_| false)
+        .unwrap();
+    tensor_check::check_tensors(&need(&[("a", &[2]), ("b", &[2])]), &checkpoint, |name| name == "x").unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use mlcc_models::checkpoint::{Checkpoint, CheckpointFormat, FiniteCheck};
 use mlcc_models::families::rwkv::infer;
-use mlcc_models::{ModelConfig, expect, golden};
+use mlcc_models::{ModelConfig, golden, tensor_check};
 
 pub fn safetensors(input: &[u8]) {
     checkpoint(CheckpointFormat::Safetensors, input);
@@ -58,7 +58,7 @@ fn checkpoint(format: CheckpointFormat, input: &[u8]) {
         // A hostile file may claim many layers only by having many tensors.
         let renamed = open.rename(|name| architecture.canonical_name(name)).is_ok();
         if renamed {
-            let _ = expect::check_tensors(&architecture.tensor_shapes(), &open, |name| {
+            let _ = tensor_check::check_tensors(&architecture.tensor_shapes(), &open, |name| {
                 architecture.is_ignored(name)
             });
         }

@@ -4,7 +4,7 @@ use mlcc_models::definition::ModelDefinition;
 use mlcc_models::families::Phi3Config;
 use mlcc_models::families::{Exaone4Config, Gemma4Config, LlamaConfig, NemotronHConfig, Olmo2Config};
 use mlcc_models::layers::rope::{RopeFrequencies, frequencies};
-use mlcc_models::{Checkpoint, ModelConfig, expect};
+use mlcc_models::{Checkpoint, ModelConfig, tensor_check};
 use serde_json::{Map, Value, json};
 
 fn llama() -> Map<String, Value> {
@@ -335,7 +335,7 @@ fn tensors_of_another_model_are_refused() {
     let other =
         read(json!({ "num_key_value_heads": 4, "attention_bias": true, "tie_word_embeddings": true }));
     let ignored = |name: &str| ModelDefinition::is_ignored(&other, name);
-    let error = expect::check_tensors(&other.tensor_shapes(), &checkpoint, ignored).unwrap_err();
+    let error = tensor_check::check_tensors(&other.tensor_shapes(), &checkpoint, ignored).unwrap_err();
     assert_eq!(error.misshaped.len(), 4);
     assert_eq!(
         error.misshaped[0],

@@ -2,8 +2,8 @@
 //! share. A rank computes all of the first product, and of the second one the rows that it has of the product beside it.
 
 use super::Unshardable;
-use super::cut::{ShardSpec, constant_size};
-use super::held::{FunctionSharder, ShardPlacement};
+use super::placement::{FunctionSharder, ShardPlacement};
+use super::shard_spec::{ShardSpec, constant_size};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{GraphNode, ValueId};
 use mlcc_ir::kernel::BinOp;

@@ -1,8 +1,8 @@
 //! What ops make of values that are held in parts.
 
 use super::Unshardable;
-use super::cut::{AxisParts, ShardSpec, constant_size};
-use super::held::{FunctionSharder, ShardPlacement, reshape_shard, reshaped_axis};
+use super::placement::{FunctionSharder, ShardPlacement, reshape_shard, reshaped_axis};
+use super::shard_spec::{AxisParts, ShardSpec, constant_size};
 use mlcc_ir::graph::{FunctionKind, GraphNode, NodeId, ValueId};
 use mlcc_ir::module::{FuncId, StateId};
 use mlcc_ir::ops::{AttentionOp, Op};

@@ -1,9 +1,9 @@
 //! Products and tables: what has weights.
 
 use super::Unshardable;
-use super::cut::{AxisParts, RowShardSpec, ShardSpec, constant_size, is_divisible};
-use super::held::{FunctionSharder, ShardPlacement};
-use super::terms::MatmulOperands;
+use super::partial_sums::MatmulOperands;
+use super::placement::{FunctionSharder, ShardPlacement};
+use super::shard_spec::{AxisParts, RowShardSpec, ShardSpec, constant_size, is_divisible};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{GraphNode, NodeId, ValueId};

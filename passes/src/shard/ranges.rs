@@ -2,8 +2,8 @@
 //! recurrence). Each rank has a part of each of them.
 
 use super::Unshardable;
-use super::cut::{AxisParts, AxisSegments, ShardSpec};
-use super::held::{FunctionSharder, ShardPlacement};
+use super::placement::{FunctionSharder, ShardPlacement};
+use super::shard_spec::{AxisParts, AxisSegments, ShardSpec};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, GraphNode, ValueId};
 use mlcc_ir::module::ParamRole;

@@ -2,8 +2,8 @@
 //! by the same ops and so with the same bits. What nobody reads then any more is removed.
 
 use super::Unshardable;
-use super::cut::ShardSpec;
-use super::held::{FunctionSharder, reshape_shard};
+use super::placement::{FunctionSharder, reshape_shard};
+use super::shard_spec::ShardSpec;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::{BinOp, UnOp};

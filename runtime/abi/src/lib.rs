@@ -37,7 +37,7 @@ pub const SECTION_ALIGN: u64 = 4096;
 pub mod section {
     /// Packed parameters, addressed by [`super::Param::offset`].
     pub const WEIGHTS: &str = ".mlcc.weights";
-    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in `runtime/src/recipe.rs`.
+    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in `runtime/src/weight_generator.rs`.
     pub const RECIPE: &str = ".mlcc.recipe";
     /// The metadata JSON once more, so that a file for another machine can be inspected without loading it.
     pub const METADATA: &str = ".mlcc.metadata";

@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use mlcc_engine::{ChatMessage, GenerationRequest, SamplingParams, TextGenerator, carried};
+use mlcc_engine::{ChatMessage, GenerationRequest, SamplingParams, TextGenerator, artifact_text};
 use mlcc_runtime::{LoadOptions, Model};
 
 /// Writes at most `most` tokens to `out`, as they come.
@@ -17,10 +17,10 @@ pub fn write(
     out: &mut impl Write,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::load(path, &LoadOptions::default())?;
-    let tokenizer = carried::tokenizer(&model)?;
+    let tokenizer = artifact_text::tokenizer(&model)?;
     let metadata = serde_json::from_str(model.metadata())?;
-    let mut eos = carried::eos_ids(&metadata);
-    let ids = match carried::chat_format(&model)? {
+    let mut eos = artifact_text::eos_ids(&metadata);
+    let ids = match artifact_text::chat_format(&model)? {
         Some(format) => {
             eos.extend(format.end_tokens(&tokenizer));
             let text = format.render(&[ChatMessage::new("user", prompt)], true, &Default::default())?;
@@ -29,7 +29,7 @@ pub fn write(
         None => tokenizer.encode_prompt(prompt)?,
     };
     // The model's own values; `SamplingParams { temperature: 0.0, .. }` always takes the likeliest token.
-    let sampling: SamplingParams = carried::sampling(&metadata)?;
+    let sampling: SamplingParams = artifact_text::sampling(&metadata)?;
     let request =
         GenerationRequest { max_tokens: Some(most), eos: &eos, ..GenerationRequest::new(&ids, sampling) };
     let mut generator = TextGenerator::new(model.session()?);

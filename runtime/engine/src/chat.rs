@@ -9,23 +9,23 @@
 //! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach files, and what
 //! they raise becomes an error that carries their message.
 
-mod accepted;
+mod accepted_messages;
 mod answer;
 mod builtin;
 mod call_grammar;
 mod channels;
 mod guard;
 mod jinja;
-mod kinds;
 mod local_time;
 mod message;
-mod named;
-mod pairs;
+mod named_templates;
 mod python;
+mod reranker_templates;
 mod source;
 mod strftime;
 mod syntax;
 mod tags;
+mod value_kinds;
 
 pub use answer::{AnswerParser, AnswerPart};
 pub use builtin::BuiltinFormat;
@@ -37,7 +37,7 @@ pub use source::{ChatFiles, ChatSource};
 pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
 pub use tags::TagSyntax;
 
-use accepted::AcceptedMessages;
+use accepted_messages::AcceptedMessages;
 use jinja::JinjaTemplates;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

@@ -7,7 +7,7 @@
 //! A generator may go on with the same context ([`TextGenerator::generate`] again, for the next turn of a chat). The last
 //! token of a text has been chosen but not fed to the model; it is fed first then, unless it is a token that ends texts.
 
-mod continuation;
+mod generation_state;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use crate::speculate::Drafter;
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer};
 
-pub(crate) use continuation::{
+pub(crate) use generation_state::{
     EmittedToken, GenerationState, IncrementalDetokenizer, SamplerOutput, SamplingError, StopConditions,
 };
 

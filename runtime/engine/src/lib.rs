@@ -15,9 +15,10 @@
 //! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an artifact
 //! carries its tokenizer in a payload section.
 
-pub mod carried;
+pub mod artifact_text;
 pub mod chat;
 pub mod conversation;
+pub mod embedding;
 pub mod eval;
 mod family_sampling;
 pub mod generate;
@@ -26,11 +27,10 @@ pub mod grammar;
 mod model;
 pub mod sampler;
 pub mod serving;
-pub mod special;
+pub mod special_tokens;
 pub mod speculate;
 pub mod stop;
 pub mod text;
-pub mod texts;
 pub mod tokenizer;
 
 pub use chat::{ChatError, ChatMessage, ChatSource, ChatTemplate};
@@ -44,7 +44,7 @@ pub use generation_config::GenerationConfig;
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
 pub use model::{can_draft, is_batch_invariant, takes_drafts};
 pub use sampler::{Sampler, SamplingOverrides, SamplingParams};
-pub use special::SpecialIds;
+pub use special_tokens::SpecialIds;
 pub use tokenizer::{
     DecodeStream, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind, Utf8Stream,
 };

@@ -6,23 +6,23 @@
 //! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
 //! chosen; after the first token nothing is allocated (an unbounded penalty window grows, and nothing else).
 
-mod changes;
 mod dry;
 mod extra;
-mod history;
-mod likeliest;
+mod extra_cuts;
+mod logit_changes;
 mod logprobs;
 mod params;
 mod pcg;
-mod rare;
+mod penalty_window;
 mod scan;
+mod top_k;
 
 use std::hash::{BuildHasher, Hasher};
 
 use thiserror::Error;
 
-pub use changes::LogitChanges;
 pub use extra::{DryParams, ExtraSamplers, MirostatParams};
+pub use logit_changes::LogitChanges;
 pub use logprobs::{Logprobs, TokenLogprob, compute_logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
@@ -30,8 +30,8 @@ pub use pcg::Pcg64;
 use crate::grammar::Grammar;
 use crate::tokenizer::TokenId;
 use dry::RepeatedText;
-use history::PenaltyWindow;
-use rare::SurpriseLimit;
+use extra_cuts::SurpriseLimit;
+use penalty_window::PenaltyWindow;
 
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SampleError {
@@ -205,7 +205,7 @@ impl Sampler {
         if self.params.is_greedy() {
             self.candidates.push(Candidate { probability: 1.0, ..best });
         } else if self.params.extra.cuts() {
-            rare::cut_with_extras(
+            extra_cuts::cut_with_extras(
                 &self.params,
                 logits,
                 best,

@@ -9,34 +9,34 @@
 //! docs/serve.md). Its tokens are chosen by the code with which [`crate::TextGenerator`] chooses them.
 
 mod adapter;
-mod cost;
+mod checkpoint_positions;
+mod disk_cache;
+mod disk_writer;
 mod engine;
-mod files;
-mod keeper;
-mod kept;
-mod marks;
-mod masks;
-mod pace;
+mod iteration;
+mod mask_workers;
+mod model_runner;
 mod preempt;
-mod prefixes;
+mod prefill_pacer;
+mod prefix_cache;
 mod queue;
-mod radix;
+mod radix_tree;
 mod recycle;
 mod request;
-mod round;
-mod saving;
+mod running_sequence;
+mod save_states;
 mod scheduler;
-mod step;
-mod writer;
+mod slots;
+mod step_cost;
 
 pub use adapter::TextAdapter;
+pub use disk_cache::DiskCacheOptions;
 pub use engine::{CancelGuard, Engine, EngineExtras, EngineOptions, RequestHandle, WarningSink};
-pub use files::DiskCacheOptions;
+pub use model_runner::{
+    CacheBlocks, CompiledModelRunner, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput,
+};
 pub use queue::{CacheUsage, EngineStats, SlotInfo};
 pub use request::{
     EngineRequest, EventSink, LaunchError, RequestFailure, RequestSummary, SampledToken, SequenceEvent,
     TextDelta,
-};
-pub use step::{
-    CacheBlocks, CompiledModelRunner, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput,
 };

@@ -4,27 +4,27 @@
 //! its tokenizer in a payload section, and all of them know the bytes of every token, which is what makes streams that
 //! never split a character possible ([`DecodeStream`]).
 
-mod added;
+mod added_tokens;
+mod auxiliary_files;
 mod bpe_json;
-mod companions;
 mod file;
 mod gguf;
-mod growth;
+mod growth_bound;
 mod hf;
 mod merge;
 mod prefix_index;
-mod reach;
 mod regexes;
 mod sentencepiece;
 mod stream;
 mod table;
 mod tiktoken;
+mod token_reach;
 mod wordpiece_json;
 mod world;
 
 use thiserror::Error;
 
-pub use added::{AddedToken, TokenizerExtras};
+pub use added_tokens::{AddedToken, TokenizerExtras};
 pub use file::{TokenizerFile, TokenizerKind};
 pub use gguf::GgufVocabulary;
 pub use hf::HfTokenizer;

@@ -3,7 +3,7 @@
 //! The runtime loads this library when it finds itself started so; nothing else of mlcc knows MPI. Messages go from process to process
 //! and not through collective calls: whoever waits then knows for whom, and can say so.
 
-mod line;
+mod channel;
 
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::traits::Communicator;
 
-use line::{MpiChannel, WaitError};
+use channel::{MpiChannel, WaitError};
 
 /// What there is between joining and leaving.
 struct MpiWorld {

@@ -10,9 +10,9 @@ use thiserror::Error;
 
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
 use crate::known_fields;
-use crate::models::{ModelRegistry, check_name};
+use crate::model_registry::{ModelRegistry, check_name};
+use crate::served_model::ServedModel;
 
 /// Puts the adapter of a folder into a slot of a model, under a name; or says why not.
 pub type ReadAdapter = Box<dyn Fn(&str, &Path) -> Result<TextAdapter, String> + Send + Sync>;

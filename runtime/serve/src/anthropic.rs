@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 use crate::chat::{self, ChatRequest};
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
 use crate::known_fields::{MESSAGES, TEXTS};
 use crate::messages::parts;
 use crate::reasoning::check_effort;
+use crate::served_model::ServedModel;
 
 /// Fields of chats that are taken as they are.
 const OF_CHATS: &[&str] = &[

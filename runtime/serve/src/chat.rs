@@ -12,17 +12,17 @@ use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken};
 use mlcc_engine::{Grammar, GrammarSpec, SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Value, json};
 
-use crate::answers::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
+use crate::chat_answer::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
 use crate::constraint::OutputConstraint;
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
+use crate::generation::{PreparedRequest, ResponseChoice};
 use crate::known_fields::{CHATS, TEXTS};
 use crate::messages;
 use crate::reasoning::ReasoningRequest;
+use crate::response_shape::{ResponseShape, finite, token_text};
 use crate::sampling::{CommonFields, MOST_LOGPROBS, probabilities};
-use crate::shape::{ResponseShape, finite, token_text};
-use crate::texts::{PreparedRequest, ResponseChoice};
+use crate::served_model::ServedModel;
 use crate::tools::{AskedTools, ToolChoice, ToolSet};
 
 /// A chat that was read: everything but the form of its answer.

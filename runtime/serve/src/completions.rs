@@ -8,11 +8,11 @@ use serde_json::{Map, Value, json};
 use crate::chat::with_seeds;
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
+use crate::generation::{PreparedRequest, ResponseChoice};
 use crate::known_fields;
+use crate::response_shape::{ResponseShape, finish_reason, finite};
 use crate::sampling::{CommonFields, MOST_LOGPROBS, probabilities};
-use crate::shape::{ResponseShape, finish_reason, finite};
-use crate::texts::{PreparedRequest, ResponseChoice};
+use crate::served_model::ServedModel;
 
 /// As the API has it.
 const USUAL_LENGTH: usize = 16;

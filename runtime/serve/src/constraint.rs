@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
+use crate::served_model::ServedModel;
 
 /// A grammar, and the field that it comes from.
 #[derive(Debug, PartialEq)]

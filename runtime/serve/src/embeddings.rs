@@ -2,17 +2,17 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use mlcc_engine::texts::{EmbedOptions, EmbeddingError, EmbeddingModel, EmbeddingVectors};
-use mlcc_engine::{TokenId, texts::PoolingTask};
+use mlcc_engine::embedding::{EmbedOptions, EmbeddingError, EmbeddingModel, EmbeddingVectors};
+use mlcc_engine::{TokenId, embedding::PoolingTask};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::app::AppState;
-use crate::budget::MemoryLease;
+use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::fields::{OneOrMany, RequestFields};
-use crate::hosted::ENCODING;
 use crate::known_fields;
+use crate::request_memory::MemoryLease;
+use crate::served_model::ENCODING;
 
 /// The models of texts of a server, by their names.
 #[derive(Default)]

@@ -20,7 +20,7 @@ impl From<Map<String, Value>> for RequestFields {
 impl RequestFields {
     pub fn parse(body: &[u8]) -> Result<RequestFields, ApiError> {
         let wrong = |what: String| ApiError::request("invalid_json", what);
-        match crate::strict::parse(body) {
+        match crate::unique_keys::parse(body) {
             Ok(Value::Object(map)) => Ok(RequestFields(map)),
             Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", excerpt(&other)))),
             Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),

@@ -3,7 +3,7 @@
 use mlcc_engine::SamplingParams;
 use serde_json::{Value, json};
 
-use crate::hosted::ServedModel;
+use crate::served_model::ServedModel;
 
 pub fn props(hosted: &ServedModel) -> Value {
     let limits = hosted.engine.limits();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use mlcc_runtime::{Model, ModelPlan, ModelRequirements};
 
-use crate::budget::USUAL_REQUESTS;
+use crate::request_memory::USUAL_REQUESTS;
 use crate::serve::ServeOptions;
 
 /// With what the ranks on this machine have: its memory is theirs.

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::{MemoryLease, value_bytes};
 use crate::chat::{self, ChatRequest};
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
+use crate::generation::ClientId;
 use crate::known_fields::{RESPONSES, TEXTS};
 use crate::messages::parts;
-use crate::texts::ClientId;
+use crate::request_memory::{MemoryLease, value_bytes};
+use crate::served_model::ServedModel;
 
 /// Fields of chats that are taken as they are.
 const OF_CHATS: &[&str] = &[

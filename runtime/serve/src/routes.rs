@@ -16,17 +16,18 @@ use axum::{Extension, Router};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::app::{AppState, ServerState, unix_seconds};
-use crate::budget::{LeasedBody, MemoryLease, parsed_bytes};
+use crate::allowed_hosts::{self, AllowedHosts};
+use crate::app_state::{AppState, ServerState, unix_seconds};
 use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
-use crate::sites::{self, AllowedHosts};
-use crate::texts::{ClientId, PreparedRequest, answer};
+use crate::generation::{ClientId, PreparedRequest, answer};
+use crate::request_memory::{LeasedBody, MemoryLease, parsed_bytes};
+use crate::served_model::ServedModel;
 use crate::traces::RequestSpan;
 use crate::{
-    anthropic, blocks, chat, completions, embeddings as vectors, info, items, page, responses, tokens,
+    anthropic, chat, completions, embeddings as vectors, info, message_blocks, page, response_items,
+    responses, tokens,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +201,7 @@ async fn check_request(
     let open = is_health || page::is_route(&path);
     let method = request.method().clone();
     // Whoever looks after a server may call it by any name.
-    let refused = sites::check(&request, &hosts).err().filter(|_| !is_health);
+    let refused = allowed_hosts::check(&request, &hosts).err().filter(|_| !is_health);
     let mut response = if let Some(error) = refused {
         error.into_response()
     } else if open || has_key(&request, &app.server.options.api_keys) {
@@ -337,8 +338,8 @@ async fn text_completions(
 async fn messages(State(app): SharedApp, Extension(client): ClientExtension, body: RequestBody) -> Response {
     let span = body.span.clone();
     match run_on_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
-        Ok(((hosted, asked), _)) => blocks::answer(hosted, client, span, asked).await,
-        Err(error) => blocks::refused(&error),
+        Ok(((hosted, asked), _)) => message_blocks::answer(hosted, client, span, asked).await,
+        Err(error) => message_blocks::refused(&error),
     }
 }
 
@@ -348,7 +349,7 @@ async fn responses(State(app): SharedApp, Extension(client): ClientExtension, bo
     };
     let span = body.span.clone();
     match run_on_model(&app, body, prepare).await {
-        Ok(((hosted, asked), _)) => items::answer(hosted, client, span, asked).await,
+        Ok(((hosted, asked), _)) => response_items::answer(hosted, client, span, asked).await,
         Err(error) => error.into_response(),
     }
 }
@@ -377,7 +378,7 @@ async fn forget(
 async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
     match run_on_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
         Ok(((_, count), _)) => as_json(Ok(count)),
-        Err(error) => blocks::refused(&error),
+        Err(error) => message_blocks::refused(&error),
     }
 }
 

@@ -4,7 +4,7 @@ use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
 
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::ServedModel;
+use crate::served_model::ServedModel;
 
 /// Strings over which DRY sees no repetition.
 const MOST_BREAKERS: usize = 32;

@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::constraint::OutputConstraint;
 use crate::error::ApiError;
 use crate::fields::{OneOrMany, RequestFields};
-use crate::hosted::ServedModel;
 use crate::samplers;
+use crate::served_model::ServedModel;
 
 /// Most texts of one prompt.
 const MOST_CHOICES: usize = 128;

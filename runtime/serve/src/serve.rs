@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use mlcc_engine::embedding::EmbeddingModel;
 use mlcc_engine::serving::DiskCacheOptions;
-use mlcc_engine::texts::EmbeddingModel;
 use thiserror::Error;
 use tokio::sync::watch;
 
-use crate::app::AppState;
-use crate::application::EmbeddedServer;
-use crate::hosted::LoadedModel;
-use crate::library::{ModelLibrary, ReadyModel};
+use crate::allowed_hosts::AllowedHosts;
+use crate::app_state::AppState;
+use crate::embedded_server::EmbeddedServer;
 use crate::listen::listen;
+use crate::model_library::{ModelLibrary, ReadyModel};
 use crate::routes::router;
-use crate::sites::AllowedHosts;
+use crate::served_model::LoadedModel;
 use crate::traces::TraceExporter;
 
 /// How often the end is looked for.

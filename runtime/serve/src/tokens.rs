@@ -4,12 +4,12 @@ use mlcc_engine::{SpecialTokens, TokenId};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use crate::budget::MemoryLease;
 use crate::chat;
 use crate::error::ApiError;
 use crate::fields::RequestFields;
-use crate::hosted::{ENCODING, ServedModel};
-use crate::shape::token_text;
+use crate::request_memory::MemoryLease;
+use crate::response_shape::token_text;
+use crate::served_model::{ENCODING, ServedModel};
 
 /// Bytes of the answer for a token that is a byte of text: at most six as JSON, beside its id and names.
 const PIECE: usize = 2 * 48;

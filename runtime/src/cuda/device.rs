@@ -156,7 +156,7 @@ impl Device for CudaDevice {
     }
 
     fn follow_leader(self: Arc<Self>, model: &Model) -> Result<()> {
-        super::follow::receive_steps(&self, model)
+        super::rank_worker::receive_steps(&self, model)
     }
 
     fn session(self: Arc<Self>, model: &Model) -> Result<Box<dyn DeviceSession>> {

@@ -7,18 +7,18 @@ use mlcc_abi::Control;
 
 use super::control::{CallInputs, ControlBlock};
 use super::device::{CudaContext, CudaDevice, DeviceBuffer};
-use super::follow::StepMessage;
 use super::graphs::CudaGraphCache;
 use super::launches::{BaseAddresses, BatchSizes, GridSizes, LengthRange, ResolvedLaunch, entry_kernels};
-use super::likeliest::TopKTokens;
+use super::rank_worker::StepMessage;
 use super::ranks::GpuRanks;
 use super::stream::CudaStream;
+use super::top_k::TopKTokens;
 use crate::Result;
 use crate::buffer::AlignedBuffer;
 use crate::device::BatchCall;
-use crate::likely::AcceptTopK;
 use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, ModelPlan};
+use crate::top_k::AcceptTopK;
 
 const LOGITS: &str = "logits of several rows on the GPU";
 

@@ -10,20 +10,20 @@ use mlcc_abi::{Control, Sequence};
 use super::control::CallInputs;
 use super::device::{CudaDevice, DeviceBuffer};
 use super::executor::CudaExecutor;
-use super::follow::StepMessage;
 use super::graphs::{CudaGraphCache, KernelsLoaded};
 use super::launches::{BaseAddresses, GridSizes, LengthRange, ResolvedLaunch, entry_kernels};
-use super::likeliest::TopKTokens;
+use super::rank_worker::StepMessage;
 use super::ranks::{GpuRanks, WatchdogGuard};
 use super::session_pages::SessionPages;
 use super::stream::CudaStream;
+use super::top_k::TopKTokens;
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession};
-use crate::likely::TokenCandidate;
 use crate::page_table::PageTable;
 use crate::processes::{RankLeader, RankMessageKind, StepGuard};
 use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, ModelPlan, StateInfo};
+use crate::top_k::TokenCandidate;
 use crate::{Model, Result};
 
 /// Between two calls nothing runs on it, so its pages may go to other sequences.

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::CachePadded;
-use super::signal::{EventCount, EventWaiter};
+use super::event_count::{EventCount, EventWaiter};
 use super::tree::{self, FAN};
 
 pub struct Barrier {

@@ -29,7 +29,6 @@ use report::BenchRow;
 use runner::BenchRunner;
 use test::{BenchTest, MixedStep, TextCounts, operations_per_token};
 
-mod busy;
 mod kernels;
 mod loops;
 mod plan;
@@ -39,6 +38,7 @@ mod report;
 mod runner;
 mod start;
 pub(super) mod test;
+mod under_load;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchArgs {
@@ -153,7 +153,7 @@ struct TestRepetition {
 
 pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
     if args.busy_loop {
-        busy::run_busy_loop();
+        under_load::run_busy_loop();
     }
     let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
     let args = &BenchArgs { artifact, ..args.clone() };
@@ -194,7 +194,7 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
         let mut rows = Vec::new();
         for threads in thread_counts {
             let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
-            rows.extend(busy::measure_under_load(
+            rows.extend(under_load::measure_under_load(
                 &model,
                 &plan_tests(args, ArtifactCapacity::from_model(&model))?,
                 args,
@@ -203,7 +203,7 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
         }
         return match args.output {
             OutputFormat::Json => print_json(&rows),
-            OutputFormat::Md => print(&busy::markdown(&rows)),
+            OutputFormat::Md => print(&under_load::markdown(&rows)),
         };
     }
     let mut rows = Vec::new();

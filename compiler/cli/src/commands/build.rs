@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::ptxas::PtxAssembler;
-use mlcc_models::text_head::POOLINGS;
+use mlcc_models::pooling_head::POOLINGS;
 use mlcc_models::{AdapterRequest, AdapterSlots, DownloadEvent, DownloadListener, ModelRequest, PoolingMode};
 use mlcc_passes::pipeline::{PIPELINE, find_pass};
 use mlcc_passes::policy::QuantPolicy;

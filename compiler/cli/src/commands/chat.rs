@@ -90,7 +90,7 @@ pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         conversation.draft_with((drafts.make_drafter)());
     }
-    let eos = mlcc_engine::carried::eos_ids(&metadata);
+    let eos = mlcc_engine::artifact_text::eos_ids(&metadata);
     let form = args.form.read(&tokenizer, model.vocab())?;
     let mut chat =
         ChatLoop { conversation, tokenizer, settings, form, eos, last: None, failed: false, ui: *ui };
@@ -117,11 +117,11 @@ pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<C
     }
     let template = match name {
         None if model.plan().decoder_start().is_some() => return Ok(None),
-        None => return Ok(mlcc_engine::carried::chat_format(model)?),
+        None => return Ok(mlcc_engine::artifact_text::chat_format(model)?),
         Some(PLAIN) => return Ok(Some(ChatFormat::Plain)),
         Some(name) => {
             let source = super::chat_template(name, &format!(", and {PLAIN}"))?;
-            mlcc_engine::carried::with_tokens(source, model)?.compile()?
+            mlcc_engine::artifact_text::with_tokens(source, model)?.compile()?
         }
     };
     Ok(Some(ChatFormat::Template(Box::new(template))))

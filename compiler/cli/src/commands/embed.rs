@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::texts::{EmbedOptions, EmbeddingModel, EmbeddingVectors};
+use mlcc_engine::embedding::{EmbedOptions, EmbeddingModel, EmbeddingVectors};
 use mlcc_files::FileKind;
 use serde_json::json;
 

@@ -11,7 +11,8 @@ use mlcc_engine::chat::{ChatMessage, TemplateInputs};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::generate::{FinishReason, GenerationRequest, GenerationResult, TextGenerator};
 use mlcc_engine::{
-    GenerateError, Grammar, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile, carried,
+    GenerateError, Grammar, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile,
+    artifact_text,
 };
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{CpuTopology, LoadedAdapter, LoraFactors, Model, Session};
@@ -337,7 +338,7 @@ fn stop_conditions(
     if args.ignore_eos {
         return (Vec::new(), stop);
     }
-    let mut eos = carried::eos_ids(metadata);
+    let mut eos = artifact_text::eos_ids(metadata);
     if let Some(format) = format {
         eos.extend(format.end_tokens(tokenizer));
         stop.extend(format.stop_texts().iter().map(|text| text.to_string()));
@@ -351,7 +352,7 @@ pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer,
         let tokenizer = TokenizerFile::read(file)?.load()?;
         return Ok(tokenizer.with_decoder_start(model.plan().decoder_start()));
     }
-    Ok(carried::tokenizer(model)?)
+    Ok(artifact_text::tokenizer(model)?)
 }
 
 /// A session with an adapter, if one is asked for.
@@ -398,7 +399,7 @@ pub(crate) fn sampling(
     SamplingParams::default().with(&flags).check().map_err(|e| {
         CliError::usage(format!("--{} is {}, expected {}", e.name.replace('_', "-"), e.found, e.expected))
     })?;
-    Ok(carried::sampling(metadata)?.with(&flags))
+    Ok(artifact_text::sampling(metadata)?.with(&flags))
 }
 
 /// What a sequence takes, as planned when the model was built.

@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::carried::ArtifactTokenizerError;
+use mlcc_engine::artifact_text::ArtifactTokenizerError;
+use mlcc_engine::embedding::EmbeddingModel;
 use mlcc_engine::serving::{DiskCacheOptions, TextAdapter};
-use mlcc_engine::texts::EmbeddingModel;
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, WorkerThreads};
 use mlcc_serve::{
@@ -198,7 +198,7 @@ impl ArtifactLibrary {
             draft,
             sampling: run::sampling(&metadata, &args.sampling, &tokenizer)?,
             format,
-            eos: mlcc_engine::carried::eos_ids(&metadata),
+            eos: mlcc_engine::artifact_text::eos_ids(&metadata),
             executor: model.executor().to_owned(),
             adapters,
             reads_adapters: Some(adapter_reader(&model)),

@@ -22,9 +22,9 @@ use report::{ProbedLimits, SearchOutcome, TuneReport};
 
 mod builder;
 mod machine;
-mod origin;
 mod predicted;
 mod report;
+mod source;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc tune tinyllama-1.1b --quant q4i8 --budget 600 -o zen.toml
@@ -107,7 +107,7 @@ pub fn run(args: &TuneArgs, ui: &Ui) -> Result<(), CliError> {
 
 fn tune_by_timing(args: &TuneArgs, level: &FeatureLevel, ui: &Ui) -> Result<(), CliError> {
     let begin = Instant::now();
-    let origin = origin::find_source(args, ui)?;
+    let origin = source::find_source(args, ui)?;
     let threads = args.threads.map_or_else(mlcc_runtime::physical_cores, usize::from);
     let bar = ui.count_bar("tune");
     let mut bench = TimingBench::new(TrialBuilder::open(origin, level)?, threads, ui, &bar);
@@ -146,7 +146,7 @@ fn tune_by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui
     }
     let tools = NvidiaTools::find()?;
     let versions = tools.versions()?;
-    let mut origin = origin::find_source(args, ui)?;
+    let mut origin = source::find_source(args, ui)?;
     origin.options.batch = Some(MANY as u32);
     let bar = ui.count_bar("tune");
     let mut predictions = PredictionBench::new(TrialBuilder::open(origin, level)?, (gpu, tools), ui, &bar);

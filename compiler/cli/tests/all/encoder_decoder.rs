@@ -312,7 +312,7 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     let options = BuildOptions { tokenizer: Some(tokenizer(folder.path())), ..options_of("t5", "f32") };
     let path = artifact(&options, folder.path(), "t5.so").0;
     let (model, so) = (load(&path, None, 1), path.to_str().unwrap());
-    let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
+    let tokenizer = mlcc_engine::artifact_text::tokenizer(&model).unwrap();
     let prompt = tokenizer.encode_prompt("w86 w8 w75").unwrap();
     assert_eq!(prompt, [86, 8, 75, 1, 0]);
     assert_eq!(tokenizer.as_prompt(vec![86, 1]), [86, 1, 0]);

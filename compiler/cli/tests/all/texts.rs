@@ -383,10 +383,13 @@ fn embeddings_know_token_types() {
     let typed = texts.embed(&[&[2, 6, second(9), second(3)]]).unwrap().to_vec();
     assert!(worst(&typed, &plain) > 1e-3, "types change nothing");
     assert!(texts.embed(&[&[second(second(0))]]).is_err());
-    let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
-    let mut model = mlcc_engine::texts::EmbeddingModel::new(&model, tokenizer).unwrap();
+    let tokenizer = mlcc_engine::artifact_text::tokenizer(&model).unwrap();
+    let mut model = mlcc_engine::embedding::EmbeddingModel::new(&model, tokenizer).unwrap();
     let error = model
-        .embed_ids(&[vec![2, vocab as mlcc_engine::TokenId]], &mlcc_engine::texts::EmbedOptions::default())
+        .embed_ids(
+            &[vec![2, vocab as mlcc_engine::TokenId]],
+            &mlcc_engine::embedding::EmbedOptions::default(),
+        )
         .unwrap_err();
     assert!(error.to_string().contains(&format!("token {vocab} is not one of the {vocab}")), "{error}");
 }
@@ -430,7 +433,7 @@ fn chat_models_become_rerankers() {
     options.answers = Some(["tree".into(), "winter".into()]);
     let so = artifact(&options, folder.path(), "case.so").0;
     let model = load(&so, None, 1);
-    let tokenizer = mlcc_engine::carried::tokenizer(&model).unwrap();
+    let tokenizer = mlcc_engine::artifact_text::tokenizer(&model).unwrap();
     let template = ChatSource::qwen3_reranker().compile().unwrap();
     let ids = tokenizer.encode(&template.render_pair(None, "tree", "winter", false).unwrap()).unwrap();
     let score = model.text_embedder().unwrap().embed(&[&ids]).unwrap().to_vec();

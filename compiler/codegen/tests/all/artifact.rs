@@ -125,7 +125,7 @@ fn made_weights_are_held_against_their_hash() {
         writer.add_generated_section(section::WEIGHTS, bytes as u64, hash);
         writer.finish().unwrap();
     };
-    let hash = mlcc_runtime::recipe::WeightGenerator::parse(recipe.as_bytes()).unwrap().hash();
+    let hash = mlcc_runtime::weight_generator::WeightGenerator::parse(recipe.as_bytes()).unwrap().hash();
     write(Some(&recipe), weights.len(), hash);
     check(&path);
     assert_eq!(Artifact::open(&path).unwrap().section(section::WEIGHTS), None);
@@ -142,7 +142,11 @@ fn made_weights_are_held_against_their_hash() {
     write(None, weights.len(), hash);
     refused("it has no recipe for .mlcc.weights");
     let few = "mlcc-recipe 1 0 8\nbytes 0 0000000000000000\n";
-    write(Some(few), 8, mlcc_runtime::recipe::WeightGenerator::parse(few.as_bytes()).unwrap().hash());
+    write(
+        Some(few),
+        8,
+        mlcc_runtime::weight_generator::WeightGenerator::parse(few.as_bytes()).unwrap().hash(),
+    );
     refused("its weights have 8 bytes, its table says 160");
 }
 

@@ -9,7 +9,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::kernel::{Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::product::{
+use mlcc_kernels::matmul::{
     GpuMatmulPlan, MatmulActivation, MatmulProblem, MatmulWeight, choose_gpu, emit_gpu_matmul,
 };
 use mlcc_quant::{PackOptions, pack, packed_bytes};

@@ -14,11 +14,11 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BufId, Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing, QuantFormat};
-use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::{
+use mlcc_kernels::matmul::{
     DOT_COLUMNS, ExpertChoice, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight,
     QuantizedActivations, choose, emit_experts, emit_matmul,
 };
+use mlcc_kernels::params::KernelTarget;
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, FeatureLevel};

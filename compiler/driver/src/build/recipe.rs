@@ -13,7 +13,7 @@ use mlcc_passes::LoweredProgram;
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_quant::plain::PlainType;
 use mlcc_quant::runs::{ByteKind, ByteRun, byte_runs};
-use mlcc_runtime::recipe::{
+use mlcc_runtime::weight_generator::{
     DrawPiece, FloatType, GeneratorEntry, PieceContent, RandomDraw, ValueDistribution, WeightGenerator,
 };
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use mlcc_engine::chat::{BuiltinFormat, ChatFiles};
-use mlcc_engine::special::SpecialSources;
+use mlcc_engine::special_tokens::SpecialSources;
 use mlcc_engine::tokenizer::GgufVocabulary;
 use mlcc_engine::{ChatSource, SpecialIds, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 use mlcc_models::checkpoint::gguf::GgufMetadata;

@@ -1,9 +1,9 @@
 //! Kernels side by side in one grid compute what they compute alone.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
-use mlcc_ir::beside::{FusedGrid, GridMember, fuse_kernels};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
+use mlcc_ir::horizontal_fusion::{FusedGrid, GridMember, fuse_kernels};
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_kernel;

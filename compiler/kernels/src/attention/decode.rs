@@ -14,7 +14,7 @@ use super::merge::{partial_results, slice_count_bits};
 use super::operand::DecodeOperands;
 use super::plan::DecodePlan;
 use super::problem::AttentionProblem;
-use super::shares::{KeySlices, WorkerSlices};
+use super::slices::{KeySlices, WorkerSlices};
 use crate::inline::{CachePage, Inliner, LaneIndex, PagedBuffer, RowAt};
 use crate::rows::emit_at;
 use mlcc_ir::builder::KernelBuilder;

@@ -9,7 +9,7 @@ use super::decode::NewRows;
 use super::merge::{load_slice_count, partial_results, slice_count_bits};
 use super::plan::{GpuAttentionPlan, shared_floats};
 use super::problem::{AttentionProblem, MASKED, ScoreIndex};
-use super::shares::SLICE_KEYS;
+use super::slices::SLICE_KEYS;
 use crate::inline::{CachePage, LaneIndex, PagedBuffer, RowAt};
 use crate::rows::emit_in_block;
 use matrix::MatrixBlock;

@@ -2,7 +2,7 @@
 
 use super::plan::{DecodePlan, SLICES, lanes_of};
 use super::problem::{AttentionProblem, MASKED};
-use super::shares::KeySlices;
+use super::slices::KeySlices;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BufId, ExprType};
 use mlcc_ir::types::DType;

@@ -13,7 +13,7 @@ use super::plan::{PAIR, PrefillPlan, lanes_of};
 use super::problem::AttentionProblem;
 use super::query_tile::QueryTile;
 use super::row_set::RowSet;
-use super::shares::{KeySlices, WorkerSlices};
+use super::slices::{KeySlices, WorkerSlices};
 use crate::inline::CachePage;
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::BufId;

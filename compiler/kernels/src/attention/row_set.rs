@@ -2,10 +2,10 @@
 //! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
 //! the values broadcasts them from.
 
+use super::matmul_tile::{BroadcastMatrix, MatmulTile};
 use super::operand::pairs::{PairOperands, load_words};
 use super::plan::{PAIR, PrefillPlan, lanes_of};
 use super::problem::{KeySubset, MASKED, ScoreIndex, larger_score};
-use super::product::{BroadcastMatrix, MatmulTile};
 use super::query_tile::QueryTile;
 use mlcc_ir::kernel::ExprType;
 use mlcc_ir::ops::KeySpan;

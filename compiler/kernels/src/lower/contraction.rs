@@ -5,12 +5,12 @@ use super::error::LowerError;
 use super::kernel::{ArgContract, TemplateResult};
 use super::plan::Partition;
 use crate::inline::{Binding, Inliner, LaneIndex};
-use crate::params::KernelTarget;
-use crate::product::{
+use crate::matmul::{
     ActivationPrologue, EPILOGUE_OPERANDS, FinishedSums, GemvEpilogue, GemvPlan, MatmulActivation,
     MatmulEpilogue, MatmulProblem, MatmulWeight, QuantizedActivations, TensorCoreGemvPlan, choose,
     choose_gpu, code_block, emit_gpu_gemv, emit_gpu_matmul, emit_matmul, emit_tensor_core_gemv, matrix_tile,
 };
+use crate::params::KernelTarget;
 use crate::rows::{RowHeads, for_each_column};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;

@@ -7,14 +7,14 @@ use super::operands::result_name;
 use super::plan::Partition;
 use crate::experts::{GpuExpertMatmul, TopK};
 use crate::inline::Inliner;
-use crate::likeliest::{TopKOutput, TopKPlan as LongChoice};
 use crate::machine::MachineKind;
-use crate::params::KernelTarget;
-use crate::product::{
+use crate::matmul::{
     EPILOGUE_OPERANDS, ExpertChoice, MatmulActivation, MatmulProblem, MatmulWeight, QuantizedActivations,
     choose, emit_experts,
 };
+use crate::params::KernelTarget;
 use crate::quantize::CodeBlock;
+use crate::top_k::{TopKOutput, TopKPlan as LongChoice};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::kernel::{BufId, ParamAccess};

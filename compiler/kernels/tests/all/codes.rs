@@ -9,8 +9,8 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_kernels::lower::group::lower_group;
+use mlcc_kernels::matmul::code_block;
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::code_block;
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_target::Arch;
 

@@ -3,9 +3,9 @@
 use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_kernel_lang::PrefetchMethod as Plan;
 use mlcc_kernel_lang::math::QuotientMethod;
+use mlcc_kernels::matmul::MatmulActivation;
+use mlcc_kernels::matmul::plan::{choose, code_block};
 use mlcc_kernels::params::KernelTarget;
-use mlcc_kernels::product::MatmulActivation;
-use mlcc_kernels::product::plan::{choose, code_block};
 use mlcc_target::{Arch, DivisionMethod, RegisterTileSize, StreamPrefetch, resolve_target};
 use std::path::Path;
 

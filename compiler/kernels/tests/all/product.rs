@@ -9,12 +9,12 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BufId, ParamAccess};
 use mlcc_ir::text::print_kernel;
 use mlcc_ir::types::{DType, Packing, QuantFormat};
-use mlcc_kernels::params::{IntDot, KernelTarget};
-use mlcc_kernels::product::plan::TallTile;
-use mlcc_kernels::product::{
+use mlcc_kernels::matmul::plan::TallTile;
+use mlcc_kernels::matmul::{
     CpuPlan, FinishedSums, GpuMatmulPlan, MatmulActivation, TensorCoreGemvPlan, choose, choose_gpu,
     emit_gpu_matmul, emit_matmul, emit_tensor_core_gemv,
 };
+use mlcc_kernels::params::{IntDot, KernelTarget};
 use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::packed::TileSizes;
 use mlcc_quant::{FragmentSizes, PackOptions, TensorLayout, dequantize, pack, storage_types};

@@ -2,9 +2,9 @@
 
 use serde_json::{Value as Json, json};
 
-use super::kinds::{choices, of_texts, properties, required};
 use super::syntax::{AnswerSyntax, CallSyntax, ChannelSyntax, ID, ReasoningSyntax};
 use super::tags::{TagSyntax, ValueKind, held_to};
+use super::value_kinds::{choices, of_texts, properties, required};
 use crate::grammar::{FRAMED, GrammarSpec, SchemaStrictness, compilable, compilable_part, constrains};
 use crate::tokenizer::{TokenId, Tokenizer};
 

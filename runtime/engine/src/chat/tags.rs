@@ -5,8 +5,8 @@
 use llguidance::derivre::RegexBuilder;
 use serde_json::Value as Json;
 
-pub(super) use super::kinds::ValueKind;
 use super::python;
+pub(super) use super::value_kinds::ValueKind;
 use crate::grammar::{SchemaStrictness, constrains};
 
 /// How an argument is written: `open` NAME `middle` VALUE `close`, with `between` two of them.

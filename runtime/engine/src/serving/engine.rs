@@ -7,11 +7,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::serving::adapter::TextAdapter;
-use crate::serving::files::DiskCacheOptions;
+use crate::serving::disk_cache::DiskCacheOptions;
+use crate::serving::model_runner::{ModelLimits, ModelRunner};
 use crate::serving::queue::{EngineCommand, EngineStats, QueuedRequest, RequestQueue};
 use crate::serving::request::{EngineRequest, EventSink, LaunchError, RequestFailure, SequenceEvent};
 use crate::serving::scheduler;
-use crate::serving::step::{ModelLimits, ModelRunner};
 use crate::speculate::MakeDrafter;
 use crate::tokenizer::Tokenizer;
 

@@ -1,11 +1,11 @@
 //! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
 //! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
 
-use crate::serving::prefixes::PrefixQuery;
+use crate::serving::model_runner::ModelRunner;
 use crate::serving::request::RequestFailure;
+use crate::serving::running_sequence::{RunningSequence, SequencePhase};
 use crate::serving::scheduler::{Scheduler, model_failure};
-use crate::serving::step::ModelRunner;
-use crate::serving::writer::{RunningSequence, SequencePhase};
+use crate::serving::slots::PrefixQuery;
 
 impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// Plans the next step, and makes sure that there is memory for the rows that it has, and for no others.

@@ -11,7 +11,7 @@ use crate::generate::FinishReason;
 use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
 use crate::serving::adapter::TextAdapter;
-use crate::serving::step::ModelLimits;
+use crate::serving::model_runner::ModelLimits;
 use crate::stop::{EmptyStop, StopMatcher};
 use crate::tokenizer::{SpecialTokens, TokenId};
 

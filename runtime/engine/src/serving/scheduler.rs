@@ -4,17 +4,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use crate::generate::FinishReason;
+use crate::serving::checkpoint_positions::CheckpointPositions;
+use crate::serving::disk_cache::{DiskCache, DiskCacheOptions};
 use crate::serving::engine::{EngineExtras, EngineOptions, WarningSink};
-use crate::serving::files::{DiskCache, DiskCacheOptions};
-use crate::serving::marks::CheckpointPositions;
-use crate::serving::masks::MaskWorkers;
-use crate::serving::pace::PrefillPacer;
-use crate::serving::prefixes::{PrefixQuery, SequenceSlot, SlotTable};
+use crate::serving::iteration::IterationState;
+use crate::serving::mask_workers::MaskWorkers;
+use crate::serving::model_runner::{
+    CacheBlocks, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput,
+};
+use crate::serving::prefill_pacer::PrefillPacer;
 use crate::serving::queue::{CacheUsage, EngineCommand, QueuedRequest, RequestQueue, SlotInfo};
 use crate::serving::request::{EngineRequest, RequestFailure};
-use crate::serving::round::IterationState;
-use crate::serving::step::{CacheBlocks, ModelLimits, ModelRunner, OutputRows, RunnerError, SequenceInput};
-use crate::serving::writer::{RunningSequence, SequencePhase, end_unscheduled};
+use crate::serving::running_sequence::{RunningSequence, SequencePhase, end_unscheduled};
+use crate::serving::slots::{PrefixQuery, SequenceSlot, SlotTable};
 use crate::speculate::Drafter;
 use crate::tokenizer::Tokenizer;
 

@@ -4,8 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::added::TokenizerExtras;
-use super::companions::AuxiliaryFiles;
+use super::added_tokens::TokenizerExtras;
+use super::auxiliary_files::AuxiliaryFiles;
 use super::{Tokenizer, TokenizerError};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 
-use super::added::TokenizerExtras;
+use super::added_tokens::TokenizerExtras;
 use super::bpe_json::{BpeAlphabet, BpeParts};
 use super::regexes::{known, pre_tokenizer};
 use super::sentencepiece::{ModelType, PieceKind, ProtoPiece, SentencePieceModel};

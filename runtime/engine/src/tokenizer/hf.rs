@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::growth::{GrowthBound, MOST_TIMES};
+use super::growth_bound::{GrowthBound, MOST_TIMES};
 use super::table::{EntryKind, TokenTable};
 use super::{MAX_ID, TokenId, TokenizerError, brief};
 

@@ -13,10 +13,10 @@ pub use proto::{ModelProto as SentencePieceModel, ModelType, PieceKind, ProtoPie
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::added::{AddedTokenSplitter, TextSegment, TokenizerExtras};
+use super::added_tokens::{AddedTokenSplitter, TextSegment, TokenizerExtras};
 use super::prefix_index::PrefixIndex;
 use super::table::{EntryKind, TokenTable};
-use super::{MAX_ID, TokenId, TokenizerError, brief, growth};
+use super::{MAX_ID, TokenId, TokenizerError, brief, growth_bound};
 use normalizer::{SPACE, SentencePieceNormalizer};
 
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl SentencePieceTokenizer {
 
     /// `template` adds what belongs around a prompt.
     pub fn encode(&self, text: &str, template: bool) -> Result<Vec<TokenId>, TokenizerError> {
-        let most = growth::limit(text.len());
+        let most = growth_bound::limit(text.len());
         let mut room = most;
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         if template {

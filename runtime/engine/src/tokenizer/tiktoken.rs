@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::{NormalizedString, Normalizer};
 
-use super::added::{AddedTokenSplitter, TextSegment, TokenizerExtras};
+use super::added_tokens::{AddedTokenSplitter, TextSegment, TokenizerExtras};
 use super::merge::merge;
 use super::table::{EntryKind, TokenTable};
 use super::{MAX_ID, TokenId, TokenizerError};

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::readers;
-use mlcc_engine::special::SpecialSources;
+use mlcc_engine::special_tokens::SpecialSources;
 use mlcc_engine::tokenizer::{GgufVocabulary, TokenizerError, TokenizerExtras};
 use mlcc_engine::{
     DecodeStream, SpecialIds, SpecialTokens, TokenId, Tokenizer, TokenizerFile, TokenizerKind,

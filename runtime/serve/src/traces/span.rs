@@ -16,7 +16,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracer;
 
 use crate::error::{ApiError, ErrorCode};
-use crate::shape::finish_reason;
+use crate::response_shape::finish_reason;
 use crate::traces::TraceExporter;
 
 impl TraceExporter {

@@ -10,7 +10,7 @@ use mlcc_passes::text::print_program;
 use mlcc_target::{CompileTarget, FeatureLevel};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::origin::TuningSource;
+use super::source::TuningSource;
 use crate::error::CliError;
 use crate::interrupt;
 

@@ -5,7 +5,7 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
 use mlcc_ir::kernel::{BufId, Kernel, ParamAccess};
 use mlcc_ir::types::{DType, Packing};
-use mlcc_kernels::product::{
+use mlcc_kernels::matmul::{
     CpuPlan, DOT_COLUMNS, MatmulActivation, MatmulEpilogue, MatmulProblem, MatmulWeight,
     QuantizedActivations, emit_matmul,
 };

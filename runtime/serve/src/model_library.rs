@@ -1,0 +1,179 @@
+//! Where models come from: what starts one, and a place to load others from.
+
+use std::sync::Arc;
+
+use mlcc_engine::conversation::ChatFormat;
+use mlcc_engine::embedding::EmbeddingModel;
+use mlcc_engine::serving::{
+    CompiledModelRunner, Engine, EngineExtras, EngineOptions, ModelRunner, TextAdapter,
+};
+use mlcc_engine::speculate::MakeDrafter;
+use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
+use mlcc_runtime::Model;
+use thiserror::Error;
+
+use crate::adapters::ReadAdapter;
+use crate::memory::{MemoryNeed, WithDraft, limit_beside, mib, prefix_cache_states};
+use crate::serve::{ServeError, ServeOptions};
+
+/// Most sequences where nobody says how many.
+const USUAL_SEQUENCES: usize = 16;
+/// The same of a model that decodes one sequence at a time.
+const USUAL_TURNS: usize = 4;
+
+/// What belongs to a model.
+pub struct ModelSetup {
+    /// What runs it: a CPU variant or a device.
+    pub executor: String,
+    pub tokenizer: Tokenizer,
+    /// How messages become a prompt, if the model has that.
+    pub format: Option<ChatFormat>,
+    /// Where a request says nothing else.
+    pub sampling: SamplingParams,
+    /// Tokens that end a text.
+    pub eos: Vec<TokenId>,
+    /// Who drafts its texts.
+    pub drafter: Option<MakeDrafter>,
+    /// The model that does so, if it is one: it needs memory too.
+    pub draft: Option<Model>,
+    /// Adapters of the model, each of which clients call by its name.
+    pub adapters: Vec<TextAdapter>,
+    /// Reads further ones while the model runs.
+    pub reads_adapters: Option<ReadAdapter>,
+}
+
+type EngineStarter =
+    Box<dyn FnOnce(Arc<Tokenizer>, EngineOptions, EngineExtras) -> std::io::Result<Engine> + Send>;
+
+/// A model that can be served.
+pub struct ReadyModel {
+    pub(crate) served: ModelSetup,
+    /// Texts that run together.
+    pub(crate) sequences: usize,
+    /// States that are kept beside theirs.
+    pub(crate) prefix_cache_size: usize,
+    /// Bytes that it can need at most.
+    pub(crate) needed_bytes: u64,
+    pub(crate) start: EngineStarter,
+}
+
+impl ReadyModel {
+    /// A compiled model, if there is memory for it beside models that can need `committed` bytes.
+    pub fn from_model(
+        model: &Model,
+        served: ModelSetup,
+        options: &ServeOptions,
+        committed: u64,
+    ) -> Result<ReadyModel, ServeError> {
+        let (sequences, need) = sequences(model, served.draft.as_ref(), options, committed)?;
+        let kept = prefix_cache_states(model, sequences);
+        Ok(ReadyModel {
+            needed_bytes: need,
+            prefix_cache_size: kept,
+            ..ReadyModel::from_runner(CompiledModelRunner::new(model)?, served, sequences)
+        })
+    }
+
+    /// Any model that can do a step; `sequences` texts run together, for which there is memory.
+    pub fn from_runner(step: impl ModelRunner + 'static, served: ModelSetup, sequences: usize) -> ReadyModel {
+        let start: EngineStarter =
+            Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
+        ReadyModel { served, sequences, prefix_cache_size: sequences, needed_bytes: 0, start }
+    }
+
+    /// Bytes that it can need at most.
+    pub fn need(&self) -> u64 {
+        self.needed_bytes
+    }
+}
+
+/// How many texts run together, after the memory was looked at, and what they need.
+fn sequences(
+    model: &Model,
+    draft: Option<&Model>,
+    options: &ServeOptions,
+    committed: u64,
+) -> Result<(usize, u64), ServeError> {
+    let room = limit_beside(options.memory, committed);
+    let need = |count: usize| WithDraft {
+        model: MemoryNeed::to_serve(model, count).with_files(model.plan(), options.prefixes.is_some()),
+        draft: draft.map(|draft| MemoryNeed::to_draft(draft, count)),
+    };
+    let missing = |count: usize| {
+        let need = need(count);
+        room.as_ref().filter(|room| need.total() > room.bytes).map(|room| ServeError::TooLarge {
+            sequences: count,
+            need: need.to_string(),
+            origin: describe_limit(&room.origin, committed),
+            room: mib(room.bytes),
+        })
+    };
+    let found = |count: usize| Ok((count, need(count).total()));
+    let wanted = match (options.sequences, model.max_batch()) {
+        (Some(count), _) => return missing(count).map_or_else(|| found(count), Err),
+        (None, 0 | 1) => USUAL_TURNS,
+        (None, batch) => USUAL_SEQUENCES.min(batch as usize),
+    };
+    match (1..=wanted).rev().find(|&count| missing(count).is_none()) {
+        Some(count) => found(count),
+        None => missing(1).map_or_else(|| found(1), Err),
+    }
+}
+
+/// A limit less what requests and other models can need.
+fn describe_limit(origin: &str, committed: u64) -> String {
+    match committed {
+        0 => origin.to_owned(),
+        _ => format!("{origin} less {} for requests and other models", mib(committed)),
+    }
+}
+
+/// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
+pub fn embedding_memory(
+    name: &str,
+    model: &EmbeddingModel,
+    options: &ServeOptions,
+    committed: u64,
+) -> Result<u64, ServeError> {
+    let need = MemoryNeed::to_serve(model.model(), 0);
+    match limit_beside(options.memory, committed).filter(|room| need.total() > room.bytes) {
+        None => Ok(need.total()),
+        Some(room) => Err(ServeError::TextsTooLarge {
+            name: name.to_owned(),
+            need: need.to_string(),
+            origin: describe_limit(&room.origin, committed),
+            room: mib(room.bytes),
+        }),
+    }
+}
+
+/// Why an artifact is not loaded.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error("there is no artifact `{0}` that this server could load")]
+    Unknown(String),
+    /// It is broken, not made for this machine, or too large.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Artifacts that can be loaded while the server runs, by their names.
+pub trait ModelLibrary: Send + Sync {
+    /// In order.
+    fn names(&self) -> Vec<String>;
+    /// Loads one beside models that can need `committed` bytes.
+    fn load(&self, name: &str, committed: u64) -> Result<ReadyModel, LoadError>;
+}
+
+/// No artifacts.
+pub struct NoLibrary;
+
+impl ModelLibrary for NoLibrary {
+    fn names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn load(&self, name: &str, _: u64) -> Result<ReadyModel, LoadError> {
+        Err(LoadError::Unknown(name.to_owned()))
+    }
+}
