@@ -13,14 +13,14 @@ use crate::{CachePages, Error, Model, Result, Session};
 /// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.
 ///
 /// ```no_run
-/// # use mlcc_runtime::{LoadOptions, Model, Rows, Want};
+/// # use mlcc_runtime::{LoadOptions, Model, SessionInput};
 /// # fn main() -> Result<(), mlcc_runtime::Error> {
 /// let model = Model::load("model.so", &LoadOptions::default())?; // not built with --max-batch 1
 /// let (mut a, mut b) = (model.session()?, model.session()?);
 /// a.prefill(&[1, 2, 3])?;
 /// let mut batch = model.batch(2)?;
 /// // The next token of one, the prompt of the other; 2 rows of logits, also a.logits() and b.logits().
-/// let logits = batch.step(&mut [Rows::of(&mut a, &[5]), Rows::of(&mut b, &[4, 5])])?;
+/// let logits = batch.step(&mut [SessionInput::new(&mut a, &[5]), SessionInput::new(&mut b, &[4, 5])])?;
 /// // One token of each; again 2 rows.
 /// let logits = batch.decode(&mut [&mut a, &mut b], &[5, 6])?;
 /// # let _ = logits; Ok(()) }
@@ -58,9 +58,9 @@ unsafe impl Send for SessionBatch {}
 /// What a step feeds to a session, which has one piece in a step: it is borrowed.
 ///
 /// ```compile_fail,E0499
-/// # use mlcc_runtime::{Batch, Rows, Session};
-/// fn twice(batch: &mut Batch, session: &mut Session) {
-///     let _ = batch.step(&mut [Rows::of(session, &[1]), Rows::of(session, &[2])]);
+/// # use mlcc_runtime::{Session, SessionBatch, SessionInput};
+/// fn twice(batch: &mut SessionBatch, session: &mut Session) {
+///     let _ = batch.step(&mut [SessionInput::new(session, &[1]), SessionInput::new(session, &[2])]);
 /// }
 /// ```
 pub struct SessionInput<'a> {

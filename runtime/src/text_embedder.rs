@@ -17,10 +17,10 @@ use crate::{Error, Model, Result};
 /// # use mlcc_runtime::{LoadOptions, Model};
 /// # fn main() -> Result<(), mlcc_runtime::Error> {
 /// let model = Model::load("bge-m3.so", &LoadOptions::default())?;
-/// let mut texts = model.texts()?;
+/// let mut embedder = model.text_embedder()?;
 /// // Token ids of two texts, with the special tokens that the model wants; 2 vectors.
-/// let vectors = texts.run(&[&[0, 35378, 2], &[0, 8999, 38, 2]])?;
-/// assert_eq!(vectors.len(), 2 * model.text_width());
+/// let embeddings = embedder.embed(&[&[0, 35378, 2], &[0, 8999, 38, 2]])?;
+/// assert_eq!(embeddings.len(), 2 * model.text_width());
 /// # Ok(()) }
 /// ```
 pub struct TextEmbedder {
