@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use mlcc_engine::serving::TextAdapter;
 use mlcc_models::{AdapterRequest, ModelError};
-use mlcc_runtime::{Factors, Model};
+use mlcc_runtime::{LoraFactors, Model};
 use pyo3::exceptions::PyFileNotFoundError;
 use pyo3::prelude::*;
 use thiserror::Error;
@@ -50,7 +50,7 @@ pub fn read(model: &Model, (name, folder, scale): &AdapterSpec) -> Result<TextAd
     if !scale.is_finite() {
         return Err(AdapterFault::Scale { name: name.clone(), scale: *scale });
     }
-    let put = |factors: &[Factors]| Ok(TextAdapter::new(name, model.load_adapter(name, factors)?));
+    let put = |factors: &[LoraFactors]| Ok(TextAdapter::new(name, model.load_adapter(name, factors)?));
     // Before its tensors are looked for in slots that are not there.
     if model.adapter_slots() == 0 {
         return put(&[]);
@@ -61,7 +61,7 @@ pub fn read(model: &Model, (name, folder, scale): &AdapterSpec) -> Result<TextAd
     let slots: BTreeSet<&str> = model.adapter_tensors().collect();
     let request = AdapterRequest { directory: folder.clone(), scale: *scale };
     let found = mlcc_models::adapter_factors(&request, |tensor| slots.contains(tensor))?;
-    let factors: Vec<Factors> =
-        found.iter().map(|f| Factors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect();
+    let factors: Vec<LoraFactors> =
+        found.iter().map(|f| LoraFactors { tensor: &f.tensor, rank: f.rank, a: &f.a, b: &f.b }).collect();
     put(&factors)
 }

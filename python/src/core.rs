@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use mlcc_engine::serving::{Sink, TextRequest, Ticket};
-use mlcc_engine::texts::{Embed, TextError, TextModel};
+use mlcc_engine::embedding::{EmbedOptions, EmbeddingError, EmbeddingModel};
+use mlcc_engine::serving::{CancelGuard, EngineRequest, EventSink};
 use mlcc_engine::{SpecialTokens, TokenId, Tokenizer};
-use mlcc_serve::{Hosted, ServeOptions, Stopped};
+use mlcc_serve::{ServeOptions, ServedModel, ShutdownOutcome};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tokio::runtime::Runtime;
@@ -44,18 +44,18 @@ impl CoreInner {
         Ok(self.runtime.get_or_init(|| made))
     }
 
-    fn hosted(&self) -> PyResult<Arc<Hosted>> {
+    fn hosted(&self) -> PyResult<Arc<ServedModel>> {
         self.loaded.application.model().ok_or_else(|| {
             invalid("this model makes vectors of texts, and generates none: use embed or rerank")
         })
     }
 
     /// The model with an adapter, or without.
-    fn adapted(&self, adapter: Option<&str>) -> PyResult<Arc<Hosted>> {
+    fn adapted(&self, adapter: Option<&str>) -> PyResult<Arc<ServedModel>> {
         let hosted = self.hosted()?;
         let Some(name) = adapter else { return Ok(hosted) };
         let models = self.loaded.application.models();
-        let of_model = |other: &&Arc<Hosted>| other.parent() == Some(hosted.name.as_str());
+        let of_model = |other: &&Arc<ServedModel>| other.base_model() == Some(hosted.name.as_str());
         let mut adapters = models.iter().filter(of_model);
         if let Some(found) = adapters.clone().find(|other| other.name == name) {
             return Ok(Arc::clone(found));
@@ -93,11 +93,11 @@ impl Core {
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         options: &Bound<'_, PyDict>,
-        sink: impl FnOnce() -> PyResult<Sink>,
-    ) -> PyResult<Ticket> {
+        sink: impl FnOnce() -> PyResult<EventSink>,
+    ) -> PyResult<CancelGuard> {
         let inner = self.inner()?;
         let hosted = inner.adapted(options::adapter(options)?.as_deref())?;
-        let request: TextRequest = options::request(py, &hosted, prompt, options)?;
+        let request: EngineRequest = options::request(py, &hosted, prompt, options)?;
         let requests = vec![(request, sink()?)];
         let tickets = inner.loaded.application.launch(&hosted, requests).map_err(errors::launch)?;
         tickets.into_iter().next().ok_or_else(|| closed("model"))
@@ -121,7 +121,7 @@ impl Core {
     fn with_texts<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut TextModel) -> Result<T, TextError> + Send,
+        work: impl FnOnce(&mut EmbeddingModel) -> Result<T, EmbeddingError> + Send,
     ) -> PyResult<T> {
         let inner = self.inner()?;
         without_gil(py, || {
@@ -306,8 +306,10 @@ impl Core {
         let dim = count("dim", dim, i64::MAX)?;
         let vectors = self.with_texts(py, |model| {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-            model
-                .embed(&texts, &Embed { prompt: prompt.as_deref(), prompt_text: prompt_text.as_deref(), dim })
+            model.embed(
+                &texts,
+                &EmbedOptions { prompt: prompt.as_deref(), prompt_text: prompt_text.as_deref(), dim },
+            )
         })?;
         Ok(Floats::many(vectors.values, Some(texts.len())))
     }
@@ -329,7 +331,7 @@ impl Core {
     /// Takes no more texts and waits for those that run; true if none had to be ended after `timeout` seconds.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (inner, timeout) = (self.inner()?, seconds("timeout", timeout)?);
-        without_gil(py, || Ok(inner.loaded.application.drain(timeout) == Stopped::Drained))
+        without_gil(py, || Ok(inner.loaded.application.drain(timeout) == ShutdownOutcome::Drained))
     }
 
     /// Texts that run or wait.

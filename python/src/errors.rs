@@ -5,9 +5,9 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use mlcc_engine::GrammarError;
-use mlcc_engine::carried::CarriedError;
-use mlcc_engine::serving::{Failure, LaunchError};
-use mlcc_engine::texts::TextError;
+use mlcc_engine::artifact_text::ArtifactTokenizerError;
+use mlcc_engine::embedding::EmbeddingError;
+use mlcc_engine::serving::{LaunchError, RequestFailure};
 use mlcc_runtime::Error;
 use mlcc_serve::ServeError;
 use pyo3::exceptions::{PyFileNotFoundError, PyOSError, PyPermissionError};
@@ -107,7 +107,7 @@ pub fn runtime(error: Error) -> PyErr {
     }
 }
 
-pub fn carried(error: CarriedError) -> PyErr {
+pub fn carried(error: ArtifactTokenizerError) -> PyErr {
     kinds::InvalidArtifact::new_err(error.to_string())
 }
 
@@ -123,9 +123,9 @@ pub fn serve(error: ServeError) -> PyErr {
     }
 }
 
-pub fn texts(error: TextError) -> PyErr {
+pub fn texts(error: EmbeddingError) -> PyErr {
     match error {
-        TextError::Runtime(error) => runtime(error),
+        EmbeddingError::Runtime(error) => runtime(error),
         other => kinds::InvalidRequest::new_err(other.to_string()),
     }
 }
@@ -154,12 +154,12 @@ pub fn grammar(error: &GrammarError) -> PyErr {
 }
 
 /// What ended a text before its time.
-pub fn failure(failure: &Failure) -> PyErr {
+pub fn failure(failure: &RequestFailure) -> PyErr {
     let message = failure.to_string();
     match failure {
-        Failure::Grammar(_) => kinds::GrammarError::new_err(message),
-        Failure::Panic(_) => kinds::InternalError::new_err(message),
-        Failure::Model(_) => kinds::Error::new_err(message),
+        RequestFailure::Grammar(_) => kinds::GrammarError::new_err(message),
+        RequestFailure::Panic(_) => kinds::InternalError::new_err(message),
+        RequestFailure::Model(_) => kinds::Error::new_err(message),
     }
 }
 

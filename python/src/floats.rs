@@ -4,14 +4,14 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use mlcc_runtime::Logits;
+use mlcc_runtime::OwnedLogits;
 use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 enum FloatStorage {
-    Logits(Logits),
+    Logits(OwnedLogits),
     Many(Vec<f32>),
 }
 
@@ -24,7 +24,7 @@ pub struct Floats {
 }
 
 impl Floats {
-    pub fn logits(logits: Logits) -> Floats {
+    pub fn logits(logits: OwnedLogits) -> Floats {
         Floats { held: Arc::new(FloatStorage::Logits(logits)), rows: None }
     }
 
@@ -38,7 +38,7 @@ impl Floats {
     }
 
     /// The logits, if nobody else has them.
-    pub fn into_spare(self) -> Result<Logits, Floats> {
+    pub fn into_spare(self) -> Result<OwnedLogits, Floats> {
         match Arc::try_unwrap(self.held) {
             Ok(FloatStorage::Logits(logits)) => Ok(logits),
             Ok(other) => Err(Floats { held: Arc::new(other), rows: self.rows }),

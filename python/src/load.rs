@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::texts::TextModel;
-use mlcc_engine::{ChatSource, ChatTemplate, carried};
-use mlcc_runtime::{LoadOptions, Model, Workers};
-use mlcc_serve::{Application, NoLibrary, ReadAdapter, Ready, ServeOptions, Served, need_of_texts};
+use mlcc_engine::embedding::EmbeddingModel;
+use mlcc_engine::{ChatSource, ChatTemplate, artifact_text};
+use mlcc_runtime::{LoadOptions, Model, WorkerThreads};
+use mlcc_serve::{
+    EmbeddedServer, ModelSetup, NoLibrary, ReadAdapter, ReadyModel, ServeOptions, embedding_memory,
+};
 use pyo3::prelude::*;
 use serde_json::Value;
 
@@ -29,7 +31,7 @@ pub struct LoadSettings {
 pub struct LoadedModels {
     /// The first one.
     pub model: Model,
-    pub application: Application,
+    pub application: EmbeddedServer,
 }
 
 /// Loads `paths`, by the names that requests call them.
@@ -40,35 +42,36 @@ pub fn load(paths: &[(String, PathBuf)], settings: &LoadSettings) -> PyResult<Lo
     for (name, path) in paths {
         let workers = first.as_ref().and_then(Model::workers);
         let model = open(path, settings, workers)?;
-        let tokenizer = carried::tokenizer(&model).map_err(errors::carried)?;
+        let tokenizer = artifact_text::tokenizer(&model).map_err(errors::carried)?;
         tokenizer.check_vocab(model.vocab()).map_err(|error| invalid(error.to_string()))?;
         let wanted = settings.adapters.iter().filter(|_| first.is_none());
         let adapters = wanted.map(|wanted| adapters::read(&model, wanted)).collect::<Result<Vec<_>, _>>()?;
         first.get_or_insert_with(|| model.clone());
         if model.text_width() > 0 {
-            let model = TextModel::new(&model, tokenizer).map_err(errors::texts)?;
-            committed += need_of_texts(name, &model, &settings.serve, committed).map_err(errors::serve)?;
+            let model = EmbeddingModel::new(&model, tokenizer).map_err(errors::texts)?;
+            committed += embedding_memory(name, &model, &settings.serve, committed).map_err(errors::serve)?;
             texts.push((name.clone(), model));
             continue;
         }
         let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
-        let served = Served {
+        let served = ModelSetup {
             executor: model.executor().to_owned(),
             format: format(&model, settings.template.as_deref())?,
-            sampling: carried::sampling(&metadata).map_err(|error| invalid(error.to_string()))?,
-            eos: carried::eos_ids(&metadata),
+            sampling: artifact_text::sampling(&metadata).map_err(|error| invalid(error.to_string()))?,
+            eos: artifact_text::eos_ids(&metadata),
             drafter: None,
             draft: None,
             adapters,
             reads_adapters: Some(reader(&model)),
             tokenizer,
         };
-        let ready = Ready::model(&model, served, &settings.serve, committed).map_err(errors::serve)?;
+        let ready =
+            ReadyModel::from_model(&model, served, &settings.serve, committed).map_err(errors::serve)?;
         committed += ready.need();
         models.push((name.clone(), ready));
     }
     let model = first.ok_or_else(|| invalid("no model was given"))?;
-    let application = Application::start(models, texts, Box::new(NoLibrary), &settings.serve);
+    let application = EmbeddedServer::start(models, texts, Box::new(NoLibrary), &settings.serve);
     Ok(LoadedModels { model, application: application.map_err(errors::serve)? })
 }
 
@@ -95,7 +98,7 @@ fn reader(model: &Model) -> ReadAdapter {
     })
 }
 
-fn open(path: &PathBuf, settings: &LoadSettings, workers: Option<Workers>) -> PyResult<Model> {
+fn open(path: &PathBuf, settings: &LoadSettings, workers: Option<WorkerThreads>) -> PyResult<Model> {
     let options = LoadOptions {
         threads: settings.threads,
         cpu_level: settings.cpu_level.clone(),
@@ -108,7 +111,7 @@ fn open(path: &PathBuf, settings: &LoadSettings, workers: Option<Workers>) -> Py
 fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>> {
     let refused = |error: mlcc_engine::ChatError| invalid(error.to_string());
     let source = match template {
-        None => return carried::chat_format(model).map_err(refused),
+        None => return artifact_text::chat_format(model).map_err(refused),
         Some("plain") => return Ok(Some(ChatFormat::Plain)),
         Some(name) if ChatTemplate::names().contains(&name) => ChatSource::named(name).map_err(refused)?,
         Some(text) if text.contains('{') => ChatSource::jinja(text),
@@ -119,7 +122,7 @@ fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>>
             )));
         }
     };
-    let template = carried::with_tokens(source, model).and_then(|source| source.compile());
+    let template = artifact_text::with_tokens(source, model).and_then(|source| source.compile());
     Ok(Some(ChatFormat::Template(Box::new(template.map_err(refused)?))))
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
-use mlcc_engine::serving::{Event, Sink, Ticket};
+use mlcc_engine::serving::{CancelGuard, EventSink, SequenceEvent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -20,7 +20,7 @@ use crate::stream::lock;
 
 /// Something about the text or request of a number.
 pub enum MailboxItem {
-    Event(Event),
+    Event(SequenceEvent),
     /// Status and headers of an answer.
     Head(u16, Vec<(Vec<u8>, Vec<u8>)>),
     Body(Bytes),
@@ -50,8 +50,10 @@ pub struct MailboxSender {
 
 impl MailboxSender {
     pub fn send(&mut self, item: MailboxItem) {
-        self.over |=
-            matches!(&item, MailboxItem::End | MailboxItem::Event(Event::Finished(_) | Event::Failed(_)));
+        self.over |= matches!(
+            &item,
+            MailboxItem::End | MailboxItem::Event(SequenceEvent::Finished(_) | SequenceEvent::Failed(_))
+        );
         let mut items = lock(&self.inner.items);
         items.push((self.key, item));
         if items.len() == 1 {
@@ -61,7 +63,7 @@ impl MailboxSender {
     }
 
     /// Sends the events of a text.
-    pub fn into_sink(mut self) -> Sink {
+    pub fn into_sink(mut self) -> EventSink {
         Box::new(move |event| {
             self.send(MailboxItem::Event(event));
             ControlFlow::Continue(())
@@ -119,12 +121,14 @@ impl Mailbox {
 /// A piece, an end, an exception, the head of an answer, or bytes of it; `None` where an answer ends.
 fn to_python(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
     Ok(match item {
-        MailboxItem::Event(Event::Prompt(_)) => py.NotImplemented().into_bound(py),
-        MailboxItem::Event(Event::Piece(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),
-        MailboxItem::Event(Event::Finished(finished)) => {
+        MailboxItem::Event(SequenceEvent::PromptLogprobs(_)) => py.NotImplemented().into_bound(py),
+        MailboxItem::Event(SequenceEvent::Delta(piece)) => Bound::new(py, Piece::new(piece))?.into_any(),
+        MailboxItem::Event(SequenceEvent::Finished(finished)) => {
             Bound::new(py, Finished::from(&finished))?.into_any()
         }
-        MailboxItem::Event(Event::Failed(why)) => failure(&why).into_value(py).into_bound(py).into_any(),
+        MailboxItem::Event(SequenceEvent::Failed(why)) => {
+            failure(&why).into_value(py).into_bound(py).into_any()
+        }
         MailboxItem::Head(status, headers) => {
             let pair = |(name, value): &(Vec<u8>, Vec<u8>)| (PyBytes::new(py, name), PyBytes::new(py, value));
             let headers: Vec<_> = headers.iter().map(pair).collect();
@@ -142,11 +146,11 @@ fn to_python(py: Python<'_>, item: MailboxItem) -> PyResult<Bound<'_, PyAny>> {
 /// A text whose events go to a mailbox.
 #[pyclass(frozen, module = "mlcc._mlcc")]
 pub struct Pending {
-    ticket: Ticket,
+    ticket: CancelGuard,
 }
 
 impl Pending {
-    pub fn new(ticket: Ticket) -> Pending {
+    pub fn new(ticket: CancelGuard) -> Pending {
         Pending { ticket }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use mlcc_engine::serving::TextRequest;
+use mlcc_engine::serving::EngineRequest;
 use mlcc_engine::{GrammarSpec, SamplingOverrides, SpecialTokens, TokenId};
-use mlcc_serve::Hosted;
+use mlcc_serve::ServedModel;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -31,7 +31,7 @@ impl PythonPrompt {
         Ok(PythonPrompt::Ids(value(prompt, "prompt", "a string, or a sequence of token ids")?))
     }
 
-    pub fn ids(self, hosted: &Hosted) -> PyResult<Vec<TokenId>> {
+    pub fn ids(self, hosted: &ServedModel) -> PyResult<Vec<TokenId>> {
         match self {
             PythonPrompt::Ids(ids) => Ok(hosted.tokenizer.as_prompt(ids)),
             PythonPrompt::Text(text) => {
@@ -151,10 +151,10 @@ pub fn adapter(options: &Bound<'_, PyDict>) -> PyResult<Option<String>> {
 /// The request of a text. Tokenizing and compiling a grammar are done without the GIL.
 pub fn request(
     py: Python<'_>,
-    hosted: &Hosted,
+    hosted: &ServedModel,
     prompt: &Bound<'_, PyAny>,
     options: &Bound<'_, PyDict>,
-) -> PyResult<TextRequest> {
+) -> PyResult<EngineRequest> {
     let prompt = PythonPrompt::take(prompt)?;
     let mut options = OptionReader { dict: options, known: Vec::new() };
     let sampling = hosted.sampling.clone().with(&sampling(&mut options)?);
@@ -163,7 +163,7 @@ pub fn request(
         options.take("logit_bias", "a dict of token ids to numbers")?;
     let special = options.take("special", YES)?.unwrap_or(false);
     let ends = !options.take("ignore_eos", YES)?.unwrap_or(false);
-    let request = TextRequest {
+    let request = EngineRequest {
         bias: bias.into_iter().flatten().collect(),
         min_tokens: options.take("min_tokens", COUNT)?.unwrap_or(0),
         max_tokens: options.take("max_tokens", COUNT)?,
@@ -173,14 +173,15 @@ pub fn request(
         logprobs: options.take("logprobs", COUNT)?,
         priority: options.take("priority", "a whole number")?.unwrap_or(0),
         deadline: seconds(options.take("timeout", "seconds")?)?,
-        reuse: options.take("reuse", YES)?.unwrap_or(true),
-        ..TextRequest::new(Vec::new(), sampling)
+        use_prefix_cache: options.take("reuse", YES)?.unwrap_or(true),
+        ..EngineRequest::new(Vec::new(), sampling)
     };
     options.known.push(ADAPTER);
     options.finish()?;
     without_gil(py, move || {
         let prompt = prompt.ids(hosted)?;
-        let spec = spec.map(|spec| hosted.grammar(&spec).map_err(|error| grammar(&error))).transpose()?;
-        Ok(TextRequest { prompt, grammar: spec, ..request })
+        let spec =
+            spec.map(|spec| hosted.compile_grammar(&spec).map_err(|error| grammar(&error))).transpose()?;
+        Ok(EngineRequest { prompt, grammar: spec, ..request })
     })
 }

@@ -34,11 +34,11 @@ impl Logprob {
 /// What one token added to a text.
 #[pyclass(frozen, module = "mlcc")]
 pub struct Piece {
-    piece: serving::Piece,
+    piece: serving::TextDelta,
 }
 
 impl Piece {
-    pub fn new(piece: serving::Piece) -> Piece {
+    pub fn new(piece: serving::TextDelta) -> Piece {
         Piece { piece }
     }
 }
@@ -92,17 +92,17 @@ pub struct Finished {
     writing: f64,
 }
 
-impl From<&serving::Finished> for Finished {
-    fn from(of: &serving::Finished) -> Finished {
+impl From<&serving::RequestSummary> for Finished {
+    fn from(of: &serving::RequestSummary) -> Finished {
         Finished {
             reason: of.reason.as_str(),
             prompt_tokens: of.prompt_tokens,
             cached_tokens: of.cached_tokens,
             completion_tokens: of.completion_tokens,
             seed: of.seed,
-            waited: of.waited.as_secs_f64(),
-            reading: of.reading.as_secs_f64(),
-            writing: of.writing.as_secs_f64(),
+            waited: of.queue_time.as_secs_f64(),
+            reading: of.prefill_time.as_secs_f64(),
+            writing: of.decode_time.as_secs_f64(),
         }
     }
 }

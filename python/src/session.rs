@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use mlcc_engine::TokenId;
-use mlcc_runtime::{Adapter, Logits, Model};
+use mlcc_runtime::{LoadedAdapter, Model, OwnedLogits};
 use pyo3::prelude::*;
 
 use crate::errors::{closed, invalid, runtime, without_gil};
@@ -42,7 +42,7 @@ impl SessionState {
         Ok(logits)
     }
 
-    fn spare(&mut self) -> Option<Logits> {
+    fn spare(&mut self) -> Option<OwnedLogits> {
         let mut spare = None;
         for floats in std::mem::take(&mut self.recycled) {
             match (spare.is_none(), floats) {
@@ -64,7 +64,7 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(model: &Model, adapter: Option<&Adapter>) -> PyResult<Session> {
+    pub fn new(model: &Model, adapter: Option<&LoadedAdapter>) -> PyResult<Session> {
         let mut session = model.session().map_err(runtime)?;
         session.set_adapter(adapter).map_err(runtime)?;
         Ok(Self::from_state(SessionState::new(session, None)))

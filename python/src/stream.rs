@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mlcc_engine::FinishReason;
-use mlcc_engine::serving::{Event, Sink, Ticket};
+use mlcc_engine::serving::{CancelGuard, EventSink, SequenceEvent};
 use pyo3::prelude::*;
 
 use crate::errors::{failure, kinds, without_gil};
@@ -29,15 +29,15 @@ pub struct Stream {
 }
 
 struct RunningText {
-    events: Receiver<Event>,
+    events: Receiver<SequenceEvent>,
     /// Dropping it ends the text.
-    _ticket: Ticket,
+    _ticket: CancelGuard,
 }
 
 /// Where the events of a text go.
-pub fn sink() -> (Sink, Receiver<Event>) {
-    let (sender, events): (Sender<Event>, _) = channel();
-    let sink: Sink = Box::new(move |event| match sender.send(event) {
+pub fn sink() -> (EventSink, Receiver<SequenceEvent>) {
+    let (sender, events): (Sender<SequenceEvent>, _) = channel();
+    let sink: EventSink = Box::new(move |event| match sender.send(event) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     });
@@ -45,13 +45,13 @@ pub fn sink() -> (Sink, Receiver<Event>) {
 }
 
 impl Stream {
-    pub fn new(events: Receiver<Event>, ticket: Ticket) -> Stream {
+    pub fn new(events: Receiver<SequenceEvent>, ticket: CancelGuard) -> Stream {
         let running = RunningText { events, _ticket: ticket };
         Stream { running: ProcessOwned::new(Mutex::new(Some(running))), finished: Mutex::new(None) }
     }
 
     /// The next event; `None` when the text has ended.
-    fn event(&self, py: Python<'_>) -> PyResult<Option<Event>> {
+    fn event(&self, py: Python<'_>) -> PyResult<Option<SequenceEvent>> {
         let running = self.running.check()?;
         loop {
             let found = without_gil(py, || {
@@ -86,13 +86,13 @@ impl Stream {
         loop {
             match self.event(py)? {
                 None => return Ok(None),
-                Some(Event::Prompt(_)) => {}
-                Some(Event::Piece(piece)) => return Ok(Some(Piece::new(piece))),
-                Some(Event::Failed(why)) => {
+                Some(SequenceEvent::PromptLogprobs(_)) => {}
+                Some(SequenceEvent::Delta(piece)) => return Ok(Some(Piece::new(piece))),
+                Some(SequenceEvent::Failed(why)) => {
                     self.close(py)?;
                     return Err(failure(&why));
                 }
-                Some(Event::Finished(finished)) => {
+                Some(SequenceEvent::Finished(finished)) => {
                     // Only the engine's end cancels a text that somebody still waits for.
                     let lost = finished.reason == FinishReason::Cancelled && lock(&self.running).is_some();
                     *lock(&self.finished) = Some(Py::new(py, Finished::from(&finished))?);
