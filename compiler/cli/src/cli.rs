@@ -21,10 +21,10 @@ use crate::ui::Ui;
 pub struct Cli {
     #[command(subcommand)]
     pub command: CliCommand,
-    /// Say less: errors and results only
+    /// Print only errors and results
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Say more
+    /// Print more detail
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 }
@@ -35,11 +35,11 @@ pub enum CliCommand {
     Build(Box<build::BuildArgs>),
     /// Generate text with a compiled model
     Run(Box<run::RunArgs>),
-    /// Talk with a compiled model
+    /// Chat with a compiled model
     Chat(Box<chat::ChatArgs>),
-    /// Serve a compiled model over HTTP, as the OpenAI API
+    /// Serve a compiled model over HTTP with the OpenAI API
     Serve(Box<serve::ServeArgs>),
-    /// Print vectors of texts
+    /// Print embedding vectors of texts
     Embed(embed::EmbedArgs),
     /// Order documents by how well they answer a query
     Rerank(rerank::RerankArgs),
@@ -55,7 +55,7 @@ pub enum CliCommand {
     Bench(bench::BenchArgs),
     /// Find plans that are faster on this machine, for `mlcc build --tuning`
     Tune(Box<tune::TuneArgs>),
-    /// Run a module in text form, or reference results of a model, by interpretation
+    /// Interpret a module in text form, or replay a model's reference results
     Interp(interp::InterpArgs),
     /// Run passes over a module in text form
     Opt(opt::OptArgs),
@@ -65,7 +65,7 @@ pub enum CliCommand {
     Models(models::ModelsArgs),
     /// List the weight formats
     Quants(quants::QuantsArgs),
-    /// Check what this machine offers to mlcc, and say what is missing
+    /// Check what this machine provides for mlcc, and report what is missing
     Doctor(doctor::DoctorArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),

@@ -42,56 +42,58 @@ mod under_load;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchArgs {
-    /// A compiled model, or a checkpoint, which is built first and kept in the cache
+    /// A compiled model, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// Lengths of prompts (with commas for several; 0 = none) [default: 512, or what the context has room for]
+    /// Prompt lengths (separated by commas; 0 = none) [default: 512, or what fits into the context]
     #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_prompt: Option<Vec<usize>>,
-    /// Numbers of tokens to generate (with commas for several; 0 = none) [default: 128, or what the context has room for]
+    /// Numbers of tokens to generate (separated by commas; 0 = none) [default: 128, or what fits into the context]
     #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_gen: Option<Vec<usize>>,
-    /// Positions before the generated tokens (with commas for several)
+    /// Positions before the generated tokens (separate several by commas)
     #[arg(short = 'd', long, default_value = "0", value_delimiter = ',', value_parser = parse_tokens)]
     depth: Vec<usize>,
-    /// Sequences that generate together (with commas for several; needs `mlcc build --max-batch`)
+    /// Number of sequences decoded together (separate several by commas; needs `mlcc build --max-batch`)
     #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
-    /// Steps of next tokens and a piece of a prompt, as `8+120` (with commas for several): the next token of 8 sequences, each
-    /// after `--depth` others, and the first 120 tokens of one more
+    /// Steps that mix decoding with a chunk of a prompt, for example `8+120` (separate several by commas): the next
+    /// token of 8 sequences, each after `--depth` others, and the first 120 tokens of one more
     #[arg(long, value_name = "NEXT+PIECE", value_delimiter = ',')]
     mixed: Vec<MixedStep>,
-    /// Of models of texts: texts of so many tokens, as `64x256`, all in one go (with commas for several) [default: 64x256, or what
-    /// the context has room for]
+    /// For embedding models: number and length of the texts in one call, for example `64x256` (separate several by
+    /// commas) [default: 64x256, or what fits into the context]
     #[arg(long, value_name = "TEXTSxTOKENS", value_delimiter = ',', conflicts_with_all = ["n_prompt", "n_gen", "mixed", "predict"])]
     texts: Vec<TextCounts>,
-    /// How often each test runs
+    /// Number of runs of each test
     #[arg(short, long, visible_alias = "iterations", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repetitions: u32,
-    /// Worker threads (with commas for several) [default: physical cores]
+    /// Worker threads (separate several by commas) [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     #[command(flatten)]
     placing: PlacementArgs,
-    /// Weights in huge pages, which are read faster: from the start, as in a process that has generated for a while
+    /// Put the weights in huge pages, which are faster to read: from the start, as in a process that has generated for
+    /// a while
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
     huge_pages: HugePagesArg,
-    /// Seconds for which all threads are busy before the first test
+    /// Seconds to keep all threads busy before the first test
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_seconds)]
     warm_up: f64,
-    /// Measure instead the time from the start of a process to the first token after a prompt of 8, and its memory
+    /// Measure the time from process start to the first token after a prompt of 8 tokens, and the memory, instead
     #[arg(long)]
     start: bool,
-    /// Show instead where the time goes, kernel by kernel
+    /// Show where the time goes, kernel by kernel, instead
     #[arg(long, conflicts_with = "start")]
     kernels: bool,
-    /// Measure instead the speed beside so many busy programs (with commas for several), in turns with the speed alone
+    /// Measure the speed while N other programs are busy (separate several by commas), interleaved with the speed on
+    /// the idle machine, instead
     #[arg(long, value_name = "PROGRAMS", value_delimiter = ',', conflicts_with_all = ["start", "kernels"], value_parser = clap::value_parser!(u16).range(1..=1024))]
     busy: Vec<u16>,
-    /// Predict instead, from machine code, how fast the artifact is on a GPU that need not be there (`h200`, `h100`, `a100`); nothing is
-    /// measured. With `--kernels` kernel by kernel. Needs NVIDIA's ptxas and nvdisasm
+    /// Predict from machine code how fast the artifact is on a GPU, which need not be present (`h200`, `h100`, `a100`);
+    /// nothing is measured. With `--kernels` kernel by kernel. Needs NVIDIA's ptxas and nvdisasm
     #[arg(long, value_name = "GPU", conflicts_with_all = ["start", "busy"])]
     predict: Option<String>,
     /// What the programs do that `--busy` starts
@@ -100,7 +102,7 @@ pub struct BenchArgs {
     /// What the process does that `--start` measures
     #[arg(long, hide = true, conflicts_with = "start")]
     first_token: bool,
-    /// Form of the result
+    /// Output format
     #[arg(short, long, value_enum, default_value = "md")]
     output: OutputFormat,
 }

@@ -21,38 +21,38 @@ use mlcc_driver::layers::split_calls;
 
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Builds the model with the outputs of all layers kept and holds them against the interpreted graph; if \
-    one departs, builds it again without each optional pass. Exit code 0 if nothing is wrong. Example: mlcc bisect \
-    ./rwkv-4-169m --quant q4f16"
+    after_help = "Builds the model, keeps the outputs of all layers and compares them with the interpreted graph; if \
+        one differs, builds it again without each optional pass. Exit code 0 if nothing is wrong. Example: mlcc bisect \
+        ./rwkv-4-169m --quant q4f16"
 )]
 pub struct BisectArgs {
     /// Folder or file of a checkpoint, hf:org/repo, or a preset name
     model: String,
-    /// Folder or file with the weights, in place of those that the model leads to
+    /// Folder or file with the weights, instead of the model's own
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// No weights are read: random ones from this seed
+    /// Use random weights from this seed instead of reading weights
     #[arg(long, value_name = "SEED", conflicts_with = "weights")]
     random_weights: Option<u64>,
     /// Machine to compile for; code that cannot run here is interpreted
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Weight format: a name of `mlcc quants`, or `keep` for the types that the weights are stored in
+    /// Weight format: a name from `mlcc quants`, or `keep` for the types in which the weights are stored
     #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]
     quant: String,
-    /// TOML file with exceptions from the weight format for single tensors
+    /// TOML file with per-tensor exceptions from the weight format
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
     /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Maximum number of tokens in one call of prefill
+    /// Maximum number of tokens in one prefill call
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
     /// Code generator
     #[arg(long, value_enum, env = "MLCC_BACKEND")]
     backend: Option<BackendArg>,
-    /// Passes that are off in every build
+    /// Passes to disable in every build
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     disable_pass: Vec<String>,
     #[command(flatten)]

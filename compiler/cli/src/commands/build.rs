@@ -39,95 +39,96 @@ pub struct BuildArgs {
     /// Folder or file of a checkpoint, hf:org/repo, a preset name (see `mlcc models`), or a module in text form (.mlc, with --weights)
     #[arg(short, long, env = "MLCC_MODEL")]
     model: String,
-    /// Folder or file with the weights, in place of those that --model leads to
+    /// Folder or file with the weights, instead of the model's own
     #[arg(long, value_name = "PATH")]
     weights: Option<PathBuf>,
-    /// No weights are read: random ones from this seed, for benchmarks
+    /// Use random weights from this seed instead of reading weights, for benchmarks
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
-    /// LoRA adapter in PEFT's form that is merged into the weights, times a scale (repeatable; several add up)
+    /// LoRA adapter in PEFT format to merge into the weights, with an optional scale (repeatable; adapters add up)
     #[arg(long, value_name = "DIR[=SCALE]", conflicts_with = "weights_on_load")]
     lora: Vec<AdapterRequest>,
-    /// Leave room for so many LoRA adapters, of which a sequence chooses one when the artifact runs (`--lora` of run and chat)
+    /// Reserve N slots for LoRA adapters that are selected per sequence at run time (`--lora` of run and chat)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), conflicts_with = "weights_on_load")]
     lora_slots: Option<u32>,
-    /// The highest rank that such an adapter may have; filled up to a multiple of 16 [default: 16]
+    /// Maximum rank of such an adapter; rounded up to a multiple of 16 [default: 16]
     #[arg(long, value_name = "R", requires = "lora_slots", value_parser = clap::value_parser!(u32).range(1..=1024))]
     lora_rank: Option<u32>,
-    /// Tokenizer file, in place of the one beside the model
+    /// Tokenizer file, instead of the one next to the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of Jinja text
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of Jinja text
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
-    /// Make vectors of texts (embeddings), and pool the rows of a text like this: that of the first token (cls), of the last one
-    /// (lasttoken), or their mean [default: what modules.json beside the weights says]
+    /// Build an embedding model that pools token vectors this way: the first token's (cls), the last token's
+    /// (lasttoken), or their mean [default: as modules.json next to the weights says]
     #[arg(long, value_name = "HOW", value_parser = parse_pooling)]
     pooling: Option<PoolingMode>,
-    /// Make a reranker of a model that answers with one of two tokens: the score is the logit of the first less that of the second
-    /// [default: yes,no for Qwen3-Reranker, what modules.json says for others]
+    /// Build a reranker from a model that answers with one of two tokens: the score is the logit of the first minus
+    /// that of the second [default: yes,no for Qwen3-Reranker, else as modules.json says]
     #[arg(long, value_name = "YES,NO", value_parser = parse_answers, conflicts_with = "pooling")]
     rerank_by: Option<[String; 2]>,
-    /// Machine to compile for: cpu (this one) or a name of `mlcc targets`; several CPU levels with commas
+    /// Machine to compile for: cpu (this one) or a name from `mlcc targets`; separate several CPU levels by commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Tuning that `mlcc tune` wrote for a level of the target
+    /// Tuning file that `mlcc tune` wrote for a level of the target
     #[arg(long, value_name = "FILE")]
     tuning: Option<PathBuf>,
-    /// Weight format: a name of `mlcc quants`, or `keep` for the types that the weights are stored in
+    /// Weight format: a name from `mlcc quants`, or `keep` for the types in which the weights are stored
     #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]
     quant: String,
-    /// TOML file with exceptions from the weight format for single tensors
+    /// TOML file with per-tensor exceptions from the weight format
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
     /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} behind the model for each --lora]
+    /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} after the model for each --lora]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Maximum number of tokens in one call of prefill; scratch memory grows with it [default: 128; 512 for models with
-    /// experts; 2048 on GPUs; up to 2048 for models that take a prompt only as a whole]
+    /// Maximum number of tokens in one prefill call; scratch memory grows with it [default: 128; 512 for models with
+    /// experts; 2048 on GPUs; up to 2048 for models that must read the whole prompt at once]
     #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// Maximum number of sequences decoded together in one step; 1 leaves the entry point for that out [default: 16 on CPUs, 1 on GPUs]
+    /// Maximum number of sequences decoded together in one step; 1 omits the entry point for batches [default: 16 on
+    /// CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
-    /// Split the model among N ranks, each with a part of the weights and caches, which exchange what they compute: groups of threads of
-    /// one process, or processes, on GPUs always; see docs/tensor-parallel.md [default: 1]
+    /// Split the model among N ranks, each with a part of the weights and caches. Ranks are groups of threads in one
+    /// process or separate processes (always on GPUs); see docs/tensor-parallel.md [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     tensor_parallel: Option<u32>,
-    /// What ranks exchange: gather (parts of values; the bits of one rank), codes (the same bits, and fewer bytes where products read
-    /// 8-bit activations), reduce (also terms of sums: fewer exchanges, other roundings), or auto (gather or reduce, what costs
-    /// less; --explain-passes says why) [default: gather]
+    /// What ranks exchange: gather (parts of values; bit-identical to one rank), codes (also bit-identical, with fewer
+    /// bytes if matmuls read 8-bit activations), reduce (also partial sums: fewer exchanges, different rounding), or
+    /// auto (gather or reduce, whichever costs less; --explain-passes says why) [default: gather]
     #[arg(long, value_name = "MODE", requires = "tensor_parallel", value_parser = parse_tp_mode)]
     tp_mode: Option<TpMode>,
-    /// Logits have the same bits whatever is computed beside them: for 8-bit activations, see docs/same-bits.md. Attention of single
-    /// tokens is slower. For CPUs
+    /// Make logits bit-identical whatever else is in the batch, also with 8-bit activations (see docs/same-bits.md).
+    /// Attention of single tokens gets slower. For CPUs
     #[arg(long)]
     batch_invariant: bool,
-    /// Machine code for each GPU of --target beside its PTX, which loads faster; needs NVIDIA's ptxas. Drivers that cannot take it translate
-    /// the PTX
+    /// Add machine code for each GPU of --target to its PTX, which loads faster; needs NVIDIA's ptxas. Drivers that
+    /// cannot load it translate the PTX
     #[arg(long)]
     cubin: bool,
     /// Maximum number of tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
-    /// Tokens that are seen together, the attention sinks among them: the sequence goes on for ever, and older tokens are
+    /// Attention window in tokens, including attention sinks: the sequence has no maximum length, and older tokens are
     /// dropped (rotary and ALiBi models) [default: the model's own window]
     #[arg(long, visible_alias = "sliding-window-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sliding_window: Option<u32>,
-    /// First tokens of the sequence that stay visible in the window [default: 0]
+    /// Number of first tokens of the sequence that stay in the window [default: 0]
     #[arg(long, visible_alias = "attention-sink-size", value_name = "N")]
     attention_sinks: Option<u32>,
     /// Code generator
     #[arg(long, value_enum, env = "MLCC_BACKEND")]
     backend: Option<BackendArg>,
-    /// Write the weights into a .safetensors file beside the artifact
+    /// Write the weights into a .safetensors file next to the artifact
     #[arg(long)]
     split_weights: bool,
-    /// Random weights are not written: they are made when the model is loaded. Spread like those of --random-weights, but not the
-    /// same values
+    /// Generate random weights at load time instead of storing them; distributed like those of --random-weights, with
+    /// other values
     #[arg(long, requires = "random_weights", conflicts_with_all = ["split_weights", "debug_taps", "report", "eval_text", "max_kl"])]
     weights_on_load: bool,
     /// Fail if the model needs more memory than this at run time (1500000000, 1.5GB, 2GiB)
@@ -148,35 +149,35 @@ pub struct BuildArgs {
     /// Write the module after every pass into this folder
     #[arg(long, value_name = "DIR")]
     debug_dump: Option<PathBuf>,
-    /// Keep every layer's output where `mlcc verify --layers` finds it; costs memory and some speed
+    /// Keep every layer's output for `mlcc verify --layers`; costs memory and some speed
     #[arg(long)]
     debug_taps: bool,
-    /// Measure the artifact on a text: perplexity, KL divergence from f32 and equal top tokens, kept in the artifact
-    /// [default: if a text (eval.txt, valid.txt) lies beside the model]
+    /// Measure the artifact on a text and store the results in it: perplexity, KL divergence from f32 and top-token
+    /// agreement [default: if a text (eval.txt, valid.txt) is next to the model]
     #[arg(long, conflicts_with = "no_report")]
     report: bool,
     /// Do not measure
     #[arg(long)]
     no_report: bool,
-    /// Text to measure on, in place of the one beside the model
+    /// Text to measure on, instead of the one next to the model
     #[arg(long, value_name = "FILE")]
     eval_text: Option<PathBuf>,
-    /// Measure on at most so many tokens
+    /// Measure on at most N tokens
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..))]
     eval_tokens: u32,
     /// Fail, and write nothing, if the mean KL divergence from f32 is larger; implies --report
     #[arg(long, value_name = "NATS", value_parser = parse_kl, conflicts_with = "no_report")]
     max_kl: Option<f64>,
-    /// Write text of the code generator instead of an artifact
+    /// Write the code generator's text output instead of an artifact
     #[arg(long, value_enum)]
     emit: Option<EmitArg>,
-    /// Generate all code anew, and keep none of it for later builds (their folder: `mlcc doctor`)
+    /// Neither read nor write the cache of compiled code (`mlcc doctor` shows its folder)
     #[arg(long)]
     no_cache: bool,
     /// Look for the model in this Hugging Face cache folder
     #[arg(long, value_name = "DIR")]
     hf_cache: Option<PathBuf>,
-    /// Download nothing: a preset or hf:org/repo has to be in the Hugging Face cache (also HF_HUB_OFFLINE=1)
+    /// Download nothing: a preset or hf:org/repo must already be in the Hugging Face cache (also HF_HUB_OFFLINE=1)
     #[arg(long)]
     offline: bool,
     /// Print the report as JSON on standard output

@@ -32,22 +32,23 @@ const PLAIN: &str = "plain";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc chat model.so --system \"Answer in one sentence.\" --temp 0.7\n\
-    Inside: /help lists the commands; Ctrl-C stops an answer; at the prompt it clears what is typed, and at an empty one it leaves.")]
+    In the chat: /help lists the commands; Ctrl-C stops an answer, clears the line at the prompt, and exits at an \
+    empty prompt.")]
 pub struct ChatArgs {
-    /// A compiled model, or a checkpoint, which is built first and kept in the cache
+    /// A compiled model, or a checkpoint, which is compiled first and cached
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// The system's message, before the conversation
+    /// System message at the start of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text, or
-    /// `plain` for text that is simply continued
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text,
+    /// or `plain` for text that is simply continued
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
-    /// Maximum number of tokens of an answer; -1 goes on until the model ends it
+    /// Maximum number of tokens of an answer; -1 generates until the model ends it
     #[arg(short = 'n', long, visible_alias = "n-predict", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     predict: i64,
     #[command(flatten)]
@@ -61,13 +62,13 @@ pub struct ChatArgs {
     stop: Vec<String>,
     #[command(flatten)]
     form: TextForm,
-    /// Tokenizer file, in place of the one in the artifact
+    /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    /// LoRA adapter in PEFT format, with an optional scale; the artifact must be built with --lora-slots
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Option<mlcc_models::AdapterRequest>,
-    /// Begin with a conversation that /save wrote
+    /// Start from a conversation that /save wrote
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 }

@@ -19,7 +19,7 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Remove the code that earlier builds have kept, and do nothing else
+    /// Remove the cached code of earlier builds, and do nothing else
     #[arg(long, conflicts_with = "json")]
     clear_cache: bool,
 }

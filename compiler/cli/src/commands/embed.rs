@@ -13,19 +13,19 @@ use crate::ui::{self, Ui};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc embed bge-m3.so \"What is a monad?\" --json\n\
-    The way of pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
+    The pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
 pub struct EmbedArgs {
-    /// A compiled model of embeddings, or a checkpoint, which is built first and kept in the cache
+    /// A compiled embedding model, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
     /// The texts [default: each line of standard input]
     texts: Vec<String>,
-    /// Prompt of the model that is put before each text, by its name (query, document, ...) [default: the model's own choice]
+    /// Name of the model's prompt to put before each text (query, document, ...) [default: the model's own choice]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt_text")]
     prompt: Option<String>,
-    /// Text that is put before each text
+    /// Prompt text to put before each text
     #[arg(long, value_name = "TEXT")]
     prompt_text: Option<String>,
-    /// Only so many first numbers of a vector, which then has length 1 again
+    /// Keep only the first N numbers of each vector, normalized to length 1 again
     #[arg(long, value_name = "N")]
     dim: Option<usize>,
     /// Write the vectors as a NumPy array [texts, numbers] of f32 into this file
@@ -41,13 +41,13 @@ pub(super) struct EmbeddingModelArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Tokenizer file, in place of the one in the artifact
+    /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
 }

@@ -23,33 +23,33 @@ use crate::ui::{self, Ui};
     incomplete last window is dropped."
 )]
 pub struct EvalArgs {
-    /// A compiled model, or a checkpoint, which is built first and kept in the cache
+    /// A compiled model, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The text, UTF-8; `-` is standard input
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Tokens of a window [default: 256, or as many as the model can see if these are fewer]
+    /// Tokens per window [default: 256, or the model's context if that is smaller]
     #[arg(long)]
     context: Option<usize>,
     /// Tokens from the start of one window to the next [default: 256, or --context if that is smaller]
     #[arg(long)]
     stride: Option<usize>,
-    /// Another compiled model, the reference: adds KL divergence and the share of equal top tokens
+    /// Compiled model to use as the reference: adds KL divergence and top-token agreement
     #[arg(long, value_name = "ARTIFACT")]
     against: Option<PathBuf>,
-    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    /// LoRA adapter in PEFT format, with an optional scale; the artifact must be built with --lora-slots
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Option<AdapterRequest>,
-    /// At most so many windows
+    /// Use at most N windows
     #[arg(long, value_name = "N")]
     windows: Option<usize>,
     /// Worker threads [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Tokenizer file, in place of the one in the artifact
+    /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Print JSON

@@ -10,10 +10,10 @@ use crate::error::CliError;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct TextForm {
-    /// File with a JSON schema: the text is JSON that it admits
+    /// File with a JSON schema that the generated text has to match
     #[arg(long, value_name = "FILE", conflicts_with = "grammar")]
     json_schema: Option<PathBuf>,
-    /// File with a grammar in llguidance's variant of Lark's syntax: the text is one of its texts
+    /// File with a grammar in llguidance's variant of Lark's syntax that the generated text has to match
     #[arg(long, value_name = "FILE")]
     grammar: Option<PathBuf>,
 }

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 
 #[derive(Debug, clap::Args)]
 pub struct InspectArgs {
-    /// A compiled model, or a checkpoint, which is built first and kept in the cache
+    /// A compiled model, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// List every parameter with format, packing, shape and size (loads the code)

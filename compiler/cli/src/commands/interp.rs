@@ -33,8 +33,9 @@ const MOST_ELEMENTS: i64 = 1 << 28;
     after_help = "A module: mlcc interp file.mlc NAME [ARGUMENT ...] runs the function or kernel @NAME; arguments \
     are lists such as 1,2.5,3, `random SEED`, or `out` for memory that a kernel writes. Missing ones are random (out for \
     outputs of kernels), parameters of the module are random.\nA model: mlcc interp --model DIR --golden FILE replays \
-    reference results, through the graph as the model defines it, or with --target through the kernels of a target. DIR may be a module in text form: --weights says where its weights \
-    are, and the steps of a lowered one run as they stand there."
+    reference results, through the graph as the model defines it, or with --target through the kernels of a target. \
+    DIR may be a module in text form: --weights says where its weights are, and the steps of a lowered module run as \
+    written."
 )]
 pub struct InterpArgs {
     /// A module in text form; `-` is standard input

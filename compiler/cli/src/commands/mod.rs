@@ -135,7 +135,7 @@ pub(crate) struct ThreadArgs {
     threads: Option<u16>,
     #[command(flatten)]
     placing: PlacementArgs,
-    /// Weights in huge pages, which are read faster
+    /// Put the weights in huge pages, which are faster to read
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
     huge_pages: HugePagesArg,
 }
@@ -143,10 +143,10 @@ pub(crate) struct ThreadArgs {
 /// Where workers and weights are.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct PlacementArgs {
-    /// Each worker thread stays on a core of its own
+    /// Pin each worker thread to its own core
     #[arg(long)]
     pin: bool,
-    /// On machines with several NUMA nodes: where weights in huge pages lie
+    /// On machines with several NUMA nodes: where to place weights in huge pages
     #[arg(long, value_enum, default_value = "off", value_name = "WHERE")]
     numa: NumaArg,
 }

@@ -23,7 +23,7 @@ pub struct OptArgs {
     /// A module in text form; `-` is standard input
     #[arg(required_unless_present = "list")]
     file: Option<PathBuf>,
-    /// Passes to run, in this order; `all` runs the whole pipeline, or what is left of it
+    /// Passes to run, in this order; `all` runs the whole pipeline, or the rest of it
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     passes: Vec<String>,
     /// Passes that `all` leaves out
@@ -38,7 +38,7 @@ pub struct OptArgs {
     /// Weight format for the passes that quantize
     #[arg(long, visible_alias = "quantization", default_value = "f32")]
     quant: String,
-    /// Maximum number of tokens in one call of prefill
+    /// Maximum number of tokens in one prefill call
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: u32,
     /// Print what each pass matched, why near matches did not, and how each kernel is made
@@ -47,7 +47,7 @@ pub struct OptArgs {
     /// Draw the module as well, as .dot or .svg (needs Graphviz)
     #[arg(long, value_name = "FILE")]
     dot: Option<PathBuf>,
-    /// Write to this file in place of standard output
+    /// Write to this file instead of standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// List the passes in the order of the pipeline

@@ -11,18 +11,19 @@ use crate::ui::Ui;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc rerank bge-reranker-v2-m3.so \"What is a monad?\" < documents.txt\n\
-    Prints `score`, number of the document from 0 on, and the document, with tabs between, the best one first.")]
+    Prints the score, the number of the document (from 0) and the document, separated by tabs, the best one first.")]
 pub struct RerankArgs {
-    /// A compiled reranker, or a checkpoint, which is built first and kept in the cache
+    /// A compiled reranker, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
-    /// What the documents are to answer
+    /// Query that the documents should answer
     query: String,
     /// The documents [default: each line of standard input]
     documents: Vec<String>,
-    /// What a document is to be, for rerankers that answer with a token [default: what the model was trained with]
+    /// Instruction that says which documents are relevant, for rerankers that answer with a token [default: what the
+    /// model was trained with]
     #[arg(long, value_name = "TEXT")]
     instruct: Option<String>,
-    /// At most so many, the best ones
+    /// Print only the N best documents
     #[arg(long, value_name = "N")]
     top: Option<usize>,
     #[command(flatten)]

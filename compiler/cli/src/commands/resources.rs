@@ -11,22 +11,24 @@ use crate::error::CliError;
 /// Flags of `mlcc inspect --resources`; they mean what they do for `mlcc serve`.
 #[derive(Debug, clap::Args)]
 pub struct ResourceArgs {
-    /// Print what `mlcc serve` of it needs, as requests and limits of Kubernetes: the memory that a server adds up at its start (loads the code)
+    /// Print what `mlcc serve` needs for it, as Kubernetes requests and limits: the memory that a server computes at
+    /// its start (loads the code)
     #[arg(long, conflicts_with_all = ["params", "metadata", "asm", "graph"])]
     pub resources: bool,
-    /// With --resources: texts that run together
+    /// With --resources: sequences that run together
     #[arg(long, value_name = "N", default_value_t = 16, requires = "resources", value_parser = clap::value_parser!(u16).range(1..=1024))]
     sequences: u16,
     /// With --resources: worker threads [default: physical cores]
     #[arg(short, long, requires = "resources", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// With --resources: tokens that the caches of all texts have room for together [default: as many as they may have at most]
+    /// With --resources: capacity in tokens of the caches of all sequences together [default: enough for all sequences
+    /// at full length]
     #[arg(long, value_name = "N", requires = "resources", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     cache_tokens: Option<u64>,
-    /// With --resources: states are kept in files
+    /// With --resources: the server keeps states in files
     #[arg(long, requires = "resources")]
     cache_dir: bool,
-    /// With --resources: what each of the containers needs that have one rank each, of a model that is split
+    /// With --resources: what each container needs if a split model runs with one rank per container
     #[arg(long, requires = "resources")]
     each_rank: bool,
 }

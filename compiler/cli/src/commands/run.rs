@@ -29,22 +29,22 @@ use crate::ui::{self, Ui, Verbosity};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
 pub struct RunArgs {
-    /// A compiled model; or a checkpoint (a folder, or a GGUF file), which is built first and kept in the cache
+    /// A compiled model, or a checkpoint (a folder or a GGUF file), which is compiled first and cached
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// The prompt; `-` reads it from standard input. A model with a chat template answers it, others go on with it
+    /// The prompt; `-` reads it from standard input. A model with a chat template answers it, other models continue it
     #[arg(short, long, conflicts_with = "file")]
     prompt: Option<String>,
     /// File with the prompt; `-` is standard input
     #[arg(short, long)]
     file: Option<PathBuf>,
-    /// Go on with the prompt as it is, without the model's chat template; so do --load-state and --save-state
+    /// Continue the prompt as it is, without the model's chat template; implied by --load-state and --save-state
     #[arg(long)]
     raw: bool,
-    /// Tokens to generate; -1 goes on until the model ends the text
+    /// Number of tokens to generate; -1 generates until the model ends the text
     #[arg(
         short = 'n',
         long,
@@ -65,19 +65,19 @@ pub struct RunArgs {
     stop: Vec<String>,
     #[command(flatten)]
     form: TextForm,
-    /// Go on after the model's end-of-text token
+    /// Continue after the model's end-of-text token
     #[arg(long)]
     ignore_eos: bool,
     /// Do not repeat the prompt before the text
     #[arg(long, visible_alias = "no-display-prompt")]
     no_echo: bool,
-    /// Tokenizer file, in place of the one in the artifact
+    /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// LoRA adapter in PEFT's form, times a scale: of an artifact that was built with --lora-slots
+    /// LoRA adapter in PEFT format, with an optional scale; the artifact must be built with --lora-slots
     #[arg(long, value_name = "DIR[=SCALE]")]
     lora: Option<AdapterRequest>,
-    /// Begin with the state of this file
+    /// Start from the state in this file
     #[arg(long, value_name = "FILE")]
     load_state: Option<PathBuf>,
     /// Write the state to this file at the end
@@ -90,34 +90,34 @@ pub struct RunArgs {
     next_help_heading = "Sampling (defaults: temp 0.8, top-k 40, top-p 0.95, min-p 0.05; the model's own values win over these)"
 )]
 pub(crate) struct SamplingArgs {
-    /// 0 is greedy
+    /// Sampling temperature; 0 is greedy
     #[arg(long, visible_alias = "temperature", allow_negative_numbers = true)]
     temp: Option<f32>,
-    /// Keep the K likeliest tokens, 0 = all
+    /// Keep the K most likely tokens; 0 keeps all
     #[arg(long, allow_negative_numbers = true)]
     top_k: Option<u32>,
-    /// Keep the likeliest tokens up to this share, 1 = all
+    /// Keep the most likely tokens up to this total probability; 1 keeps all
     #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Keep tokens at least this likely compared with the likeliest
+    /// Drop tokens below P times the top probability
     #[arg(long, allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Make tokens of the last --repeat-last-n less likely, 1 = off
+    /// Make tokens among the last --repeat-last-n less likely; 1 disables
     #[arg(long, visible_alias = "repetition-penalty", allow_negative_numbers = true)]
     repeat_penalty: Option<f32>,
-    /// How many tokens the penalties look at, -1 = all
+    /// Number of last tokens that the penalties look at; -1 = all
     #[arg(long, allow_negative_numbers = true)]
     repeat_last_n: Option<i32>,
-    /// Taken from the logit of every token that stands among those, 0 = off
+    /// Subtracted from the logit of each token in that window; 0 disables
     #[arg(long, allow_negative_numbers = true)]
     presence_penalty: Option<f32>,
-    /// Taken from the logit of a token for each time that it stands among those, 0 = off
+    /// Subtracted from a token's logit for each time it occurs in that window; 0 disables
     #[arg(long, allow_negative_numbers = true)]
     frequency_penalty: Option<f32>,
-    /// Equal seeds give equal texts, -1 = another one each time
+    /// Random seed: equal seeds give equal texts; -1 picks a new one each time
     #[arg(short, long, allow_negative_numbers = true, env = "MLCC_SEED", value_parser = SeedArg::parse)]
     seed: Option<SeedArg>,
-    /// Always the likeliest token
+    /// Always take the most likely token
     #[arg(long, conflicts_with = "temp")]
     greedy: bool,
     #[command(flatten)]

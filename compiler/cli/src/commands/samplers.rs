@@ -6,37 +6,37 @@ use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
 /// What is not given stays off.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SamplerArgs {
-    /// Keep the tokens whose surprise is nearest to the expected one, up to this share, 1 = off
+    /// Keep the tokens whose surprise is nearest to the expected one, up to this total probability; 1 disables
     #[arg(long, visible_alias = "typical", value_name = "P")]
     typical_p: Option<f32>,
-    /// How often the likeliest tokens are left out (XTC), 0 = off
+    /// Probability that the most likely tokens are removed (XTC); 0 disables
     #[arg(long, value_name = "P")]
     xtc_probability: Option<f32>,
-    /// Of the tokens at least this likely XTC leaves the last one [default: 0.1]
+    /// XTC removes all tokens at least this likely except the least likely of them [default: 0.1]
     #[arg(long, value_name = "P")]
     xtc_threshold: Option<f32>,
-    /// Penalty on going on with a repetition (DRY), 0 = off
+    /// Penalty for continuing a repetition (DRY); 0 disables
     #[arg(long, value_name = "X")]
     dry_multiplier: Option<f32>,
-    /// By how much DRY's penalty grows with each token of the repetition [default: 1.75]
+    /// Factor by which DRY's penalty grows with each token of the repetition [default: 1.75]
     #[arg(long, value_name = "X")]
     dry_base: Option<f32>,
-    /// Repetitions shorter than this cost nothing [default: 2]
+    /// Repetitions shorter than this are not penalized [default: 2]
     #[arg(long, value_name = "N")]
     dry_allowed_length: Option<u32>,
-    /// Of how many last tokens DRY knows, -1 = all [default: -1]
+    /// Number of last tokens that DRY looks at; -1 = all [default: -1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     dry_penalty_last_n: Option<i32>,
-    /// A string over which DRY sees no repetition (repeatable) [default: line break, `:`, `"`, `*`]
+    /// String that ends a repetition for DRY (repeatable) [default: line break, `:`, `"`, `*`]
     #[arg(long, value_name = "TEXT")]
     dry_sequence_breaker: Vec<String>,
-    /// 2 = Mirostat 2 in place of the other cuts, 0 = off
+    /// 2 = Mirostat 2 instead of the other truncation samplers, 0 = off
     #[arg(long, value_name = "VERSION", value_parser = ["0", "2"])]
     mirostat: Option<String>,
-    /// The surprise that Mirostat keeps, in bits [default: 5]
+    /// Target surprise of Mirostat, in bits [default: 5]
     #[arg(long, visible_alias = "mirostat-ent", value_name = "BITS")]
     mirostat_tau: Option<f32>,
-    /// How fast Mirostat follows [default: 0.1]
+    /// Learning rate of Mirostat [default: 0.1]
     #[arg(long, visible_alias = "mirostat-lr", value_name = "X")]
     mirostat_eta: Option<f32>,
 }

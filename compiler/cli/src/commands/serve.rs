@@ -33,11 +33,11 @@ use crate::ui::{self, Ui};
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions --json '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct ServeArgs {
-    /// Compiled models, or checkpoints, which are built first and kept in the cache; requests choose one by its name, and
-    /// get the first without
+    /// Compiled models, or checkpoints, which are compiled first and cached; requests choose one by name; the first is
+    /// the default
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
     artifacts: Vec<PathBuf>,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// A folder of compiled models that clients may load while the server runs
@@ -46,78 +46,81 @@ pub struct ServeArgs {
     /// Address to listen on; 0.0.0.0 is reachable from other machines
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Write a line of JSON to standard error for each request: its id, path, status and time, but no texts
+    /// Write a line of JSON to standard error for each request: its id, path, status and time, but no text
     #[arg(long)]
     log: bool,
-    /// Print one line of JSON to standard output when requests are taken
+    /// Print one line of JSON to standard output when the server is ready
     #[arg(long)]
     json: bool,
-    /// Texts that run together [default: as many as fit into memory, up to 16, or 4 without --max-batch]
+    /// Maximum number of sequences that run together [default: what fits into memory, up to 16, or 4 without
+    /// --max-batch]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     sequences: Option<u16>,
-    /// Texts that wait beside them; more are refused with status 429
+    /// Maximum number of sequences that wait; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     max_queue: u16,
-    /// Memory that may be used, for example 8GB [default: what is free]
+    /// Memory that the server may use, for example 8GB [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// Tokens that the caches of all texts of a model have room for together, at least a full context; when they are used up, the
-    /// newest text waits [default: as many as its texts may have at most]
+    /// Capacity in tokens of the caches of all sequences of a model together, at least a full context; when it is used
+    /// up, the newest sequence waits [default: enough for all sequences at full length]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     cache_tokens: Option<u64>,
     #[command(flatten)]
     threads: super::ThreadArgs,
-    /// Name of the model for clients, once for each artifact in their order [default: the file's name without .so]
+    /// Model name for clients, once per artifact in the same order [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
-    /// Key that clients have to send as `Authorization: Bearer KEY`; several times, or with commas, for several clients,
-    /// which take turns. Other users of the machine see a key of the command line: use the variable or --api-key-file
+    /// Key that clients have to send as `Authorization: Bearer KEY`; repeat it, or use commas, for several clients,
+    /// which then take turns. Other users of the machine can see keys on the command line: use the variable or
+    /// --api-key-file
     #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
-    /// File with such keys, one in a line
+    /// File with such keys, one per line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Name by which clients call the server, beside its addresses and localhost: needed behind a proxy, and where its
-    /// machine is asked for by name; `*` is any name (repeatable)
+    /// Host name by which clients reach the server, in addition to its addresses and localhost: needed behind a proxy,
+    /// or if clients use the machine's name; `*` allows any name (repeatable)
     #[arg(long, value_name = "NAME", env = "MLCC_ALLOWED_HOST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     allowed_host: Vec<String>,
     /// Maximum size of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
-    /// Memory that all requests may need together; who needs more waits or is refused [default: 256 MiB, or 16 times
-    /// --body-limit]
+    /// Memory that all requests together may need; requests beyond that wait or are refused [default: 256 MiB, or 16
+    /// times --body-limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     request_memory: Option<u64>,
-    /// Keep states of prompts and texts in this folder, so that the next server need not read them again
+    /// Keep states of prompts and generated texts in this folder, so that they need not be computed again after a
+    /// restart
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
-    /// Maximum size of the folder of --cache-dir; what was used longest ago goes first
+    /// Maximum size of the folder of --cache-dir; least recently used states are removed first
     #[arg(long, value_name = "SIZE", default_value = "4GB", value_parser = parse_bytes)]
     cache_dir_size: u64,
-    /// Close a connection whose next request does not begin and come as a whole in this time, in seconds
+    /// Close a connection if its next request does not arrive completely within this time, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
     read_timeout: u64,
-    /// End every text after this time, in seconds
+    /// End every request after this time, in seconds
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: Option<u64>,
-    /// How long texts may go on after SIGTERM or Ctrl-C, in seconds
+    /// How long requests may continue after SIGTERM or Ctrl-C, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_timeout: u32,
-    /// Chat template in place of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text, or
-    /// `plain` for text that is simply continued
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text,
+    /// or `plain` for text that is simply continued
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
-    /// Tokenizer file, in place of the one in the artifact
+    /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// LoRA adapter in PEFT's form, times a scale, that clients call as a model of this name; of the first artifact, which was
-    /// built with --lora-slots (repeatable)
+    /// LoRA adapter in PEFT format, with an optional scale, that clients use as a model of this name; for the first
+    /// artifact, which must be built with --lora-slots (repeatable)
     #[arg(long, value_name = "NAME=DIR[=SCALE]")]
     lora: Vec<NamedAdapter>,
-    /// Clients may load and unload adapters whose folders lie below this one (/v1/load_lora_adapter, as in vLLM)
+    /// Let clients load and unload adapters from folders below this one (/v1/load_lora_adapter, as in vLLM)
     #[arg(long, value_name = "FOLDER")]
     lora_dir: Option<PathBuf>,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use crate::error::CliError;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafts, which change no text but its speed")]
 pub(crate) struct SpeculationArgs {
-    /// Draft what followed the last tokens where they came before
+    /// Draft the tokens that followed an earlier occurrence of the last tokens
     #[arg(long, value_enum, value_name = "HOW", conflicts_with = "draft")]
     speculate: Option<SpeculateArg>,
     /// Draft with this smaller compiled model, which has the same vocabulary

@@ -31,31 +31,33 @@ mod source;
          mlcc build -m ./TinyLlama --quant q4i8 --tuning zen.toml
          mlcc tune llama-3-8b --quant q4f16_2 --target sm_90 --predict h200 -o hopper.toml")]
 pub struct TuneArgs {
-    /// What `mlcc build --model` takes, or a compiled model: its configuration and formats. No weights are read
+    /// Whatever `mlcc build --model` takes, or a compiled model with the wanted configuration and formats. Weights are
+    /// not read
     #[arg(value_name = "MODEL|ARTIFACT", env = "MLCC_MODEL")]
     model: String,
-    /// Weight format: a name of `mlcc quants` [default: that of the artifact]
+    /// Weight format: a name from `mlcc quants` [default: that of the artifact]
     #[arg(long, visible_alias = "quantization", env = "MLCC_QUANT")]
     quant: Option<String>,
-    /// The level to tune: of CPUs one that runs here, of GPUs any with `--predict`
+    /// Level to tune: a CPU level that runs here, or any GPU level with `--predict`
     #[arg(long, default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Judge by predicted times on this GPU (`h200`), in place of timing; for levels of GPUs. Needs NVIDIA's ptxas and nvdisasm
+    /// Judge by predicted times on this GPU (`h200`) instead of measured ones; for GPU levels. Needs NVIDIA's ptxas and
+    /// nvdisasm
     #[arg(long, value_name = "GPU")]
     predict: Option<String>,
     /// Storage of keys and values, as for `mlcc build`
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Maximum number of tokens in one call of prefill, as for `mlcc build`
+    /// Maximum number of tokens in one prefill call, as for `mlcc build`
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
     /// Maximum number of tokens of one sequence, as for `mlcc build`
     #[arg(short = 'c', long, value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
-    /// Worker threads, where runs are timed [default: physical cores]
+    /// Worker threads of timed runs [default: physical cores]
     #[arg(short, long, env = "MLCC_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// End the search after this time; the last comparison comes after that
+    /// End the search after this time; a final comparison follows
     #[arg(long, default_value_t = 300.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_budget)]
     budget: f64,
     /// Tuning to write [default: {model}-{quant}-{level}.toml]

@@ -19,17 +19,18 @@ pub(crate) mod prompt;
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(
-    after_help = "With --golden, exit code 0 if: plain formats: the largest error of a logit, relative to the largest \
-    reference logit, is within the tolerance, and greedy decoding gives the same tokens up to the first step that such \
-    an error could turn; packed formats: the kernels compute what the artifact's graph does on the weights that it \
-    stores, and its results are no further from the reference than rounding explains: weights moved within their steps of \
-    the format. Of models of texts the numbers of vectors are what is compared, and each text has \
-    to get the same bits alone. With --layers, exit code 0 if every layer's output is, relative to its largest value."
+    after_help = "With --golden, the exit code is 0 if, for plain formats, the largest error of a logit (relative to \
+        the largest reference logit) is within the tolerance, and greedy decoding gives the same tokens up to the \
+        first step that such an error could change; for packed formats, if the kernels compute what the artifact's \
+        graph computes on the stored weights, and the results are no further from the reference than rounding of the \
+        weights explains. For embedding models, vectors are compared, and each text alone must give the same bits as \
+        in a batch. With --layers, the exit code is 0 if the error of every layer's output, relative to its largest \
+        value, is within the tolerance."
 )]
 pub struct VerifyArgs {
-    /// A compiled model, or a checkpoint, which is built first and kept in the cache
+    /// A compiled model, or a checkpoint, which is compiled first and cached
     artifact: PathBuf,
-    /// Weight format, where a checkpoint is built [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Reference results
@@ -40,8 +41,8 @@ pub struct VerifyArgs {
     layers: bool,
     #[command(flatten)]
     layer_args: layers::LayerArgs,
-    /// Largest permitted error, in place of the usual one: of plain formats against the reference, of packed ones against
-    /// the graph (or the reference, where the graph is too large to be interpreted)
+    /// Largest permitted error, instead of the default: for plain formats against the reference, for packed ones
+    /// against the graph (or the reference, if the graph is too large to be interpreted)
     #[arg(long, allow_negative_numbers = true, value_parser = parse_tolerance)]
     tolerance: Option<f64>,
     /// Worker threads [default: physical cores]

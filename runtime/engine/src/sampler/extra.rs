@@ -30,7 +30,7 @@ pub struct DryParams {
     pub multiplier: f32,
     /// The penalty of each further token of a repetition is so many times as large.
     pub base: f32,
-    /// Repetitions shorter than this cost nothing.
+    /// Repetitions shorter than this are not penalized.
     pub allowed_length: u32,
     /// How many of the last tokens are looked at; 0 is none, -1 is all.
     pub last_n: i32,

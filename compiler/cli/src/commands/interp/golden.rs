@@ -39,7 +39,7 @@ pub struct GoldenArgs {
     /// Passes to leave out
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     disable_pass: Vec<String>,
-    /// Only the first prompts
+    /// Use only the first N prompts
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     prompts: Option<u32>,
 }
