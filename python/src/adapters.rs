@@ -18,7 +18,7 @@ pub type AdapterSpec = (String, PathBuf, f64);
 /// Why an adapter is in no slot.
 #[derive(Debug, Error)]
 pub enum AdapterFault {
-    #[error("`{0}` is no name of an adapter: it has at least one character, and no /")]
+    #[error("`{0}` is not an adapter name: it needs at least one character, and no /")]
     Name(String),
     #[error("the scale of the adapter {name} is {scale}, expected a finite number")]
     Scale { name: String, scale: f64 },

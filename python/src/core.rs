@@ -46,7 +46,7 @@ impl CoreInner {
 
     fn hosted(&self) -> PyResult<Arc<ServedModel>> {
         self.loaded.application.model().ok_or_else(|| {
-            invalid("this model makes vectors of texts, and generates none: use embed or rerank")
+            invalid("this model is an embedding model and generates no text: use embed or rerank")
         })
     }
 
@@ -127,7 +127,7 @@ impl Core {
         without_gil(py, || {
             let done = inner.loaded.application.with_texts(work);
             let missing =
-                || invalid("this model generates text, and makes no vectors: build one of embeddings");
+                || invalid("this model generates text and is not an embedding model: build an embedding model");
             done.ok_or_else(missing)?.map_err(errors::texts)
         })
     }
@@ -257,7 +257,7 @@ impl Core {
         })
     }
 
-    /// Takes an adapter away. Texts and sessions that have it go on with it.
+    /// Unloads an adapter. Texts and sessions that have it go on with it.
     fn unload_adapter(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         let inner = self.inner()?;
         let gone = || inner.loaded.application.remove_adapter(name);

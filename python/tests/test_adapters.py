@@ -111,7 +111,7 @@ def test_adapters_that_cannot_be_taken(adapted: Adapted, llama: Path, tmp_path: 
     refused(adapted.model, {name: adapted.style for name in "abc"}, "all 2 slots")
     refused(adapted.model, {"model": adapted.style}, "two models are called model")
     refused(adapted.model, {"a/b": adapted.style}, "a/b")
-    refused(adapted.model, {"": adapted.style}, "no name")
+    refused(adapted.model, {"": adapted.style}, "not an adapter name")
     refused(adapted.model, {"style": (adapted.style, float("nan"))}, "finite")
     refused(adapted.model, {"style": tmp_path}, "adapter_config.json")
     for file in adapted.style.iterdir():

@@ -102,7 +102,7 @@ def markup_stays_inert(page):
     assert page.title() == "mlcc"
     setting(page, "schema", "{")
     ask(page, "and now?")
-    expect(page.get_by_role("alert")).to_contain_text("no JSON")
+    expect(page.get_by_role("alert")).to_contain_text("not JSON")
     setting(page, "schema", "")
     # Code that gets past everything else is refused by the policy.
     refused = page.evaluate("() => { try { document.body.innerHTML = '<p>'; } catch (error) { return error.name; } }")

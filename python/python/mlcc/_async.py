@@ -345,7 +345,7 @@ class AsyncEngine:
         await asyncio.to_thread(core.load_adapter, name, os.fspath(path), scale)
 
     async def unload_adapter(self, name: str) -> None:
-        """Takes an adapter away, as `Model.unload_adapter` does."""
+        """Unloads an adapter, as `Model.unload_adapter` does."""
         core, _ = self._running()
         await asyncio.to_thread(core.unload_adapter, name)
 

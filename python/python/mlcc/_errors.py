@@ -48,11 +48,11 @@ class QueueFull(Error):
 
 
 class CannotTruncate(Error):
-    """A sequence cannot go back to where it was asked to."""
+    """A sequence cannot roll back to where it was asked to."""
 
 
 class StateFileError(Error):
-    """A file is no saved state of this model."""
+    """A file is not a saved state of this model."""
 
 
 class Closed(Error):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Path = str | os.PathLike[str]
 Adapter = Path | tuple[Path, float]
-"""The folder of a LoRA adapter in PEFT's form, or that and a scale."""
+"""The folder of a LoRA adapter in PEFT format, or a folder and a scale."""
 Json = dict[str, Any]
 
 
@@ -154,7 +154,7 @@ def chat_body(
     try:
         return json.dumps(body).encode()
     except (TypeError, ValueError) as error:
-        raise _errors.InvalidRequest(f"the chat is no JSON: {error}") from None
+        raise _errors.InvalidRequest(f"the chat is not JSON: {error}") from None
 
 
 CHAT = ("POST", "/v1/chat/completions", [(b"content-type", b"application/json")])
@@ -202,7 +202,7 @@ class Model:
     `threads` are worker threads (without: one for each physical core), `cpu_level` is the name of a CPU level of the artifact, `template` a
     chat template in place of the model's own (a name, `plain`, or Jinja text), `sequences` how many texts run together, `max_queue` how many
     may wait beside them, `memory` bytes that may be used. `adapters` are LoRA adapters by the names that sessions and texts choose them by:
-    folders in PEFT's form, or pairs of a folder and a scale; of a model that was built with `--lora-slots`.
+    folders in PEFT format, or pairs of a folder and a scale; of a model that was built with `--lora-slots`.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class Model:
         self._core.load_adapter(name, os.fspath(path), scale)
 
     def unload_adapter(self, name: str) -> None:
-        """Takes an adapter away. Texts and sessions that have it go on with it, and its slot is free behind the last of them."""
+        """Unloads an adapter. Running texts and sessions keep it, and its slot is freed after the last of them."""
         self._core.unload_adapter(name)
 
     @property

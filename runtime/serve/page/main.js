@@ -59,7 +59,7 @@ function keep() {
   const first = conversation.messages.find(({ role }) => role === "user");
   conversation.title = (first?.content ?? "").slice(0, 60);
   if (!store.save(conversation)) {
-    note("The browser has no more room: this conversation is not kept. Export it, or delete others.");
+    note("The browser's storage is full: this conversation is not saved. Export it, or delete others.");
   }
 }
 
@@ -177,7 +177,7 @@ function imported() {
       keep();
       draw();
     } else {
-      note("That file holds no conversation.");
+      note("That file contains no conversation.");
     }
   };
   el("input", { type: "file", accept: ".json,application/json", onchange: read }).click();

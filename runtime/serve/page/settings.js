@@ -62,7 +62,7 @@ export function fill(panel, defaults, changed) {
       type: "password", autocomplete: "off", name: "key", value: key.get(),
       onchange: (event) => { key.set(event.target.value.trim()); changed(); },
     })),
-    el("small", {}, "Enter sends, Shift+Enter begins a line, Esc stops, Alt+N new, Alt+S settings, arrow up edits the last message."),
+    el("small", {}, "Enter sends, Shift+Enter starts a new line, Esc stops, Alt+N new, Alt+S settings, arrow up edits the last message."),
   );
 }
 
@@ -73,7 +73,7 @@ function json(name, what) {
   try {
     return JSON.parse(values[name]);
   } catch (error) {
-    throw new Error(`${what} in the settings is no JSON: ${error.message}`);
+    throw new Error(`${what} in the settings is not JSON: ${error.message}`);
   }
 }
 

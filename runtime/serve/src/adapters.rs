@@ -20,13 +20,13 @@ pub type ReadAdapter = Box<dyn Fn(&str, &Path) -> Result<TextAdapter, String> + 
 /// Why an adapter does not come or go.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum AdapterNameError {
-    #[error("`{0}` is no name of an adapter: it has at least one character, and no /")]
+    #[error("`{0}` is not an adapter name: it needs at least one character, and no /")]
     Name(String),
-    #[error("a model or an adapter has the name `{0}` already")]
+    #[error("a model or an adapter already has the name `{0}`")]
     Taken(String),
     #[error("there is no adapter `{0}`")]
     Unknown(String),
-    #[error("there is no model that writes texts with an adapter")]
+    #[error("no model here generates text with an adapter")]
     NoModel,
 }
 
@@ -70,7 +70,7 @@ impl ModelRegistry {
         Ok(format!("Success: LoRA adapter '{name}' added successfully."))
     }
 
-    /// Takes an adapter away. Texts that run with it go on.
+    /// Unloads an adapter. Texts that run with it go on.
     pub fn unload_adapter(&self, mut fields: RequestFields) -> Result<String, ApiError> {
         let name: String = fields.take_required("lora_name", "the name of an adapter")?;
         fields.finish(&[known_fields::ADAPTERS])?;
@@ -90,7 +90,7 @@ impl ModelRegistry {
         Ok(())
     }
 
-    /// Takes an adapter away that is there.
+    /// Unloads an adapter that is there.
     pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterNameError> {
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.take_adapter(name)

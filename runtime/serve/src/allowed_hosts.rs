@@ -86,7 +86,7 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Result<Option<&str>, Ap
         (Ok(value), None) => Ok(value),
         _ => Err(ApiError::request(
             "invalid_header",
-            format!("the header `{name}` is no text, or there twice"),
+            format!("the header `{name}` is not text, or occurs twice"),
         )),
     }
 }

@@ -104,7 +104,7 @@ fn output(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(
     }
     let Some(format) = format else { return Ok(()) };
     let (true, Some(schema)) = (format["type"] == "json_schema", format["schema"].as_object()) else {
-        let message = format!("`{NAME}.format` is no object with `type` of `json_schema` and a `schema`");
+        let message = format!("`{NAME}.format` is not an object with `type` of `json_schema` and a `schema`");
         return Err(wrong(NAME, message));
     };
     let held = json!({"type": "json_schema", "json_schema": {"name": "output", "schema": schema}});
@@ -123,7 +123,7 @@ fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
                 (kind, _) => {
                     let kind = kind.unwrap_or("a block without a type");
                     let message =
-                        format!("`{param}` holds {kind:.60}, and this server reads only text there");
+                        format!("`{param}` contains {kind:.60}, but this server reads only text there");
                     Err(ApiError::field(param, "unsupported_content", message))
                 }
             };

@@ -275,7 +275,8 @@ fn prompt<'a>(
     let goes_on = goes_on(fields, &messages)?;
     let answer = fields.take_field("add_generation_prompt", "true or false")?.unwrap_or(!goes_on);
     if goes_on && answer {
-        let message = "`continue_final_message` and `add_generation_prompt` contradict each other: an answer goes on, or begins";
+        let message = "`continue_final_message` and `add_generation_prompt` contradict each other: an answer either \
+            continues or starts";
         return Err(ApiError::field("continue_final_message", "invalid_value", message));
     }
     let Some(format) = &hosted.format else {
@@ -287,7 +288,7 @@ fn prompt<'a>(
     // Each is a token at least, in any template that says who speaks.
     if let Some(most) = hosted.engine.limits().context.filter(|&most| messages.len() > most) {
         let count = messages.len();
-        let message = format!("`messages` has {count} messages, and this model reads at most {most} tokens");
+        let message = format!("`messages` has {count} messages, but this model reads at most {most} tokens");
         return Err(ApiError::field("messages", "context_length_exceeded", message));
     }
     if tools.is_some() && hosted.syntax.calls.is_none() {
@@ -296,7 +297,8 @@ fn prompt<'a>(
         return Err(ApiError::field("tools", "unsupported", message));
     }
     if documents.is_some() && !format.uses("documents") {
-        let message = "the chat template of this model takes no documents: put their texts into a message";
+        let message =
+            "the chat template of this model does not support documents: put their texts into a message";
         return Err(ApiError::field("documents", "unsupported", message));
     }
     let as_text = hosted.syntax.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);

@@ -49,7 +49,7 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
     fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
         let message =
-            "tokens of a source text have no probabilities, of which this model reads one: leave out `echo`";
+            "this model reads an encoder input, whose tokens have no probabilities: leave out `echo`";
         return Err(ApiError::field("echo", "unsupported", message));
     }
     let text = EngineRequest {

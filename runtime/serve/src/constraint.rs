@@ -40,7 +40,8 @@ impl OutputConstraint {
         );
         add("guided_grammar", fields.take_field("guided_grammar", "a string")?.map(GrammarSpec::Lark));
         if fields.take_field::<Value>("grammar", "a string")?.is_some_and(|grammar| grammar != "") {
-            let message = "`grammar` takes GBNF elsewhere, which this server does not read: send `guided_grammar` with a grammar in Lark's syntax";
+            let message = "`grammar` is GBNF in other servers, which this server does not support: send \
+                `guided_grammar` with a grammar in Lark's syntax";
             return Err(ApiError::field("grammar", "unsupported", message));
         }
         let second = found.get(1).map(|second| second.param);
@@ -64,7 +65,7 @@ const SCHEMA: &str = "a JSON schema";
 /// A schema may come as the text of one.
 fn schema(param: &'static str, value: Value) -> Result<GrammarSpec, ApiError> {
     let Value::String(text) = value else { return Ok(GrammarSpec::JsonSchema(value)) };
-    let wrong = |error| ApiError::field(param, "invalid_value", format!("`{param}` is no JSON: {error}"));
+    let wrong = |error| ApiError::field(param, "invalid_value", format!("`{param}` is not JSON: {error}"));
     serde_json::from_str(&text).map(GrammarSpec::JsonSchema).map_err(wrong)
 }
 
@@ -100,7 +101,7 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<GrammarSpec>,
     let mut found = None;
     for (name, value) in wanted.unwrap_or_default() {
         let text = || {
-            value.as_str().map(str::to_owned).ok_or_else(|| wrong(format!("`{NAME}.{name}` is no string")))
+            value.as_str().map(str::to_owned).ok_or_else(|| wrong(format!("`{NAME}.{name}` is not a string")))
         };
         let spec = match name.as_str() {
             _ if value.is_null() => continue,
@@ -111,7 +112,7 @@ fn structured_outputs(fields: &mut RequestFields) -> Result<Option<GrammarSpec>,
             "grammar" => GrammarSpec::Lark(text()?),
             "choice" => match serde_json::from_value(value) {
                 Ok(texts) => GrammarSpec::Choice(texts),
-                Err(_) => return Err(wrong(format!("`{NAME}.choice` is no list of strings"))),
+                Err(_) => return Err(wrong(format!("`{NAME}.choice` is not a list of strings"))),
             },
             other => {
                 return Err(ApiError::field(

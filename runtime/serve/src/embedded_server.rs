@@ -69,7 +69,7 @@ impl EmbeddedServer {
         }
     }
 
-    /// Takes an adapter away. Texts that run with it go on.
+    /// Unloads an adapter. Texts that run with it go on.
     pub fn remove_adapter(&self, name: &str) -> Result<(), AdapterNameError> {
         self.app.models.remove_adapter(name)
     }

@@ -71,10 +71,8 @@ impl EmbeddingModels {
             app.models.find_model(Some(name))?;
         }
         let what = match purpose {
-            PoolingTask::Embedding => {
-                "this is no model of embeddings: start the server with an artifact of one"
-            }
-            PoolingTask::Scores => "this is no reranker: start the server with an artifact of one",
+            PoolingTask::Embedding => "this is not an embedding model: start the server with one",
+            PoolingTask::Scores => "this is not a reranker: start the server with one",
         };
         Err(ApiError::field("model", "no_text_model", what))
     }

@@ -75,7 +75,7 @@ impl ApiError {
     }
 
     pub fn unknown_response(id: &str) -> Self {
-        let message = format!("there is no answer `{id:.100}` here, or not any more");
+        let message = format!("there is no response `{id:.100}` here, or it was dropped");
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "response_not_found", message);
         ApiError { param: Some("id".into()), ..error }
     }
@@ -102,7 +102,7 @@ impl ApiError {
     }
 
     pub fn too_many_models(most: usize) -> Self {
-        let message = format!("{most} models are loaded, and there may be no more: unload one before");
+        let message = format!("{most} models are loaded, which is the maximum: unload one first");
         Self::model(StatusCode::CONFLICT, "too_many_models", message)
     }
 
@@ -127,7 +127,7 @@ impl ApiError {
     }
 
     pub fn adapters_are_fixed() -> Self {
-        let message = "clients may not load and unload adapters of this server: that takes --lora-dir";
+        let message = "this server does not let clients load and unload adapters: start it with --lora-dir";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "adapters_are_fixed", message)
     }
 
@@ -137,7 +137,7 @@ impl ApiError {
     }
 
     pub fn other_site() -> Self {
-        let message = "pages of other sites may ask this server for nothing: `Origin` is not its `Host`. Behind a proxy, \
+        let message = "this server refuses pages of other sites: `Origin` is not its `Host`. Behind a proxy, \
                        name the site with --allowed-host";
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", "other_site", message)
     }
@@ -152,7 +152,8 @@ impl ApiError {
     /// A body has another type than JSON.
     pub fn no_json(found: &str) -> Self {
         let message = format!(
-            "the `Content-Type` of the body is {found:.60}, expected application/json: with curl, --json in place of -d"
+            "the `Content-Type` of the body is {found:.60}, expected application/json: with curl, use --json instead \
+             of -d"
         );
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         Self::new(status, "invalid_request_error", "unsupported_media_type", message)
@@ -166,7 +167,7 @@ impl ApiError {
     }
 
     pub fn no_route(method: &str, path: &str) -> Self {
-        let message = format!("there is no route {method} {path}; docs/serve.md lists those that there are");
+        let message = format!("there is no route {method} {path}; docs/serve.md lists all");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "unknown_url", message)
     }
 

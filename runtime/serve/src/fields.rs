@@ -23,7 +23,7 @@ impl RequestFields {
         match crate::unique_keys::parse(body) {
             Ok(Value::Object(map)) => Ok(RequestFields(map)),
             Ok(other) => Err(wrong(format!("the body is {}, expected a JSON object", excerpt(&other)))),
-            Err(error) => Err(wrong(format!("the body is no JSON object: {error}"))),
+            Err(error) => Err(wrong(format!("the body is not a JSON object: {error}"))),
         }
     }
 

@@ -83,7 +83,7 @@ pub const TEXTS: &[KnownField] = &[
     field(
         "id_slot",
         AtMost(-1.0),
-        "a slot of its choice; the server takes the one that knows most of the prompt",
+        "a certain slot; the server picks the one that has cached most of the prompt",
     ),
     ignored("n_keep"),
     ignored("n_discard"),
@@ -128,14 +128,14 @@ pub const TEXTS: &[KnownField] = &[
     ignored("length_penalty"),
     field("early_stopping", Bool(false), "an early end of a beam search"),
     // What a text may consist of, and where it ends.
-    field("allowed_token_ids", Empty, "certain tokens alone; `guided_regex` holds a text to a form"),
+    field("allowed_token_ids", Empty, "only certain tokens; `guided_regex` constrains the form of a text"),
     field("bad_words", Empty, "words that are never written; `logit_bias` of -100 bans a token"),
     field("bad_words_ids", Empty, "tokens that are never written; `logit_bias` of -100 bans a token"),
-    field("structural_tag", Empty, "a grammar inside of tags; `guided_grammar` holds a text to a grammar"),
+    field("structural_tag", Empty, "a grammar inside tags; `guided_grammar` constrains a text to a grammar"),
     field(
         "guided_whitespace_pattern",
         Empty,
-        "a pattern of blanks; `guided_grammar` holds a text to a grammar",
+        "a pattern of blanks; `guided_grammar` constrains a text to a grammar",
     ),
     ignored("guided_decoding_backend"),
     field(
@@ -153,7 +153,7 @@ pub const TEXTS: &[KnownField] = &[
     field(
         "post_sampling_probs",
         Bool(false),
-        "probabilities behind the samplers; `logprobs` has those of the model",
+        "probabilities after the samplers; `logprobs` has those of the model",
     ),
     field(
         "prompt_logprobs",
@@ -161,7 +161,7 @@ pub const TEXTS: &[KnownField] = &[
         "probabilities of the prompt; /v1/completions has them with `echo` and `logprobs`",
     ),
     field("return_hidden_states", Bool(false), "hidden states"),
-    field("response_fields", Empty, "some fields of the answer alone"),
+    field("response_fields", Empty, "only some fields of the answer"),
     field(
         "timings_per_token",
         Bool(false),
@@ -176,7 +176,7 @@ pub const TEXTS: &[KnownField] = &[
     field(
         "truncate_prompt_tokens",
         Empty,
-        "a prompt that is cut; a prompt that is too long is an error that says by how much",
+        "truncation of the prompt; a prompt that is too long is an error that says by how much",
     ),
     field("prompt_embeds", Empty, "a prompt of vectors"),
     field("mm_processor_kwargs", Empty, "a processor of images or sounds"),
@@ -189,15 +189,15 @@ pub const TEXTS: &[KnownField] = &[
 
 /// Fields of chats beside those of all texts.
 pub const CHATS: &[KnownField] = &[
-    field("modalities", Among(&["text"]), "answers that are no text"),
+    field("modalities", Among(&["text"]), "answers other than text"),
     field("audio", Empty, "spoken answers"),
     // Even an empty object asks for it.
     field("web_search_options", Text(""), "a search of the web; give the model a function for it in `tools`"),
     field("functions", Empty, "functions in an old form; `tools` has them now"),
     field("function_call", Among(&["none", "auto"]), "a call in an old form; `tool_choice` asks for one now"),
     field("echo", Bool(false), "the last message in the answer, where the client can put it"),
-    field("add_special_tokens", Bool(false), "special tokens beside those of the chat template"),
-    field("chat_template", Empty, "another chat template; the server takes one at its start: --template"),
+    field("add_special_tokens", Bool(false), "special tokens in addition to those of the chat template"),
+    field("chat_template", Empty, "another chat template; set it when the server starts: --template"),
     field("parse_tool_calls", Bool(true), "calls as text; without `tools` they are text"),
     field(
         "separate_reasoning",
@@ -205,7 +205,7 @@ pub const CHATS: &[KnownField] = &[
         "reasoning inside of the text; `reasoning_format: \"none\"` leaves it there",
     ),
     field("stream_reasoning", Bool(true), "reasoning that comes at once"),
-    field("thinking_forced_open", Bool(false), "reasoning that the template does not begin"),
+    field("thinking_forced_open", Bool(false), "reasoning that the template does not start"),
     field(
         "thinking_budget_tokens",
         AtMost(-1.0),
@@ -257,10 +257,10 @@ pub const RESPONSES: &[KnownField] = &[
     field(
         "truncation",
         Text("disabled"),
-        "a conversation that is cut; one that is too long is an error that says by how much",
+        "truncation of the conversation; one that is too long is an error that says by how much",
     ),
     field("background", Bool(false), "an answer that is fetched later; `stream` has it as it comes"),
-    field("conversation", Empty, "a kept conversation; `previous_response_id` goes on from an answer"),
+    field("conversation", Empty, "a stored conversation; `previous_response_id` continues from an answer"),
     field("prompt", Empty, "a prompt that a provider keeps; send it as `instructions`"),
 ];
 
@@ -274,11 +274,11 @@ pub const MESSAGES: &[KnownField] = &[
     ignored("anthropic_beta"),
     ignored("anthropic_version"),
     ignored("user_profile_id"),
-    field("container", Empty, "a container of a provider; give the model functions in `tools`"),
+    field("container", Empty, "a container at a provider; give the model functions in `tools`"),
     field(
         "mcp_servers",
         Empty,
-        "servers of tools that a provider asks; give the model their functions in `tools`",
+        "tool servers that a provider calls; give the model their functions in `tools`",
     ),
 ];
 
@@ -316,7 +316,8 @@ impl KnownField {
         match self.neutral {
             Any => json!({"description": "Ignored."}),
             _ => {
-                json!({"description": format!("Ignored where it asks for nothing; else an error: it asks for {}.", self.wants)})
+                json!({"description": format!("Ignored if it asks for nothing; otherwise an error, because it asks for \
+                    {}.", self.wants)})
             }
         }
     }

@@ -73,7 +73,7 @@ impl MemoryNeed {
         }
     }
 
-    /// Of a model that drafts for so many texts: what cannot go back has a copy for each.
+    /// Of a model that drafts for so many texts: what cannot roll back has a copy for each.
     pub fn to_draft(model: &Model, sequences: usize) -> MemoryNeed {
         let table = model.table();
         let goes_back = table.recurrent_state().is_none() && table.sliding_window().is_none();

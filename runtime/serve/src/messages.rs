@@ -28,14 +28,14 @@ pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<Chat
         Some(Value::Array(calls)) => {
             calls.iter_mut().try_for_each(|call| arguments(call, as_text)).map_err(|what| wrong(&what))?;
         }
-        Some(_) => return Err(wrong("`tool_calls` is no list")),
+        Some(_) => return Err(wrong("`tool_calls` is not a list")),
     }
     let message: ChatMessage = serde_json::from_value(value).map_err(|e| wrong(&e.to_string()))?;
     let MessageContent::Parts(parts) = &message.content else { return Ok(message) };
     let kind = |part: &TemplateValue| part.get_attr("type").ok()?.as_str().map(str::to_owned);
     if let Some(part) = parts.iter().find(|part| kind(part).as_deref() != Some("text")) {
         let kind = kind(part).unwrap_or_else(|| "a part without a type".into());
-        let what = format!("`{param}.content` holds {kind}, and this server reads only text");
+        let what = format!("`{param}.content` contains {kind}, but this server reads only text");
         return Err(ApiError::field("messages", "unsupported_content", what));
     }
     Ok(message)
@@ -71,7 +71,7 @@ fn arguments(call: &mut Value, as_text: bool) -> Result<(), String> {
         }
         Value::Object(_) if as_text => Value::String(arguments.to_string()),
         Value::String(_) | Value::Object(_) => return Ok(()),
-        _ => return Err("the `function.arguments` of a call are no JSON text".into()),
+        _ => return Err("the `function.arguments` of a call are not JSON".into()),
     };
     *arguments = changed;
     Ok(())

@@ -98,12 +98,11 @@ impl PickerMetrics {
         let mut registry = Registry::default();
         let (waiting, running) = (Family::default(), Family::default());
         let (cache, config) = (Family::default(), Family::default());
-        registry.register("vllm:num_requests_waiting", "Texts in the queue", Family::clone(&waiting));
-        registry.register("vllm:num_requests_running", "Texts in slots", Family::clone(&running));
-        let help =
-            "Share of the memory of caches that running texts have; of slots, where a model has no caches";
+        registry.register("vllm:num_requests_waiting", "Sequences in the queue", Family::clone(&waiting));
+        registry.register("vllm:num_requests_running", "Sequences in slots", Family::clone(&running));
+        let help = "Share of the cache memory that running sequences use; share of the slots if a model has no caches";
         registry.register("vllm:kv_cache_usage_perc", help, Family::clone(&cache));
-        let help = "Tokens of a page of the caches, and how many pages there are";
+        let help = "Tokens per cache page, and number of pages";
         registry.register("vllm:cache_config_info", help, Family::clone(&config));
         PickerMetrics { registry, waiting, running, cache, config }
     }
@@ -147,22 +146,22 @@ impl ServerMetrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("mlcc");
         let answered = Family::<RequestLabels, Counter>::default();
-        registry.register("requests", "Answers by path and status", answered.clone());
+        registry.register("requests", "Responses by path and status", answered.clone());
         let first_token: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 18)));
-        let help = "Time from the launch of a text to its first token";
+        let help = "Time from the start of a sequence to its first token";
         registry.register("time_to_first_token_seconds", help, first_token.clone());
         let token_gap: Family<OfModel, Histogram> =
             Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.000_25, 2.0, 16)));
         registry.register(
             "time_between_tokens_seconds",
-            "Time between two tokens of a text",
+            "Time between two tokens of a sequence",
             token_gap.clone(),
         );
         let adapted = [
-            ("adapter_texts", "Texts with an adapter that have ended"),
+            ("adapter_texts", "Finished sequences with an adapter"),
             ("adapter_prompt_tokens", "Tokens of their prompts"),
-            ("adapter_generated_tokens", "Tokens that were chosen for them"),
+            ("adapter_generated_tokens", "Tokens that were generated for them"),
         ];
         let adapter_counters = adapted.map(|(name, help)| {
             let counter = Family::<OfAdapter, Counter>::default();
@@ -175,21 +174,17 @@ impl ServerMetrics {
             (counter, of)
         };
         let engine_counters = [
-            counter("prompt_tokens", "Tokens of prompts that were read", |s| s.prompt_tokens),
-            counter("cached_tokens", "Tokens of prompts that were known", |s| s.cached_tokens),
-            counter("generated_tokens", "Tokens that were chosen", |s| s.written_tokens),
+            counter("prompt_tokens", "Prompt tokens that were computed", |s| s.prompt_tokens),
+            counter("cached_tokens", "Prompt tokens that were cached", |s| s.cached_tokens),
+            counter("generated_tokens", "Tokens that were generated", |s| s.written_tokens),
             counter("drafted_tokens", "Tokens of drafts", |s| s.drafted_tokens),
-            counter("accepted_tokens", "Tokens of drafts that were right", |s| s.accepted_tokens),
-            counter("texts_finished", "Texts that came to their end", |s| s.finished),
-            counter("texts_cancelled", "Texts that nobody wanted any more", |s| s.cancelled),
-            counter("texts_failed", "Texts that an error ended", |s| s.failed),
+            counter("accepted_tokens", "Draft tokens that were accepted", |s| s.accepted_tokens),
+            counter("texts_finished", "Sequences that finished", |s| s.finished),
+            counter("texts_cancelled", "Sequences that clients cancelled", |s| s.cancelled),
+            counter("texts_failed", "Sequences that an error ended", |s| s.failed),
             counter("engine_steps", "Steps of the engine", |s| s.steps),
-            counter("texts_preempted", "Texts that gave way to older ones for want of memory", |s| {
-                s.preempted
-            }),
-            counter("states_lost", "States behind prompts that could not be kept or restored", |s| {
-                s.prefixes_lost
-            }),
+            counter("texts_preempted", "Sequences that were preempted for lack of memory", |s| s.preempted),
+            counter("states_lost", "Prompt states that could not be stored or restored", |s| s.prefixes_lost),
         ];
         let mut gauge = |name: &str, help: &str, of: fn(&EngineStats) -> usize| {
             let gauge = Family::default();
@@ -197,8 +192,8 @@ impl ServerMetrics {
             (gauge, of)
         };
         let engine_gauges = [
-            gauge("texts_running", "Texts in slots", |s| s.running),
-            gauge("texts_waiting", "Texts in the queue", |s| s.waiting),
+            gauge("texts_running", "Sequences in slots", |s| s.running),
+            gauge("texts_waiting", "Sequences in the queue", |s| s.waiting),
         ];
         let (retired, picker) = (Mutex::default(), PickerMetrics::new());
         ServerMetrics {

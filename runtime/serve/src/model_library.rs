@@ -150,7 +150,7 @@ pub fn embedding_memory(
 /// Why an artifact is not loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    #[error("there is no artifact `{0}` that this server could load")]
+    #[error("this server has no artifact `{0}` to load")]
     Unknown(String),
     /// It is broken, not made for this machine, or too large.
     #[error("{0}")]

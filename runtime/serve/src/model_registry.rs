@@ -193,7 +193,7 @@ impl ModelRegistry {
         }
     }
 
-    /// Takes a model away.
+    /// Unloads a model.
     pub fn unload(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
         let name: String = fields.take_required("model", "the name of a model")?;
         fields.finish(&[])?;

@@ -92,7 +92,7 @@ pub fn prepare(
     let mut messages = match &previous {
         Some(id) => kept.messages(client, id).ok_or_else(|| {
             let message = format!(
-                "there is no answer `{id:.100}` here any more: send the whole conversation as `input`"
+                "there is no response `{id:.100}` here any more: send the whole conversation as `input`"
             );
             ApiError::field("previous_response_id", "previous_response_not_found", message)
         })?,
@@ -166,7 +166,7 @@ fn add_item(messages: &mut Vec<Value>, item: &Value, param: &str) -> Result<(), 
             let role = text("role")?;
             let role = match role.as_str() {
                 "user" | "assistant" | "system" | "developer" => role.as_str(),
-                _ => return Err(wrong(param, format!("`{param}.role` is no role of a message"))),
+                _ => return Err(wrong(param, format!("`{param}.role` is not the role of a message"))),
             };
             let text = text_of(&item["content"], param)?;
             let content = parts(&item["content"]).unwrap_or(text.into());
@@ -192,7 +192,7 @@ fn add_item(messages: &mut Vec<Value>, item: &Value, param: &str) -> Result<(), 
         }
         kind => {
             let kind = kind.unwrap_or("an item without a type");
-            let message = format!("`{param}` is {kind:.60}, which this server does not read");
+            let message = format!("`{param}` is {kind:.60}, which this server does not support");
             return Err(ApiError::field(param, "unsupported_content", message));
         }
     }
@@ -212,7 +212,7 @@ fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
                 ) => Ok(text.to_owned()),
                 (kind, _) => {
                     let kind = kind.unwrap_or("a part without a type");
-                    let message = format!("`{param}` holds {kind:.60}, and this server reads only text");
+                    let message = format!("`{param}` contains {kind:.60}, but this server reads only text");
                     Err(ApiError::field(param, "unsupported_content", message))
                 }
             };
@@ -305,7 +305,7 @@ impl ResponseStore {
             .ok_or_else(|| ApiError::unknown_response(id))
     }
 
-    /// Forgets an answer; those that went on from it keep their conversation.
+    /// Deletes a stored response; those that went on from it keep their conversation.
     pub fn delete(&self, client: ClientId, id: &str) -> Result<Value, ApiError> {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|one| one.client == client && one.id == id);

@@ -41,7 +41,7 @@ fn breakers(fields: &mut RequestFields) -> Result<Option<Vec<String>>, ApiError>
     let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
     match &breakers {
         Some(list) if list.len() > MOST_BREAKERS => {
-            wrong(format!("`{NAME}` has {} strings, at most {MOST_BREAKERS} are taken", list.len()))
+            wrong(format!("`{NAME}` has {} strings, at most {MOST_BREAKERS} are allowed", list.len()))
         }
         Some(list) if list.iter().any(|text| text.is_empty() || text.len() > LONGEST_BREAKER) => {
             wrong(format!("`{NAME}` has a string that is empty or longer than {LONGEST_BREAKER} bytes"))

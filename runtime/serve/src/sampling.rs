@@ -103,7 +103,7 @@ fn stop_tokens(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Vec<T
     let vocab = hosted.engine.limits().vocab;
     let wrong = |message: String| Err(ApiError::field(NAME, "invalid_value", message));
     if ids.len() > MOST_STOP_TOKENS {
-        return wrong(format!("`{NAME}` has {} ids, at most {MOST_STOP_TOKENS} are taken", ids.len()));
+        return wrong(format!("`{NAME}` has {} ids, at most {MOST_STOP_TOKENS} are allowed", ids.len()));
     }
     match ids.iter().find(|&&id| id as usize >= vocab) {
         Some(id) => wrong(format!("`{NAME}` has {id}, and the tokens of this model are 0 to {}", vocab - 1)),
@@ -116,7 +116,7 @@ pub fn probabilities(fields: &mut RequestFields) -> Result<Option<usize>, ApiErr
     let wanted: Option<usize> = fields.take_field("n_probs", "a whole number, 0 or more")?;
     match wanted.filter(|&count| count > 0) {
         Some(count) if count > MOST_LOGPROBS => {
-            let message = format!("`n_probs` is {count}, at most {MOST_LOGPROBS} are told");
+            let message = format!("`n_probs` is {count}, at most {MOST_LOGPROBS} are reported");
             Err(ApiError::field("n_probs", "invalid_value", message))
         }
         wanted => Ok(wanted),
@@ -170,7 +170,7 @@ fn stops(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
     let stops = stops.map(OneOrMany::into_vec).unwrap_or_default();
     let wrong = |message: String| Err(ApiError::field("stop", "invalid_value", message));
     if stops.len() > MOST_STOPS {
-        return wrong(format!("`stop` has {} strings, at most {MOST_STOPS} are taken", stops.len()));
+        return wrong(format!("`stop` has {} strings, at most {MOST_STOPS} are allowed", stops.len()));
     }
     match stops.iter().find(|stop| stop.is_empty() || stop.len() > LONGEST_STOP) {
         Some(stop) => {
@@ -201,7 +201,7 @@ fn biases(fields: &mut RequestFields) -> Result<Vec<(TokenId, f32)>, ApiError> {
     let wrong = |message: String| ApiError::field("logit_bias", "invalid_value", message);
     if map.len() > MOST_BIASES {
         return Err(wrong(format!(
-            "`logit_bias` has {} entries, at most {MOST_BIASES} are taken",
+            "`logit_bias` has {} entries, at most {MOST_BIASES} are allowed",
             map.len()
         )));
     }

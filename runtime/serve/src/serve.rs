@@ -95,14 +95,13 @@ impl Default for ServeOptions {
 #[derive(Debug, Error)]
 pub enum ServeError {
     #[error(
-        "{sequences} sequences do not fit: {need}, and {origin} is {room}. Take fewer with --sequences, or fewer tokens \
-         for all with --cache-tokens, or build with a \
-         smaller context (-c) or weight format (--quant)"
+        "{sequences} sequences do not fit: {need}, and {origin} is {room}. Use fewer (--sequences), or fewer tokens \
+         for all of them (--cache-tokens), or build with a smaller context (-c) or weight format (--quant)"
     )]
     TooLarge { sequences: usize, need: String, origin: String, room: String },
     #[error(
-        "the model of texts {name} does not fit: {need}, and {origin} is {room}. Serve fewer models, or build it with another \
-         weight format (--quant)"
+        "the embedding model {name} does not fit: {need}, and {origin} is {room}. Serve fewer models, or build it with \
+         another weight format (--quant)"
     )]
     TextsTooLarge { name: String, need: String, origin: String, room: String },
     #[error("cannot listen on {address}: {source}. Choose another one with --host and --port")]

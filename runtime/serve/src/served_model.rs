@@ -184,7 +184,7 @@ impl LoadedModel {
         let why =
             if most == pool { "that --request-memory has room for" } else { "that fit into its context" };
         let message = format!(
-            "the text of the prompt has {bytes} bytes, and this model reads at most {most} {why}: shorten it"
+            "the text of the prompt has {bytes} bytes, but this model reads at most {most} {why}: shorten it"
         );
         Err(ApiError::field(param, "context_length_exceeded", message))
     }
@@ -206,7 +206,7 @@ impl LoadedModel {
             return Ok(());
         }
         let message =
-            format!("the request asks for {count} texts, this server takes at most {most} at a time");
+            format!("the request asks for {count} texts, but this server accepts at most {most} at a time");
         Err(ApiError::request("too_many_texts", message))
     }
 

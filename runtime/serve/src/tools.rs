@@ -56,7 +56,7 @@ impl ToolSet {
     /// `choice` in the form of the chat API.
     fn read(list: Vec<Value>, choice: Option<Value>, parallel: bool) -> Result<AskedTools, ApiError> {
         if list.len() > MOST_TOOLS {
-            let message = format!("`tools` has {} tools, at most {MOST_TOOLS} are taken", list.len());
+            let message = format!("`tools` has {} tools, at most {MOST_TOOLS} are allowed", list.len());
             return Err(wrong("tools", message));
         }
         let (mut kept, mut functions, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
@@ -83,7 +83,7 @@ impl ToolSet {
             functions = allowed.iter().filter_map(|&at| functions.get(at).cloned()).collect();
         }
         if functions.is_empty() {
-            let message = "`tool_choice` asks for a call, and there is no function in `tools`";
+            let message = "`tool_choice` asks for a call, but there is no function in `tools`";
             return match choice {
                 ToolChoice::Auto => Ok(AskedTools { tools: None, warnings }),
                 _ => Err(wrong("tool_choice", message)),
@@ -124,7 +124,7 @@ impl ToolSet {
 
 fn left_out(index: usize, kind: &str) -> String {
     let kind: String = kind.chars().filter(char::is_ascii_graphic).take(LONGEST_NAME).collect();
-    format!("tools[{index}] of type {kind} is left out: the model may call functions alone")
+    format!("tools[{index}] of type {kind} is left out: the model can only call functions")
 }
 
 /// Name and schema of a tool.
@@ -147,7 +147,7 @@ fn function((index, tool): (usize, &Value)) -> Result<(String, Value), ApiError>
         // No arguments.
         Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         Value::Object(schema) => Value::Object(object(schema)),
-        _ => return Err(wrong(&param, format!("`{param}.function.parameters` is no JSON schema"))),
+        _ => return Err(wrong(&param, format!("`{param}.function.parameters` is not a JSON schema"))),
     };
     Ok((name.to_owned(), schema))
 }
@@ -195,7 +195,7 @@ fn chosen(choice: Option<&Value>, functions: &[(String, Value)]) -> Result<Optio
 fn position(name: &str, functions: &[(String, Value)]) -> Result<usize, ApiError> {
     let at = functions.iter().position(|(function, _)| function == name);
     at.ok_or_else(|| {
-        wrong("tool_choice", format!("`tool_choice` names `{name:.80}`, which is no function in `tools`"))
+        wrong("tool_choice", format!("`tool_choice` names `{name:.80}`, which is not a function in `tools`"))
     })
 }
 

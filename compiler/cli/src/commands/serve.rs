@@ -188,7 +188,7 @@ impl ArtifactLibrary {
         let format = chat::known_format(&model, args.template.as_deref())?;
         if format.is_none() {
             let why = match model.plan().decoder_start() {
-                Some(_) => "is an encoder-decoder model: /v1/completions works, there are no chats",
+                Some(_) => "is an encoder-decoder model: /v1/completions works, but chats do not",
                 None => "has no chat template: /v1/completions works, /v1/chat/completions needs --template",
             };
             self.ui.note(format_args!("{name} {why}."));
@@ -262,7 +262,7 @@ impl ModelLibrary for ArtifactLibrary {
         match read.map_err(|error| load_error(name, &error))? {
             ServedArtifact::Ready(ready) => Ok(*ready),
             ServedArtifact::Texts(_) => {
-                let why = "it makes vectors of texts: name it when the server is started";
+                let why = "it is an embedding model: name it when the server is started";
                 Err(LoadError::Refused(why.into()))
             }
         }
@@ -335,7 +335,7 @@ fn check_folder(flag: &str, folder: Option<&PathBuf>) -> Result<Option<PathBuf>,
     let known = folder.canonicalize().map_err(CliError::io("open", folder))?;
     match known.is_dir() {
         true => Ok(Some(known)),
-        false => Err(CliError::usage(format!("{flag}: {} is no folder", folder.display()))),
+        false => Err(CliError::usage(format!("{flag}: {} is not a folder", folder.display()))),
     }
 }
 
@@ -429,7 +429,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
         }
     }
     ui.note(format_args!(
-        "Memory at most: {} for models, {} for requests and kept answers (--request-memory).",
+        "Memory at most: {} for models, {} for requests and stored responses (--request-memory).",
         ui::bytes(committed - beside),
         ui::bytes(beside)
     ));
@@ -447,7 +447,10 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
         for (name, sequences) in models {
-            ui.note(format_args!("{name} at {url}/v1, {} together.", ui::pluralize(*sequences, "text")));
+            ui.note(format_args!(
+                "{name} at {url}/v1, up to {} at a time.",
+                ui::pluralize(*sequences, "sequence")
+            ));
         }
         for NamedAdapter { name, .. } in &args.lora {
             ui.note(format_args!("{name} is an adapter of the first model: ask for it as `model`."));
@@ -455,11 +458,11 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
         for name in &of_texts {
             ui.note(format_args!("{name} at {url}/v1/embeddings or {url}/v1/rerank."));
         }
-        ui.note(format_args!("A page to chat is at {url}/. Ctrl-C ends in order."));
+        ui.note(format_args!("The chat page is at {url}/. Ctrl-C shuts down gracefully."));
     };
     match mlcc_serve::serve_with(models, texts, Box::new(shelf), &options, stop, ready)? {
         ShutdownOutcome::Drained => {}
-        ShutdownOutcome::Cut => ui.warn("some texts were ended before their time (--drain-timeout)"),
+        ShutdownOutcome::Cut => ui.warn("some requests were ended early (--drain-timeout)"),
     }
     Ok(())
 }

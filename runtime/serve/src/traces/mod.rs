@@ -24,7 +24,7 @@ use thiserror::Error;
 pub enum TracesError {
     #[error("{name} is `{found}`, expected {expected}")]
     Setting { name: &'static str, found: String, expected: &'static str },
-    #[error("no traces can be sent: {0}. Check the variables that begin with OTEL_EXPORTER_OTLP_")]
+    #[error("cannot send traces: {0}. Check the variables that start with OTEL_EXPORTER_OTLP_")]
     Exporter(String),
 }
 

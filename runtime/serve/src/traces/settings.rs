@@ -52,7 +52,7 @@ impl TraceExporter {
                 break;
             }
         }
-        let expected = "always_on, always_off or traceidratio, or one of these behind parentbased_";
+        let expected = "always_on, always_off or traceidratio, or one of these after parentbased_";
         one_of("OTEL_TRACES_SAMPLER", &SAMPLERS, expected)?;
         check_ratio()?;
         TraceExporter::sending(None, warn)

@@ -148,7 +148,7 @@ fn reading(slots: &CountedSlots, adapters: Vec<TextAdapter>) -> ReadyModel {
     let slots = slots.clone();
     let read = move |name: &str, folder: &Path| {
         if slots.taken() == 2 {
-            return Err("all 2 slots for adapters are taken".to_owned());
+            return Err("all 2 slots for adapters are in use".to_owned());
         }
         let text = std::fs::read_to_string(folder.join("number")).map_err(|error| error.to_string())?;
         let number: u64 = text.parse().map_err(|_| "it is no number".to_owned())?;

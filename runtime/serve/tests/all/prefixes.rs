@@ -1,4 +1,4 @@
-//! What chats of a model that cannot go back share: the server names the borders of turns.
+//! What chats of a model that cannot roll back share: the server names the borders of turns.
 
 use serde_json::{Value, json};
 
