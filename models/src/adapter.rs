@@ -41,7 +41,7 @@ impl FromStr for AdapterRequest {
                     Ok(AdapterRequest { directory: directory.into(), scale })
                 }
                 _ => Err(format!(
-                    "`{scale}` is no scale of an adapter; write DIR or DIR=SCALE, for example my-adapter=0.5"
+                    "`{scale}` is not an adapter scale; write DIR or DIR=SCALE, for example my-adapter=0.5"
                 )),
             },
             _ if text.is_empty() => Err("names no folder of an adapter".into()),
@@ -122,7 +122,7 @@ pub fn merge_adapters(
             if let AdapterChange::Replace(info) = change {
                 if is_already_merged(checkpoint, name) || replaced.contains(name) {
                     let what = format!(
-                        "takes the place of `{name}`, which an adapter before it has changed; these do not add up"
+                        "replaces `{name}`, which an earlier adapter changed; the two cannot be combined"
                     );
                     return Err(adapter.tensor_error(info, what).into());
                 }
@@ -213,9 +213,10 @@ impl PeftAdapter {
                         Some(_) => self.tensor_error(
                             info,
                             format!(
-                                "{what}, and another tensor or adapter makes {wanted:?} of it; adapters with added tokens have to \
-                                 agree on their number. Save the embedding table and the head with `save_embedding_layers`, or \
-                                 merge with PEFT (`merge_and_unload`) and build what comes of it"
+                                "{what}, but another tensor or adapter makes it {wanted:?}; adapters that add tokens \
+                                 must agree on their number. Save the embedding table and the head with \
+                                 `save_embedding_layers`, or merge with PEFT (`merge_and_unload`) and build the merged \
+                                 model"
                             ),
                         ),
                     }
@@ -277,8 +278,9 @@ impl PeftAdapter {
         rows: usize,
     ) -> Result<Option<TensorInfo>, AdapterError> {
         match module.magnitude {
-            None if self.config.dora && !transposed => Err(self
-                .tensor_error(a, "has no `lora_magnitude_vector` beside it, which `use_dora` needs".into())),
+            None if self.config.dora && !transposed => {
+                Err(self.tensor_error(a, "lacks `lora_magnitude_vector`, which `use_dora` needs".into()))
+            }
             None => Ok(None),
             Some(info) if transposed => Err(self.tensor_error(
                 info,
@@ -335,8 +337,8 @@ impl PeftAdapter {
             Some((_, AdapterChange::Replace(info) | AdapterChange::Sum { term: info, .. })) => info,
             Some((_, AdapterChange::Product(product))) => &product.a,
         };
-        let what = "changes the embedding table, which is also the head of this model; whether the head changes with it the \
-                    adapter does not say (`ensure_weight_tying`)";
+        let what = "changes the embedding table, which is also the head of this model; the adapter does not say \
+            whether the head changes too (`ensure_weight_tying`)";
         Err(self.tensor_error(info, what.into()))
     }
 

@@ -24,7 +24,8 @@ pub enum ModelError {
 #[derive(Debug, Error)]
 pub enum AdapterError {
     #[error(
-        "{directory} is no adapter in PEFT's form: {what} is missing; give the folder with adapter_config.json and adapter_model.safetensors"
+        "{directory} is not a PEFT adapter: {what} is missing; give the folder with adapter_config.json and \
+         adapter_model.safetensors"
     )]
     NoAdapter { directory: String, what: &'static str },
     #[error(transparent)]
@@ -34,7 +35,7 @@ pub enum AdapterError {
     )]
     Rank { file: String, field: String, found: String, expected: String },
     #[error(
-        "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build what comes of it"
+        "{file}: {what} is not merged; merge the adapter with PEFT (`merge_and_unload`) and build the merged model"
     )]
     Unsupported { file: String, what: String },
     #[error("{file}: tensor `{tensor}` {detail}", tensor = shorten_name(.tensor))]
@@ -53,25 +54,27 @@ pub enum ConfigError {
     Io { file: String, source: std::io::Error },
     #[error("{file} is not valid JSON: {detail}")]
     Json { file: String, detail: String },
-    #[error("{file} is valid JSON, but holds no {what}: {detail}; name a file that does")]
+    #[error("{file} is valid JSON, but contains no {what}: {detail}; give a file that does")]
     Form { file: String, what: &'static str, detail: String },
     #[error("{file}: field `{field}` is missing, expected {expected}")]
     Missing { file: String, field: String, expected: &'static str },
     #[error("{file}: field `{field}` should be {expected}, found {found}")]
     Wrong { file: String, field: String, expected: String, found: String },
     #[error(
-        "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists those that this version of mlcc reads",
+        "{file}: model_type `{found}` is unknown: {near}`mlcc models` lists the supported ones",
         found = shorten_name(.found)
     )]
     UnknownModelType { file: String, found: String, near: String },
     #[error("{file}: {what} is not supported yet; this version of mlcc supports {supported}")]
     NotSupportedYet { file: String, what: String, supported: String },
     #[error(
-        "{file}: no config.json beside it, and its tensors do not tell the model: {detail}. Put the model's config.json into the same directory"
+        "{file}: no config.json next to it, and its tensors do not identify the model: {detail}. Put the model's \
+         config.json into the same directory"
     )]
     CannotInfer { file: String, detail: String },
     #[error(
-        "{file} and the tensors of {weights} contradict each other: field `{field}` {what}. Configuration and weights have to come from the same model"
+        "{file} and the tensors of {weights} contradict each other: field `{field}` {what}. Configuration and weights \
+         must come from the same model"
     )]
     Contradiction {
         file: String,
@@ -81,7 +84,9 @@ pub enum ConfigError {
         what: String,
     },
     #[error(
-        "{file}: the weights are quantized {what} (`{field}`), which is not read. Read are {read}. Take the checkpoint that was not quantized, or a GGUF file of the model; --quant quantizes it here. If the weights are not quantized after all, remove the field"
+        "{file}: the weights are quantized {what} (`{field}`), which is not supported. Supported: {read}. Use the \
+         unquantized checkpoint, or a GGUF file of the model; --quant quantizes it here. If the weights are not \
+         quantized after all, remove the field"
     )]
     Quantized {
         file: String,
@@ -111,7 +116,8 @@ pub enum StreamError {
     )]
     NoWindow { sinks: usize },
     #[error(
-        "{sinks} attention sinks leave nothing of a sliding window of {window} tokens, which they are part of; choose fewer sinks or a longer window"
+        "{sinks} attention sinks fill the whole sliding window of {window} tokens; choose fewer sinks or a longer \
+         window"
     )]
     NothingLeft { sinks: usize, window: usize },
 }
@@ -142,7 +148,7 @@ pub enum CheckpointError {
     )]
     Duplicate { tensor: String, first: String, second: String },
     #[error(
-        "{index} names the shard {shard}, which is not there; fetch all shards of the model",
+        "{index} names the shard {shard}, which is missing; fetch all shards of the model",
         shard = shorten_name(.shard)
     )]
     MissingShard { index: String, shard: String },
@@ -287,7 +293,7 @@ impl TensorMismatch {
         );
         format!(
             "the tensors of {} do not fit the model:{missing}{misshaped}{extra}\n\
-             Configuration and weights have to come from the same model.",
+             Configuration and weights must come from the same model.",
             self.source_name
         )
     }

@@ -64,7 +64,7 @@ pub const SEQUENCE_LENGTH: &str = "sequence.length";
 
 /// Why [`Transformer::streaming_obstacle`] where positions have embeddings of their own.
 pub(crate) const LEARNED_POSITIONS: &str =
-    "the positions of this model are learned one by one, and there is none behind the last";
+    "the positions of this model are learned one by one, and there is none after the last";
 
 /// The widest of the layers' windows; `None` if a layer has none.
 pub fn widest_window(windows: &[Option<usize>]) -> Option<usize> {

@@ -110,7 +110,7 @@ fn slice_part(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
 fn concats() -> Vec<RewriteRule> {
     let single =
         node(OpKind::Concat).when("has one part", |at| at.node().is_some_and(|n| n.inputs.len() == 1));
-    let empty_part = node(OpKind::Concat).when("has an empty part beside others", |at| {
+    let empty_part = node(OpKind::Concat).when("has an empty part among others", |at| {
         let (Some(node), Some(axis)) = (at.node(), axis_of(at.node())) else { return false };
         node.inputs.len() > 1 && node.inputs.iter().any(|&v| is_empty(at.f.ty(v), axis))
     });

@@ -89,9 +89,9 @@ pub enum PassError {
     Unsupported { what: String, hint: String },
     #[error("unknown pass `{name}`: {near}`mlcc opt --list` lists all")]
     Unknown { name: String, near: String },
-    #[error("the program stands after `{after}` already, so it cannot stop after pass `{name}`")]
+    #[error("pass `{after}` has already run, so the program cannot stop after pass `{name}`")]
     Behind { name: String, after: &'static str },
-    #[error("pass `{name}` cannot be switched off: it is needed for a result at all")]
+    #[error("pass `{name}` cannot be switched off: it is required")]
     Required { name: String },
 }
 

@@ -63,7 +63,7 @@ fn drop_functions(module: &mut Module, ctx: &mut PassContext) -> usize {
         _ => {}
     });
     if removed > 0 {
-        ctx.note(format!("{removed} functions that nobody invokes"));
+        ctx.note(format!("{removed} functions that are never called"));
     }
     removed
 }

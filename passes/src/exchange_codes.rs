@@ -53,7 +53,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         let rebuilt = rebuilt.map_err(PassError::op_error(PASS))?;
         let [bytes, before] = [&rebuilt, f].map(row_bytes);
         ctx.note(format!(
-            "@{name}: {count} of {gathered} exchanges as codes: of a row a rank sends {bytes} bytes in place of {before}"
+            "@{name}: {count} of {gathered} exchanges as codes: a rank sends {bytes} bytes of a row instead of {before}"
         ));
         program.module.functions[id] = rebuilt;
         total += count;

@@ -199,7 +199,7 @@ impl<'a> FunctionFusion<'a> {
         let out = self.f.ty(node.outputs[0]);
         match g.class {
             FusionClass::Contraction | FusionClass::Scan if !node.op.is_elementwise() => {
-                return Some("a reduction is no epilogue");
+                return Some("a reduction cannot be an epilogue");
             }
             FusionClass::Contraction if out.dims != g.shape => return Some("another shape than the product"),
             FusionClass::Scan if out.dims != g.shape => return Some("another shape than the stacked values"),

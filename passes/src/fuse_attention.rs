@@ -158,7 +158,7 @@ fn match_attention(f: &Function, node: &GraphNode) -> Result<AttentionMatch, Mis
     }
     let counted = scores.span.is_some() && (scores.prefix.is_some() || scores.sinks.is_some());
     if counted || (scores.terms.is_some() && scores.sinks.is_some()) {
-        return miss("keys of a part of the cache, or terms by distance, stand beside a prefix or sinks");
+        return miss("keys of a part of the cache, or distance biases, are combined with a prefix or sinks");
     }
     scores.build_match(f, (n, t), product, (node, transpose_b))
 }
@@ -200,7 +200,7 @@ impl<'f> ScoreTransform<'f> {
                     };
                     v = self.binary(r, *op, x, other)?;
                 }
-                other => return miss(format!("{} stands between product and softmax", other.name())),
+                other => return miss(format!("{} is between product and softmax", other.name())),
             }
             if self.unmasked.is_some_and(|u| skip_casts(r.f, u) == skip_casts(r.f, v)) {
                 self.unmasked = None;
@@ -234,7 +234,7 @@ impl<'f> ScoreTransform<'f> {
             (false, false) if form.coefficients() == (0.0, -1.0, 1.0, -1.0) && self.prefix.is_none() => {
                 // The op shows every key of the prefix.
                 if self.ahead.is_some() || self.window != 0 || self.sinks.is_some() {
-                    return miss("a mask stands around the selection of the prefix");
+                    return miss("a mask is applied to the selection of the prefix");
                 }
                 self.prefix = form.count;
                 self.unmasked = Some(x);
@@ -261,7 +261,7 @@ impl<'f> ScoreTransform<'f> {
     /// Keys are seen where `form >= 0`.
     fn apply_mask<T>(&mut self, form: PositionForm, rest: T) -> Result<T, MissReason> {
         if self.softcap != 0.0 {
-            return miss("a mask stands before the soft cap");
+            return miss("a mask is applied before the soft cap");
         }
         match form.coefficients() {
             // j <= p + ahead
@@ -304,7 +304,7 @@ impl<'f> ScoreTransform<'f> {
             (BinOp::Mul, Some(c)) => self.match_factor(r, x, c),
             (BinOp::Div, Some(c)) if c != 0.0 => self.match_factor(r, x, 1.0 / c),
             (_, Some(c)) => miss(format!("{} by {c} changes the scores", op.name())),
-            (_, None) => miss(format!("{} with something that is no mask", op.name())),
+            (_, None) => miss(format!("{} with something that is not a mask", op.name())),
         }
     }
 
@@ -352,7 +352,7 @@ impl<'f> ScoreTransform<'f> {
     fn select_bias(&mut self, r: &PositionReader, v: ValueId, low: f64, high: f64) -> Result<(), MissReason> {
         let v = skip_casts(r.f, v);
         let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.defining_node(v) else {
-            return miss("something that is no mask is joined with the scores");
+            return miss("something that is not a mask is joined with the scores");
         };
         let form = self.match_condition(r, inputs[0], inputs[1])?;
         let seen = |c: f64| (low..=high).contains(&c);

@@ -74,7 +74,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "exchange_codes",
-        about: "what ranks gather for products on 8-bit activations as codes and scales, where `--tp-mode codes` asks for it",
+        about: "ranks gather codes and scales for products on 8-bit activations if `--tp-mode codes` asks for it",
         optional: true,
         run: exchange_codes::run,
     },
@@ -108,7 +108,7 @@ pub const PIPELINE: &[Pass] = &[
         optional: true,
         run: recognize_scan::run,
     },
-    Pass { name: "dce", about: "what nobody uses is removed", optional: true, run: dce::run },
+    Pass { name: "dce", about: "unused code is removed", optional: true, run: dce::run },
     Pass {
         name: "decompose",
         about: "norms and softmax as elementwise ops and reductions",
@@ -137,13 +137,13 @@ pub const PIPELINE: &[Pass] = &[
     Pass { name: "lower", about: "kernels as loops, per target level", optional: false, run: lower::run },
     Pass {
         name: "replicate",
-        about: "small kernels that one worker would run alone, by every worker for itself",
+        about: "small kernels are computed by every worker for itself instead of by one",
         optional: true,
         run: replicate::run,
     },
     Pass {
         name: "join_launches",
-        about: "kernels that need nothing of each other in one launch; on GPUs",
+        about: "independent kernels share one launch; on GPUs",
         optional: true,
         run: join_launches::run,
     },
@@ -155,7 +155,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "dynamic_shares",
-        about: "large kernels in pieces, which workers without work take from others",
+        about: "large kernels in chunks, which idle workers take from others",
         optional: true,
         run: dynamic_shares::run,
     },

@@ -16,8 +16,7 @@ use mlcc_quant::{PackOptions, ScaleSearch, storage_types};
 use serde::Deserialize;
 
 /// Why a rule does nothing that comes too late.
-const SHADOWED: &str =
-    "rules before it decide about every parameter that it matches; put it before them, or take it out";
+const SHADOWED: &str = "earlier rules already match all of its parameters; move it before them, or remove it";
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct QuantPolicy {
@@ -44,7 +43,7 @@ pub enum PolicyError {
     #[error("quantization policy, rule {number}: {key} = \"{found}\": expected {expected}")]
     Value { number: usize, key: &'static str, found: String, expected: String },
     #[error(
-        "{file}: quantization policy, rule {number}: match = \"{glob}\" is the name of no parameter, \
+        "{file}: quantization policy, rule {number}: match = \"{glob}\" matches no parameter, \
          {near}`mlcc inspect --params` lists those of an artifact, for example {example}"
     )]
     NoMatch { file: String, number: usize, glob: String, near: String, example: String },
@@ -186,14 +185,14 @@ impl PolicyRule {
                 _ => "only matrices can be packed",
             };
             return Some(format!(
-                "{name} and all others that it matches cannot be {}, {why}; name other tensors, or take the rule out",
+                "{name} and all others that it matches cannot be {}, {why}; name other tensors, or remove the rule",
                 format.name()
             ));
         }
         if self.scale_search != ScaleSearch::None && !stored.iter().any(|(_, dtype)| dtype.is_packed()) {
             return Some(format!(
-                "scale_search is for packed formats, and {name} is stored as {}; give the rule such a format, or take \
-                 scale_search out",
+                "scale_search is for packed formats, and {name} is stored as {}; give the rule such a format, or \
+                 remove scale_search",
                 dtype.name()
             ));
         }
@@ -330,7 +329,7 @@ mod tests {
             ),
             ("f32", &["match = \"conv*\"\nformat = \"q4g32\""], &["conv.w", "only matrices"]),
             ("f16", &[mse], &["rule 1", "scale_search", "a.0.w is stored as f16"]),
-            ("q4f16_1", &shadowed, &["p.toml", "rule 2", "before it"]),
+            ("q4f16_1", &shadowed, &["p.toml", "rule 2", "earlier rules"]),
         ] {
             let error = check(quant, rules).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");

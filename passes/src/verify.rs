@@ -47,7 +47,10 @@ pub fn verify_program(program: &LoweredProgram) -> VerifyResult {
     for (level, of_level) in program.levels.iter().zip(&plan.levels) {
         let entries = &level.lowered.entries;
         if entries.len() != of_level.entries.len() {
-            return wrong(format!("memory, level @{}", level.name), "has not as many entries as the level");
+            return wrong(
+                format!("memory, level @{}", level.name),
+                "does not have as many entries as the level",
+            );
         }
         for (entry, of_entry) in entries.iter().zip(&of_level.entries) {
             verify_entry_plan(entry, of_entry, plan, &of_level.name)?;
@@ -124,7 +127,7 @@ fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (Stri
             return bad(format!("argument {i} is used in another way than the kernel declares"));
         }
         if arg.in_place.iter().any(|&other| other >= launch.args.len()) {
-            return bad(format!("argument {i} takes over memory of an argument that is not there"));
+            return bad(format!("argument {i} takes over the memory of a missing argument"));
         }
     }
     if launch.grid.is_some() != kernel.is_gpu() {
@@ -140,7 +143,7 @@ fn constant_bytes(ty: &TensorType, packing: Option<Packing>) -> Option<u64> {
 
 fn verify_weights(module: &Module, plan: &MemoryPlan) -> VerifyResult {
     if plan.params.len() != module.params.len() {
-        return wrong("memory", "has not as many places as the module has parameters");
+        return wrong("memory", "does not have as many places as the module has parameters");
     }
     for (of_slots, limit) in [(false, plan.weights_bytes), (true, plan.adapter_bytes)] {
         let some = module.params.values().zip(&plan.params).filter(move |(p, _)| p.is_adapter() == of_slots);
@@ -154,7 +157,7 @@ fn verify_weights(module: &Module, plan: &MemoryPlan) -> VerifyResult {
 fn verify_states(module: &Module, plan: &MemoryPlan) -> VerifyResult {
     let states = module.states.len();
     if plan.row_bytes.len() != states || plan.states.len() != states {
-        return wrong("memory", "has not as many rows or places as the module has states");
+        return wrong("memory", "does not have as many rows or places as the module has states");
     }
     let of = |paged: bool| {
         let some =
@@ -183,7 +186,7 @@ fn verify_places(
     total: u64,
 ) -> VerifyResult {
     if wanted.len() != places.len() {
-        return wrong("memory", format!("has not as many places as the module has {what}s"));
+        return wrong("memory", format!("does not have as many places as the module has {what}s"));
     }
     let mut end = 0u64;
     for ((name, bytes), &(at, planned)) in wanted.into_iter().zip(places) {
@@ -223,7 +226,7 @@ fn verify_entry_plan(
         );
     }
     if of_entry.copies.iter().any(|&copy| copy >= entry.copies.len()) {
-        return wrong(subject(), "copies an update that is not there");
+        return wrong(subject(), "copies a missing update");
     }
     for (i, buffer) in of_entry.buffers.iter().enumerate() {
         verify_place(buffer, plan, of_entry.arena_bytes, entry.batching)

@@ -298,7 +298,7 @@ fn map_file(path: &Path) -> Result<(File, Mmap)> {
     }
     // Opening a pipe would wait for its other end.
     if !meta.is_file() {
-        let what = "it is no regular file";
+        let what = "it is not a regular file";
         return Err(fail("open")(std::io::Error::new(std::io::ErrorKind::InvalidInput, what)));
     }
     let file = File::open(path).map_err(fail("open"))?;

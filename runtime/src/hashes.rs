@@ -52,7 +52,7 @@ impl SectionHashes {
         let mut lines = body.lines();
         match lines.next() {
             Some("mlcc-hashes 1 xxh3-128") => {}
-            other => return Err(format!("its hash section begins with `{}`", other.unwrap_or_default())),
+            other => return Err(format!("its hash section starts with `{}`", other.unwrap_or_default())),
         }
         let code = lines.next().and_then(|l| l.strip_prefix("code ")).and_then(hex).ok_or_else(damaged)?;
         let entries =

@@ -367,7 +367,7 @@ fn check_rank_weights(artifact: &Artifact, table: &ArtifactTable, rank: usize) -
         || weights.as_ptr().addr().is_multiple_of(mlcc_abi::BUFFER_ALIGN);
     if !aligned && table.plan.weights_bytes > 0 {
         return Err(corrupt(format!(
-            "its weights do not begin at a multiple of {} bytes",
+            "its weights do not start at a multiple of {} bytes",
             mlcc_abi::BUFFER_ALIGN
         )));
     }

@@ -67,7 +67,7 @@ impl ProcessGroup {
         let fail = |what: String| Error::NoPlugin { count, what };
         let limit = match std::env::var(LIMIT_VARIABLE) {
             Ok(text) => text.trim().parse().ok().filter(|&seconds| seconds > 0).ok_or_else(|| {
-                fail(format!("{LIMIT_VARIABLE} is `{text}`, which is no number of seconds"))
+                fail(format!("{LIMIT_VARIABLE} is `{text}`, which is not a number of seconds"))
             })?,
             Err(_) => LIMIT,
         };
@@ -142,7 +142,7 @@ impl ProcessGroup {
 
     /// Ends all processes: there is no going on without one of them.
     pub(crate) fn abort_all(&self, what: &str) -> ! {
-        eprintln!("error: {what}. All ranks end (told by {}).", self.name(self.rank()));
+        eprintln!("error: {what}. All ranks end (reported by {}).", self.name(self.rank()));
         // SAFETY: the last call.
         unsafe { (self.0.table.abort)(1) };
         std::process::exit(1)
@@ -153,7 +153,7 @@ impl ProcessGroup {
             outcome::OK => {}
             outcome::LATE => {
                 let (name, seconds) = (self.name(late as usize), limit.as_secs());
-                self.abort_all(&format!("{name} was not heard of for {seconds} s ({LIMIT_VARIABLE})"))
+                self.abort_all(&format!("{name} did not respond for {seconds} s ({LIMIT_VARIABLE})"))
             }
             _ => self.abort_all("the library that carries messages has failed"),
         }

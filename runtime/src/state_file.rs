@@ -89,7 +89,7 @@ pub(crate) fn load(path: &Path, identity: u128, table: &ArtifactTable) -> Result
     // The size is looked at first: a huge wrong file is not read.
     let there = std::fs::metadata(path).map_err(io)?;
     if !there.is_file() {
-        return refuse("it is no regular file");
+        return refuse("it is not a regular file");
     }
     let size = there.len();
     if size > expected(u64::MAX) && size > 1 << 20 {

@@ -330,7 +330,7 @@ impl ArtifactTable {
         self.states.iter().filter_map(|s| s.cache).map(|c| c.row_bytes).sum()
     }
 
-    /// A state that has no rows, so that the model cannot go back in a sequence.
+    /// A state that has no rows, so that the model cannot roll back in a sequence.
     pub fn recurrent_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| {
             s.cache.is_none() && s.dropped_beyond.is_none() && !s.is_length && !s.is_slot && !s.is_source

@@ -209,7 +209,7 @@ impl WeightGenerator {
             let behind = bytes.and_then(|bytes| offset.checked_add(bytes));
             match behind {
                 Some(behind) if offset >= end && behind <= self.bytes => end = behind,
-                _ => return Err(format!("its recipe has no room for the entry at {offset}")),
+                _ => return Err(format!("its recipe has no space for the entry at {offset}")),
             }
             let whole = |piece: &DrawPiece| piece.bytes.is_multiple_of(piece.content.value_bytes());
             if let GeneratorEntry::Draw(draw) = entry

@@ -117,7 +117,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "drops_requests",
-        "plain loads in the order of memory in place of prefetches",
+        "plain loads in memory order instead of prefetches",
         DECODE,
         FieldCandidates::Flag,
     ),
@@ -129,7 +129,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "product.few_rows",
-        "most rows that pass by integer weights together",
+        "maximum number of rows per pass over integer weights",
         FEW_ROWS,
         FieldCandidates::Numbers(&[4, 8, 16, 24, 48]),
     ),
@@ -159,7 +159,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "product.small_rows",
-        "rows that pass by small weights together",
+        "rows per pass over small weights",
         PROMPT,
         FieldCandidates::Numbers(&[16, 32, 64, 128]),
     ),
@@ -184,7 +184,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "attention.in_order_heads",
-        "most query heads of a key head for which blocks are read in order, with drops_requests",
+        "maximum number of query heads per key head for reading blocks in order, with drops_requests",
         DECODE,
         FieldCandidates::Numbers(&[0, 1, 2, 4, 8]),
     ),
@@ -220,7 +220,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "product.piece_columns",
-        "columns that few rows pass by before the next ones",
+        "columns that few rows visit before the next ones",
         FEW_ROWS,
         FieldCandidates::Numbers(&[128, 256, 512, 1024]),
     ),
@@ -232,7 +232,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "quantize.piece_groups",
-        "most groups of such a piece",
+        "maximum number of groups in such a piece",
         ROWS,
         FieldCandidates::Numbers(&[2, 4, 8, 16]),
     ),
@@ -280,7 +280,7 @@ pub const FIELDS: &[TuneField] = &[
     ),
     field(
         "shares.times_of_cache",
-        "so many times that for pieces of attention of one query",
+        "multiple of that for pieces of attention of one query",
         DECODE,
         FieldCandidates::Numbers(&[8, 16, 32, 64, 128]),
     ),

@@ -52,13 +52,13 @@ pub enum TargetError {
     )]
     Mixed { first: String, second: String },
     #[error(
-        "target `{name}` stands for several levels already: name it alone, or in a list the levels: {levels}"
+        "target `{name}` already stands for several levels: give it alone, or list the levels instead: {levels}"
     )]
     Group { name: String, levels: String },
-    #[error("target `cpu` stands for this machine alone: in a list name the levels: {levels}")]
+    #[error("target `cpu` stands for only this machine: list the levels instead: {levels}")]
     HostInList { levels: String },
     #[error(
-        "this machine ({arch}) is not one that mlcc generates CPU code for; name a --target (`mlcc targets` lists all)"
+        "this machine ({arch}) is not supported as a CPU target; give a --target (`mlcc targets` lists all)"
     )]
     Host { arch: String },
     #[error(transparent)]
@@ -271,10 +271,10 @@ mod tests {
             assert!(text.contains("CPU levels and GPUs") && text.contains("cannot be mixed"), "{text}");
         }
         let text = resolve_target("cuda,sm_80").unwrap_err().to_string();
-        assert!(text.contains("`cuda` stands for several") && text.contains("sm_80"), "{text}");
+        assert!(text.contains("`cuda` already stands for several") && text.contains("sm_80"), "{text}");
         if Arch::of_host().is_some() {
             let text = resolve_target("cpu,cpu").unwrap_err().to_string();
-            assert!(text.contains("`cpu` stands for this machine alone"), "{text}");
+            assert!(text.contains("`cpu` stands for only this machine"), "{text}");
         }
     }
 

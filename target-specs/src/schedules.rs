@@ -95,8 +95,8 @@ impl MatrixTile {
             let whole = size > 0 && size <= MOST_ROWS && size.is_multiple_of(warps * unit);
             (!whole).then(|| {
                 format!(
-                    "{size} {what} are no whole fragments of {unit} for each of {warps} warps: legal are multiples of {}, at \
-                     most {MOST_ROWS}",
+                    "{size} {what} are not whole fragments of {unit} for each of {warps} warps: legal are multiples of \
+                     {}, at most {MOST_ROWS}",
                     warps * unit
                 )
             })

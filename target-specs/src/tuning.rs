@@ -270,7 +270,7 @@ impl FeatureLevel {
         let tune = read.map_err(|e| e.to_string().trim_end().to_string())?;
         let taken = tune.to_table();
         if let Some(field) = FIELDS.iter().find(|field| field.value_in(&taken) != field.value_in(&tables)) {
-            return Err(format!("{}: a key there has no use beside the others", field.key));
+            return Err(format!("{}: a key there has no use together with the others", field.key));
         }
         match tune.find_fault(&self.features) {
             Some(fault) => Err(fault),

@@ -13,7 +13,7 @@ pub const NVDISASM_VARIABLE: &str = "MLCC_NVDISASM";
 pub enum NvdisasmError {
     #[error("cannot {action} {}: {source}", .path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("{} does not tell its version (`release 13.5, V13.5.37`): {output}", .path.display())]
+    #[error("{} does not print its version (`release 13.5, V13.5.37`): {output}", .path.display())]
     Version { path: PathBuf, output: String },
     #[error("{} refuses the machine code: {output}", .path.display())]
     Refused { path: PathBuf, output: String },

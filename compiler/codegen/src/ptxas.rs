@@ -21,7 +21,7 @@ pub enum PtxasError {
          install --no-deps --target DIR nvidia-cuda-nvcc-cu12==12.9.86, then {PTXAS_VARIABLE}=DIR/nvidia/cuda_nvcc/bin/ptxas"
     )]
     Missing,
-    #[error("{} does not tell its version (`release 12.9, V12.9.86`): {output}", .path.display())]
+    #[error("{} does not print its version (`release 12.9, V12.9.86`): {output}", .path.display())]
     Version { path: PathBuf, output: String },
 }
 

@@ -25,11 +25,11 @@ pub enum InterpretError {
     Graph(#[from] GraphError),
     #[error(transparent)]
     Step(#[from] StepRunError),
-    #[error("the program has no step `{0}`; it is not lowered completely")]
+    #[error("the program has no step `{0}`; it is not completely lowered")]
     NoStep(String),
     #[error("the interpreter has no value for parameter {0}")]
     NoValue(String),
-    #[error("the prompt has no source text with the token behind it that the decoder starts with")]
+    #[error("the prompt is not an encoder input followed by the decoder start token")]
     NoSource,
 }
 

@@ -55,13 +55,14 @@ impl ReplaySubject {
         match (self, measured) {
             (ReplaySubject::Model, None) => "judged: the model, against the reference".into(),
             (ReplaySubject::Model, Some(error)) => format!(
-                "judged: the kernels, against the artifact's own graph, and the model, against the reference. Errors of the model below \
-                 {:.1e} are not told from that of the format: verify a build with --quant f32 for those",
+                "judged: the kernels, against the artifact's own graph, and the model, against the reference. Errors \
+                 of the model below {:.1e} cannot be told from that of the format: verify a build with --quant f32 for \
+                 those",
                 error.permitted
             ),
             (ReplaySubject::Kernels, _) => {
-                "judged: the kernels alone, against the artifact's own graph. Whether that graph is the model is NOT judged: verify a build \
-                 with --quant f32 for that"
+                "judged: only the kernels, against the artifact's own graph. Whether that graph is the model is NOT \
+                 judged: verify a build with --quant f32 for that"
                     .into()
             }
             (ReplaySubject::Nothing, _) => "judged: nothing".into(),
@@ -292,7 +293,7 @@ pub fn prompt_name(prompt: &GoldenPrompt, number: usize) -> String {
 
 pub fn prompt_ids(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let ids = prompt.input_ids.iter().map(|&id| i32::try_from(id)).collect::<Result<Vec<i32>, _>>();
-    Ok(ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are no token ids of any model"))?)
+    Ok(ids.map_err(|_| format!("prompt {name}: ids beyond 2^31 are not token ids of any model"))?)
 }
 
 /// Steps of greedy decoding that agree before the first that does not, and that one.

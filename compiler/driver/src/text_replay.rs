@@ -242,7 +242,7 @@ impl EmbeddingOutcome {
             ),
             (None, None) => format!("which is the error of {format} itself, reported and not judged"),
         };
-        let alone = if self.same_alone { "the same bits alone" } else { "NOT the same bits alone" };
+        let alone = if self.same_alone { "bit-identical alone" } else { "NOT bit-identical alone" };
         out.push_str(&format!(
             "{}\nworst relative error {:.3e}, {verdict}; {alone}\nreference: {source}\n{}\n",
             format::format_table(&rows),

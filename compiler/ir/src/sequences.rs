@@ -166,7 +166,7 @@ fn mixed(
         }
         Op::SequenceJoin => None,
         Op::OutputRows if reads(RowScope::Sequence) || reads(RowScope::Outputs) => {
-            Some("takes the wanted rows of what are not the rows of all")
+            Some("takes the wanted rows of something that is not the rows of all")
         }
         Op::OutputRows => None,
         _ => match scope {

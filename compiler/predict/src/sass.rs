@@ -111,7 +111,7 @@ impl SassParser {
         let (first, rest) = rest.split_once("*/").ok_or("a comment without an end")?;
         if let Some(word) = first.trim().strip_prefix("0x") {
             // The upper half of the instruction before.
-            let upper = u64::from_str_radix(word, 16).map_err(|_| format!("`{word}` is no encoding"))?;
+            let upper = u64::from_str_radix(word, 16).map_err(|_| format!("`{word}` is not an encoding"))?;
             if let Some(last) = self.function.code.last_mut() {
                 last.control = ControlCode::decode(upper);
             }
@@ -158,7 +158,7 @@ fn instruction(at: u32, text: &str) -> Result<SassInstr, String> {
     let operands =
         if name.starts_with("RET") { operands.split('`').next().unwrap_or_default() } else { operands };
     let operands: Vec<SassOperand> = operand::split(operands)
-        .map(|o| operand::parse(o).ok_or_else(|| format!("`{o}` of `{text}` is no operand")))
+        .map(|o| operand::parse(o).ok_or_else(|| format!("`{o}` of `{text}` is not an operand")))
         .collect::<Result<_, _>>()?;
     let control = ControlCode { stall: 1, result: None, operands: None, wait: 0 };
     Ok(SassInstr { at, guard, name, modifiers: parts.collect(), operands, control })
@@ -203,7 +203,7 @@ mod tests {
     fn what_is_no_disassembly_is_named() {
         let text = TEXT.replace("R4, desc", "R4 $, desc");
         let error = parse(&text).unwrap_err().to_string();
-        assert!(error.contains("line 6") && error.contains("is no operand"), "{error}");
+        assert!(error.contains("line 6") && error.contains("is not an operand"), "{error}");
         let error = parse(&TEXT.replace("`(.L_x_1)", "`(.L_x_2)")).unwrap_err().to_string();
         assert!(error.contains("kernel k_a: the disassembly has no label `.L_x_2`"), "{error}");
     }

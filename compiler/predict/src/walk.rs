@@ -53,7 +53,7 @@ impl DecodedKernel {
         for instr in &function.code {
             let (op, pipe) = decode(instr).ok_or_else(|| {
                 let name = [std::slice::from_ref(&instr.name), &instr.modifiers].concat().join(".");
-                fault(format!("predictions know no instruction `{name}` (at {:#x})", instr.at))
+                fault(format!("predictions do not cover the instruction `{name}` (at {:#x})", instr.at))
             })?;
             let target = match op {
                 SassOp::Branch | SassOp::Call => {

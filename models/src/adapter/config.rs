@@ -29,7 +29,7 @@ const MOST_RANK: usize = 1 << 20;
 
 /// Fields that ask for a computation of another kind if they are set.
 const REFUSED: [(&str, &str); 7] = [
-    ("alora_invocation_tokens", "an activated LoRA, which begins at a token"),
+    ("alora_invocation_tokens", "an activated LoRA, which starts at a token"),
     ("arrow_config", "a router of adapters (Arrow)"),
     ("layer_replication", "repeated layers (`layer_replication`)"),
     ("use_qalora", "QALoRA"),

@@ -28,11 +28,11 @@ pub fn read_lora_factors(
     for (path, module) in &adapter.lora_modules()? {
         let refused = |info: &TensorInfo, what: &str| {
             let what =
-                format!("{what}, which no slot has room for; merge the adapter with `mlcc build --lora`");
+                format!("{what}, which does not fit into a slot; merge the adapter with `mlcc build --lora`");
             Err(ModelError::from(adapter.tensor_error(info, what)))
         };
         if let Some((_, info)) = module.replaced.first() {
-            return refused(info, "takes the place of a tensor of the base (`modules_to_save`, `bias`)");
+            return refused(info, "replaces a tensor of the base (`modules_to_save`, `bias`)");
         }
         if let Some(info) = module.magnitude {
             return refused(info, "is the length of the rows of a weight (DoRA)");
@@ -49,8 +49,9 @@ pub fn read_lora_factors(
         let names = [path.clone(), hugging_face_name(&strip_text_prefix(path)), hugging_face_name(path)];
         let names = names.map(|name| format!("{name}.weight"));
         let Some(tensor) = names.iter().find(|name| has_slot(name)) else {
-            let what = "adapts a weight that the artifact has no slot for: it is for another base, or for a weight that takes no \
-                        adapter at run time (heads, embeddings, experts, fused layers); merge it with `mlcc build --lora`";
+            let what = "adapts a weight for which the artifact has no slot: it is for another base, or for a weight \
+                that cannot be adapted at run time (heads, embeddings, experts, fused layers); merge it with `mlcc \
+                build --lora`";
             return Err(adapter.wrong_base_error(a, what.into()).into());
         };
         let scale = (adapter.scale * adapter.config.module_scale(path, rank)?) as f32;
@@ -78,7 +79,7 @@ impl PeftAdapter {
     ) -> Result<(usize, [usize; 2]), AdapterError> {
         let (&[rank, columns], &[rows, other]) = (a.shape.as_slice(), b.shape.as_slice()) else {
             let what = format!(
-                "has shape {:?} and its partner {:?}; only adapters of matrices are taken",
+                "has shape {:?} and its partner {:?}; only adapters of matrices are supported",
                 a.shape, b.shape
             );
             return Err(self.tensor_error(a, what));

@@ -25,10 +25,7 @@ impl<'a> LoraModule<'a> {
     pub fn factor_pair(&self) -> Result<Option<(&'a TensorInfo, &'a TensorInfo, bool)>, FaultyTensor<'a>> {
         let (a, b, transposed) = match (self.a.or(self.b), self.embedding_a.or(self.embedding_b)) {
             (Some(info), Some(_)) => {
-                return Err((
-                    info,
-                    "has factors of a linear layer and of an embedding beside each other".into(),
-                ));
+                return Err((info, "has factors of both a linear layer and an embedding".into()));
             }
             (_, Some(_)) => (self.embedding_a, self.embedding_b, true),
             _ => (self.a, self.b, false),
@@ -40,7 +37,7 @@ impl<'a> LoraModule<'a> {
             }
             (None, None) => match self.magnitude.or(self.bias) {
                 None => Ok(None),
-                Some(info) => Err((info, "has no factors `lora_A` and `lora_B` beside it".into())),
+                Some(info) => Err((info, "lacks the factors `lora_A` and `lora_B`".into())),
             },
         }
     }
@@ -70,7 +67,7 @@ pub(super) fn group_by_module(
                 "embedding_A" | "embedding_A.weight" => &mut module.embedding_a,
                 "embedding_B" | "embedding_B.weight" => &mut module.embedding_b,
                 "magnitude_vector" | "magnitude_vector.weight" => &mut module.magnitude,
-                _ => return Err((info, "is no part of a LoRA that is known".into())),
+                _ => return Err((info, "is not a known part of a LoRA".into())),
             };
             if place.replace(info).is_some() {
                 return Err((info, "occurs under two names".into()));

@@ -284,7 +284,7 @@ impl PickleMachine<'_> {
         match PickleGlobal::find(&module, &name) {
             Some(global) => self.push(PickleValue::Global(global)),
             None => self.fail(format!(
-                "wants `{module}.{name}`, which is no part of a plain state dict; mlcc does not run code from a \
+                "wants `{module}.{name}`, which is not part of a plain state dict; mlcc does not run code from a \
                  checkpoint. Save it again with torch.save(model.state_dict(), ...) or as safetensors"
             )),
         }
@@ -328,7 +328,7 @@ impl PickleMachine<'_> {
             }
             PickleValue::Global(PickleGlobal::RebuildParameter) => match arguments.first() {
                 Some(&tensor @ PickleValue::Tensor(_)) => self.push(tensor),
-                _ => self.fail("makes a parameter of something that is no tensor".to_string()),
+                _ => self.fail("makes a parameter of something that is not a tensor".to_string()),
             },
             other => self.fail(format!("calls {} with {} arguments", other.kind(), arguments.len())),
         }

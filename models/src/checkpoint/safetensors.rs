@@ -29,7 +29,7 @@ pub(super) fn list_tensors(number: usize, file: &FileBytes) -> Result<Vec<Tensor
     let length = u64::from_le_bytes(*length);
     let header = usize::try_from(length).ok().filter(|&n| n <= LARGEST_HEADER);
     let Some(header) = header else {
-        return Err(damaged(format!("is no safetensors file: its header would be {length} bytes long")));
+        return Err(damaged(format!("is not a safetensors file: its header would be {length} bytes long")));
     };
     let Some((header, data)) = rest.split_at_checked(header) else {
         return Err(damaged(format!(
@@ -76,7 +76,7 @@ fn place_entries(
         let dtype = stored_type(entry.dtype).ok_or_else(|| CheckpointError::UnsupportedTensor {
             file: file.label.clone(),
             tensor: name.clone(),
-            detail: format!("is stored as {:?}, which mlcc does not read", entry.dtype),
+            detail: format!("is stored as {:?}, which mlcc does not support", entry.dtype),
         })?;
         let needed = byte_count(&entry.shape, dtype.size());
         if entry.shape.len() > MOST_DIMS || needed != Some(end - start) {

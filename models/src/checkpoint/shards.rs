@@ -86,7 +86,8 @@ impl WeightFiles {
             None => Err(CheckpointError::Unsupported {
                 file: path.display().to_string(),
                 detail:
-                    "is no weight file by its name; expected .safetensors, .pth, .pt, .bin, .gguf or .index.json"
+                    "does not have the name of a weight file; expected .safetensors, .pth, .pt, .bin, .gguf or \
+                     .index.json"
                         .to_string(),
             }),
         }

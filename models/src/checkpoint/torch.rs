@@ -120,7 +120,7 @@ impl<'a> TorchArchive<'a> {
             );
         }
         if !bytes.starts_with(b"PK") {
-            return unsupported("is no torch archive: it does not begin like a zip file");
+            return unsupported("is not a torch archive: it does not start like a zip file");
         }
         let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|error| broken_zip(file, &error))?;
         let mut entries = ArchiveEntries::new();

@@ -143,7 +143,7 @@ fn parse_entry(entry: &Value) -> Result<Quantization, String> {
                 Ok(Quantization { method: QuantMethod::ModelOpt, ..blocks(vec![[1, 16]]) })
             }
             Some(algorithm) => refused(&format!(" in the layout `{algorithm}`")),
-            None => refused(" and no `quant_algo` that would say how"),
+            None => refused(" and no `quant_algo` that says how"),
         },
         "compressed-tensors" => match parse_compressed_tensors(entry) {
             Ok(quantization) => Ok(quantization),

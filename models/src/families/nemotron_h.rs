@@ -175,7 +175,7 @@ fn shortest_time_step(fields: &ConfigFields) -> Result<f64, ConfigError> {
     if let Some(found) = fields.get(limit)
         && !matches!(fields.numbers(limit)?[..], [0.0, f64::MAX])
     {
-        return Err(fields.invalid_value(limit, "[0.0, Infinity]: others are not read", found));
+        return Err(fields.invalid_value(limit, "[0.0, Infinity]: others are not supported", found));
     }
     match fields.float_or(field, 0.001)? {
         step if step >= 0.0 && step.is_finite() => Ok(step),

@@ -74,7 +74,7 @@ fn safetensors_headers_that_lie() {
     let unknown = entry(r#""dtype":"Q4","shape":[4],"data_offsets":[0,16]"#);
     bad_safetensors(&unknown, &data, &["tensor `w`", "Q4"]);
     let tiny = entry(r#""dtype":"F4","shape":[32],"data_offsets":[0,16]"#);
-    bad_safetensors(&tiny, &data, &["tensor `w`", "F4", "does not read"]);
+    bad_safetensors(&tiny, &data, &["tensor `w`", "F4", "does not support"]);
     let negative = entry(r#""dtype":"F32","shape":[-4],"data_offsets":[0,16]"#);
     bad_safetensors(&negative, &data, &["tensor `w`", "-4"]);
     let dims = entry(&format!(r#""dtype":"U8","shape":[{}16],"data_offsets":[0,16]"#, "1,".repeat(9000)));
@@ -105,7 +105,7 @@ fn safetensors_tensors_that_overlap_or_repeat() {
 fn safetensors_header_lengths_beyond_reason() {
     for length in [u64::MAX, u64::MAX - 7, 1 << 62, 100_000_001] {
         let file = [&length.to_le_bytes()[..], b"{}"].concat();
-        refused(CheckpointFormat::Safetensors, &file, &["no safetensors file", &length.to_string()]);
+        refused(CheckpointFormat::Safetensors, &file, &["not a safetensors file", &length.to_string()]);
     }
 }
 
@@ -222,8 +222,8 @@ fn torch_tensors_that_do_not_fit_their_storage() {
 #[test]
 fn files_that_are_no_torch_archives() {
     let torch = |bytes: &[u8], parts: &[&str]| refused(CheckpointFormat::Torch, bytes, parts);
-    torch(b"", &["no torch archive"]);
-    torch(b"version https://git-lfs.github.com/spec/v1", &["no torch archive"]);
+    torch(b"", &["not a torch archive"]);
+    torch(b"version https://git-lfs.github.com/spec/v1", &["not a torch archive"]);
     torch(b"\x80\x02\x8a\x0alFc\x9cF\xf9 j\xa8P\x19.", &["before version 1.6"]);
     torch(&stored_zip(&[("a.txt", b"x")]), &["without `data.pkl`"]);
     torch(&stored_zip(&[("m/data.pkl", b"x"), ("n/data/0", b"y")]), &["several folders"]);
@@ -282,7 +282,7 @@ fn shards_and_their_index() {
             assert!(error.contains(part), "expected `{part}` in: {error}");
         }
     };
-    fails(index, &both[..1], &["names the shard 2.safetensors, which is not there"]);
+    fails(index, &both[..1], &["names the shard 2.safetensors, which is missing"]);
     let swapped = [("1.safetensors", shard("b")), ("2.safetensors", shard("a"))];
     fails(index, &swapped, &["`a` is in 1.safetensors, but that file does not have it"]);
     let twice = [("1.safetensors", shard("a")), ("2.safetensors", shard("a"))];

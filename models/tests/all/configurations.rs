@@ -345,7 +345,7 @@ fn arguments_that_lead_nowhere() {
     }
     let text = dir.path().join("notes.txt");
     std::fs::write(&text, "x").unwrap();
-    not_resolved(&request(text.to_str().unwrap(), dir.path()), &["no weight file by its name"]);
+    not_resolved(&request(text.to_str().unwrap(), dir.path()), &["does not have the name of a weight file"]);
     std::fs::write(dir.path().join("config.json"), SMALL).unwrap();
     not_resolved(&request(dir.path().to_str().unwrap(), dir.path()), &["no weights in"]);
     // Configuration alone is enough for random weights.
@@ -408,8 +408,7 @@ fn weights_that_another_program_quantized_are_named() {
                 with_fields(dir.path(), fields);
                 let model = request(dir.path().to_str().unwrap(), dir.path());
                 let named = format!("(`{field}`)");
-                let advice =
-                    ["Read are AWQ", "NVFP4", "Take the checkpoint that was not quantized", "--quant"];
+                let advice = ["Supported: AWQ", "NVFP4", "Use the unquantized checkpoint", "--quant"];
                 not_resolved(
                     &model,
                     &[&[file, "the weights are quantized", what, &named], &advice[..]].concat(),

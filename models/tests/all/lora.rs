@@ -223,7 +223,7 @@ fn broken_and_other_adapters_are_refused() {
 #[test]
 fn what_is_replaced_twice_or_tied_is_refused() {
     let two = [adapter(&data("tables"), 1.0), adapter(&data("tables"), 1.0)];
-    assert!(open(&base(), &two).unwrap_err().to_string().contains("before it"));
+    assert!(open(&base(), &two).unwrap_err().to_string().contains("an earlier adapter"));
     // Here the table is the head.
     let model = golden("llama3-gqa-tied");
     let shape = open(&model, &[]).unwrap().tensor_info("model.embed_tokens.weight").unwrap().shape.clone();

@@ -201,7 +201,7 @@ fn parts_that_are_missing_or_do_not_fit() {
         case.tensors.remove(part).unwrap_or_else(|| panic!("no {part}"));
         case.refused(&[&[part], parts].concat());
     };
-    without("awq", "layer.qzeros", &["layer.qweight", "is quantized, but there is no tensor"]);
+    without("awq", "layer.qzeros", &["layer.qweight", "is quantized, but its companion tensor"]);
     without("gptq-4", "layer.scales", &["layer.qweight"]);
     without("fp8-block", "layer.weight_scale_inv", &[]);
     without("mxfp4", "layer.proj_scales", &["layer.proj_blocks"]);
@@ -241,13 +241,13 @@ fn numbers_that_cannot_be() {
     bytes("gptq-4", "layer.scales", &half::f16::INFINITY.to_le_bytes(), &["scale 0 is inf"]);
     bytes("gptq-act-order", "layer.g_idx", &3i32.to_le_bytes(), &["column 0", "group 3", "there are 3"]);
     bytes("gptq-act-order", "layer.g_idx", &(-1i32).to_le_bytes(), &["group -1"]);
-    bytes("mxfp4", "layer.proj_scales", &[255], &["scale 0 is 255, an exponent that stands for no number"]);
-    bytes("fp8-block", "layer.weight", &[0x38, 0x7f], &["0x7f at [0, 1]", "stands for no number"]);
+    bytes("mxfp4", "layer.proj_scales", &[255], &["scale 0 is 255, an exponent that encodes no number"]);
+    bytes("fp8-block", "layer.weight", &[0x38, 0x7f], &["0x7f at [0, 1]", "encodes no number"]);
     bytes("ct-fp8-channel", "layer.weight", &[0xff], &["0xff at [0, 0]"]);
     bytes("ct-nvfp4", "layer.weight_scale", &[0x7f], &["scale 0 is NaN"]);
     bytes("ct-nvfp4", "layer.weight_global_scale", &0f32.to_le_bytes(), &["finite and not 0"]);
     bytes("ct-int4", "layer.weight_shape", &(-24i64).to_le_bytes(), &["[-24, 96]"]);
-    bytes("nf4", "layer.weight.quant_state.bitsandbytes__nf4", b"{{", &["no description"]);
+    bytes("nf4", "layer.weight.quant_state.bitsandbytes__nf4", b"{{", &["not a description"]);
 }
 
 /// No damage to the parts makes the reader panic.

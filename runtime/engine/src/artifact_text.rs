@@ -16,8 +16,8 @@ use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 #[derive(Debug, Error)]
 pub enum ArtifactTokenizerError {
     #[error(
-        "{path} holds no tokenizer, because there was none beside the model when it was built: name a tokenizer file with \
-         --tokenizer, here or for `mlcc build`"
+        "{path} contains no tokenizer, because there was none next to the model when it was built: name a tokenizer \
+         file with --tokenizer, here or for `mlcc build`"
     )]
     NoTokenizer { path: String },
     #[error(transparent)]

@@ -54,24 +54,26 @@ pub enum ChatError {
     #[error("the chat template `{template}` is not a valid template: {reason}")]
     Syntax { template: String, reason: String },
     #[error(
-        "there is no thread for the chat template, which needs a stack of {mebibytes} MiB: {source}. Allow more memory (`ulimit -v`) \
-         or threads (`ulimit -u`)."
+        "cannot start a thread for the chat template, which needs a stack of {mebibytes} MiB: {source}. Allow more \
+         memory (`ulimit -v`) or threads (`ulimit -u`)."
     )]
     NoThread { mebibytes: usize, source: std::io::Error },
     #[error(
-        "the chat template `{template}` failed: {reason}. Correct it, or take another one (mlcc chat --template)."
+        "the chat template `{template}` failed: {reason}. Correct it, or use another one (mlcc chat --template)."
     )]
     Render { template: String, reason: String },
     #[error("the chat template refuses these messages: {message}")]
     Raised { message: String },
     #[error(
-        "the chat template `{template}` ran for more than {steps} steps without an end; it loops, or the conversation is too long"
+        "the chat template `{template}` ran for more than {steps} steps without finishing; it loops, or the \
+         conversation is too long"
     )]
     TooManySteps { template: String, steps: u64 },
     #[error("the chat template `{template}` made more than {bytes} bytes of text from one conversation")]
     TooLong { template: String, bytes: u64 },
     #[error(
-        "the chat template `{template}` needs more than {bytes} bytes of memory for its values; it grows without an end, or the conversation is too long"
+        "the chat template `{template}` needs more than {bytes} bytes of memory for its values; it grows without \
+         limit, or the conversation is too long"
     )]
     TooMuchMemory { template: String, bytes: u64 },
     #[error(
@@ -79,18 +81,20 @@ pub enum ChatError {
     )]
     TooSlow { template: String, milliseconds: u64 },
     #[error(
-        "the chat template `{template}`, or a value that it is given, nests lists and mappings more than {levels} levels deep"
+        "the chat template `{template}`, or a value passed to it, nests lists and mappings more than {levels} levels \
+         deep"
     )]
     TooDeep { template: String, levels: usize },
-    #[error("message {index} holds {kind}, and this model reads only text. Send the text alone.")]
+    #[error("message {index} contains {kind}, but this model reads only text. Send only the text.")]
     NotText { index: usize, kind: String },
-    #[error("message {index} has role `{role}`, the chat format {format} knows {known}")]
+    #[error("message {index} has role `{role}`, but the chat format {format} supports {known}")]
     Role { index: usize, role: String, format: &'static str, known: &'static str },
     #[error(
-        "the chat template drops messages of role `{role}`, as message {index} is: send its text in a role that the template knows"
+        "the chat template drops messages with the role `{role}` of message {index}: send its text in a role that the \
+         template supports"
     )]
     RoleDropped { index: usize, role: String },
-    #[error("there is no chat format `{found}`; built in are {known}")]
+    #[error("unknown chat format `{found}`; the built-in formats are {known}")]
     UnknownFormat { found: String, known: String },
 }
 

@@ -112,7 +112,7 @@ pub enum ConversationError {
     Tokenizer(#[from] TokenizerError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    #[error("there is no answer to make again: say something first")]
+    #[error("there is no answer to regenerate: send a message first")]
     NothingToRegenerate,
 }
 

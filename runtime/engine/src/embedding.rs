@@ -14,27 +14,27 @@ pub enum EmbeddingError {
     Tokenizer { index: usize, source: TokenizerError },
     #[error("text {index}: {source}")]
     Chat { index: usize, source: ChatError },
-    #[error("how the artifact writes a pair of texts cannot be read: {0}")]
+    #[error("the artifact's template for pairs of texts cannot be read: {0}")]
     Template(ChatError),
     #[error(
-        "text {index}: the tokenizer gives a token the type {found}, the model has {types} token types: give the tokenizer of this \
-         checkpoint with --tokenizer"
+        "text {index}: the tokenizer gives a token the type {found}, but the model has {types} token types: give the \
+         tokenizer of this checkpoint with --tokenizer"
     )]
     TokenType { index: usize, found: u32, types: usize },
     #[error("text {index}: token {found} is not one of the {vocab} of the vocabulary")]
     TokenId { index: usize, found: TokenId, vocab: usize },
     #[error(
-        "an instruction is for rerankers that answer with a token, whose input is written by a chat template; this one reads the \
-         two texts alone"
+        "this reranker takes no instruction: it reads only the two texts. Instructions are for rerankers that answer \
+         with a token"
     )]
     NoInstruction,
-    #[error("text {index} is empty: there is nothing to make a vector of")]
+    #[error("text {index} is empty: there is nothing to embed")]
     Empty { index: usize },
     #[error("the model has no prompt `{name}`, it has {known}")]
     UnknownPrompt { name: String, known: String },
-    #[error("{what}: the model gives {found} scores for a text, a reranker gives one")]
+    #[error("{what}: the model gives {found} scores for a text, but a reranker gives one")]
     NoReranker { what: &'static str, found: usize },
-    #[error("the model gives scores of pairs of texts (see `mlcc rerank`), and no embeddings")]
+    #[error("the model scores pairs of texts (see `mlcc rerank`), it makes no embeddings")]
     NoEmbeddings,
     #[error("{dim} numbers of a vector of {width}: choose 1 to {width}")]
     Dim { dim: usize, width: usize },

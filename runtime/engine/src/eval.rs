@@ -31,7 +31,7 @@ pub enum EvalError {
     )]
     Protocol { context: usize, stride: usize },
     #[error(
-        "the text has {tokens} tokens, less than one window of {context}: give a longer text, or a smaller --context"
+        "the text has {tokens} tokens, fewer than one window of {context}: give a longer text, or a smaller --context"
     )]
     TooShort { tokens: usize, context: usize },
     #[error(

@@ -56,13 +56,13 @@ impl GrammarSpec {
 
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum GrammarError {
-    #[error("the grammar has {bytes} bytes, at most {most} are taken")]
+    #[error("the grammar has {bytes} bytes, at most {most} are allowed")]
     TooLarge { bytes: usize, most: usize },
     #[error("the grammar cannot be enforced: {reason}")]
     Invalid { reason: String },
     #[error("the grammar took more than {seconds} seconds to compile: make it smaller")]
     TooSlow { seconds: u64 },
-    #[error("{running} grammars are being compiled that take long: try again later")]
+    #[error("{running} slow grammars are already being compiled: try again later")]
     Busy { running: usize },
     #[error("the grammar is for a vocabulary of {found} tokens, the model has {expected}")]
     Vocabulary { expected: usize, found: usize },
@@ -71,11 +71,11 @@ pub enum GrammarError {
     #[error("a thread to compile the grammar cannot be started: {reason}")]
     Thread { reason: String },
     #[error(
-        "the grammar is too slow: to find out which tokens may come next took more than {seconds} seconds once, or {text} in all. \
-         Make it less ambiguous"
+        "the grammar is too slow: finding the tokens that may come next took more than {seconds} seconds at one step, \
+         or {text} in total. Make it less ambiguous"
     )]
     SlowMask { seconds: u64, text: u64 },
-    #[error("the grammar cannot go on: {reason}")]
+    #[error("the grammar cannot continue: {reason}")]
     Step { reason: String },
 }
 

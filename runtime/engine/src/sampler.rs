@@ -36,12 +36,12 @@ use penalty_window::PenaltyWindow;
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SampleError {
     #[error(
-        "the model gave {found} logits, expected {expected} (its vocabulary): model and sampler do not belong together"
+        "the model gave {found} logits, expected {expected} (its vocabulary): model and sampler do not match"
     )]
     Length { expected: usize, found: usize },
     #[error(
-        "none of the {vocab} logits is a number: the model has gone wrong. Look for NaN or Inf in the weights (`mlcc \
-         verify`), or try a format with a larger range (f32 or bf16 for f16)."
+        "none of the {vocab} logits is a number: the model produced invalid values. Look for NaN or Inf in the weights \
+         (`mlcc verify`), or try a format with a larger range (f32 or bf16 for f16)."
     )]
     NoFiniteLogit { vocab: usize },
     #[error(

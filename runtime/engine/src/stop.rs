@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::chat::StopGuard;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("stop string number {index} is empty, which would stop every text at once: leave it out")]
+#[error("stop string number {index} is empty, which would end every text immediately: leave it out")]
 pub struct EmptyStop {
     pub index: usize,
 }

@@ -61,36 +61,36 @@ pub enum TokenizerError {
     )]
     Grows { step: String, detail: String },
     #[error(
-        "a text of {bytes} bytes becomes more than {most} bytes in the steps before it is cut into tokens; that is more than a \
-         text may grow, shorten it or use the tokenizer that was published with the model"
+        "a text of {bytes} bytes becomes more than {most} bytes before it is split into tokens, which is more than the \
+         limit; shorten it or use the tokenizer that was published with the model"
     )]
     TooLong { bytes: usize, most: usize },
     #[error(
         "no tokenizer in {folder}: expected tokenizer.json, 20B_tokenizer.json, rwkv_vocab_*.txt, tokenizer.model, \
-         sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, or vocab.txt there. Put one of them beside the weights, or name the file with \
-         --tokenizer."
+         sentencepiece.bpe.model, *.tiktoken, vocab.json with merges.txt, or vocab.txt there. Put one of them next to \
+         the weights, or name the file with --tokenizer."
     )]
     NotFound { folder: String },
     #[error(
-        "{path} is not a tokenizer file that can be read: expected a Hugging Face tokenizer (.json), an RWKV World \
+        "{path} is not a supported tokenizer file: expected a Hugging Face tokenizer (.json), an RWKV World \
          vocabulary (.txt), a sentencepiece model (.model) or tiktoken ranks (.tiktoken)"
     )]
     UnknownFile { path: String },
     #[error(
-        "the tokenizer of this artifact is of kind {found:?}, which this version does not know (it knows {known}). Use \
-         the mlcc version that built the artifact, or build it again."
+        "the tokenizer of this artifact is of kind {found:?}, which this version does not support (it supports \
+         {known}). Use the mlcc version that built the artifact, or build it again."
     )]
     UnknownKind { found: String, known: String },
     #[error("the tokenizer section of the artifact cannot be read: {reason}. Build the artifact again.")]
     Section { reason: String },
-    #[error("{file}, beside the tokenizer, is not as expected: {reason}")]
+    #[error("{file}, next to the tokenizer, is not as expected: {reason}")]
     Companion { file: String, reason: String },
     #[error(
         "tokenizer_class {class} is not supported: {detail}. Give a tokenizer.json with --tokenizer.",
         class = brief(.class)
     )]
     UnknownClass { class: String, detail: String },
-    #[error("not a sentencepiece model that can be read: {reason}")]
+    #[error("not a readable sentencepiece model: {reason}")]
     SentencePiece { reason: String },
     #[error("line {line} of the tiktoken ranks: expected {expected}")]
     TiktokenLine { line: usize, expected: &'static str },
@@ -123,7 +123,8 @@ pub enum TokenizerError {
     )]
     Decoder { found: String },
     #[error(
-        "a tokenizer of kind {kind} does not say how two texts become one input: give a tokenizer.json with --tokenizer"
+        "a tokenizer of kind {kind} does not define how two texts are joined into one input: give a tokenizer.json \
+         with --tokenizer"
     )]
     NoPairs { kind: &'static str },
     #[error("cannot encode a text of {bytes} bytes: {reason}")]

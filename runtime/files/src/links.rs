@@ -15,7 +15,7 @@ impl std::fmt::Display for DanglingLink {
         let (path, target) = (self.path.display(), self.target.display());
         write!(
             f,
-            "{path} is a link to {target}, which is not there; fetch the file again, or remove the link"
+            "{path} is a link to {target}, which does not exist; fetch the file again, or remove the link"
         )
     }
 }

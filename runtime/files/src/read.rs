@@ -78,7 +78,7 @@ pub fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>> {
         return Err(ErrorKind::IsADirectory.into());
     }
     if !there.is_file() && !kind.size_limit().pipes {
-        return Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     if there.is_file() && there.len() > kind.max_bytes() {
         return Err(too_large(kind));
@@ -111,8 +111,7 @@ fn too_large(kind: FileKind) -> Error {
         MIB.. => format!("{} MiB", most / MIB),
         _ => format!("{most} bytes"),
     };
-    let text =
-        format!("it has more than {most}, the most that {what} may have; is it the file that was meant?");
+    let text = format!("it has more than {most}, the maximum for {what}; is it the right file?");
     Error::new(ErrorKind::FileTooLarge, text)
 }
 

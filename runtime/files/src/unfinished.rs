@@ -84,7 +84,7 @@ pub fn create_beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFil
         return refuse("the path has no file name");
     };
     if let Some(there) = std::fs::metadata(path).ok().filter(|there| !there.is_file()) {
-        return refuse(if there.is_dir() { "it is a folder" } else { "it is there and is no regular file" });
+        return refuse(if there.is_dir() { "it is a folder" } else { "it exists and is not a regular file" });
     }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     remove_leftovers(folder, |of| of == name);

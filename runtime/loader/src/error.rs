@@ -16,7 +16,7 @@ pub enum ImageError {
     Segment { index: usize, what: &'static str },
     #[error("its segment of kind {kind:#x} is malformed")]
     OtherSegment { kind: u32 },
-    #[error("its segment of kind {kind:#x} asks for what no artifact needs")]
+    #[error("its segment of kind {kind:#x} requests something that no artifact needs")]
     ForeignSegment { kind: u32 },
     #[error("its dynamic table is malformed: {0}")]
     DynamicTable(&'static str),
@@ -24,7 +24,7 @@ pub enum ImageError {
     DynamicTag(u64),
     #[error("its symbol table is malformed: {0}")]
     Symbols(&'static str),
-    #[error("the loader's tables are in memory that is written")]
+    #[error("the loader's tables are in writable memory")]
     WritableTables,
     #[error("its relocation table is malformed: {0}")]
     RelocationTable(&'static str),
@@ -42,7 +42,7 @@ pub enum MapError {
     PageSize { page: usize },
     #[error("its image of {bytes} bytes does not fit into the address space")]
     TooLarge { bytes: u64 },
-    #[error("the system gives no {bytes} bytes of memory for its code: {source}")]
+    #[error("the system does not provide {bytes} bytes of memory for its code: {source}")]
     Memory { bytes: usize, source: std::io::Error },
     #[error("{}", denied(source))]
     Protect { source: std::io::Error },

@@ -318,7 +318,10 @@ mod tests {
         assert_eq!(with([one, rows, one], 32_767).unwrap(), Some([1, 65_534, 1]));
         assert_eq!(with([one, rows, one], 0).unwrap(), None);
         let text = with([one, rows, one], 32_768).unwrap_err();
-        assert!(text.contains("kernel k would need 65536 blocks in y, a GPU has at most 65535"), "{text}");
+        assert!(
+            text.contains("kernel k would need 65536 blocks in y, but a GPU has at most 65535"),
+            "{text}"
+        );
         assert!(with([one, one, rows], 32_768).unwrap_err().contains("in z"));
         assert!(with([rows, one, one], i64::MAX).unwrap_err().contains("in x"));
     }

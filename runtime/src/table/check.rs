@@ -157,7 +157,7 @@ impl ArtifactTable {
         if self.plan.text_width > 0
             && (!self.states.is_empty() || self.plan.state_bytes > 0 || self.plan.page_bytes > 0)
         {
-            return malformed("it reads texts, of which nothing is kept, and has states");
+            return malformed("it is an embedding model, which keeps no state, but has states");
         }
         if self.plan.page_bytes == 0 && self.states.iter().any(|s| s.cache.is_some()) {
             return malformed("its caches are in no pages");
@@ -198,10 +198,10 @@ fn check_state(state: &StateInfo, p: &ModelPlan) -> TableResult<()> {
     if let Some(window) = state.dropped_beyond
         && (state.bytes != 4 || state.fill.is_some() || !few(window))
     {
-        return malformed(format!("state {} is no number of dropped rows", state.name));
+        return malformed(format!("state {} is not a number of dropped rows", state.name));
     }
     if state.is_length && (state.bytes != 4 || state.fill.is_some()) {
-        return malformed(format!("state {} is no length of a sequence", state.name));
+        return malformed(format!("state {} is not the length of a sequence", state.name));
     }
     let Some(cache) = state.cache else { return Ok(()) };
     let fits = cache.rows.checked_mul(cache.row_bytes) == Some(state.bytes) && cache.rows >= p.context;

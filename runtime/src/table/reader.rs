@@ -101,7 +101,9 @@ impl<'a> TableReader<'a> {
             let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
             let names = [symbol.as_str(), if *name == reset { create.as_str() } else { symbol }];
             if !self.image.is_function((function.addr() as u64).wrapping_sub(base), &names) {
-                return malformed(format!("the entry point {name} of {variant} is no function of that name"));
+                return malformed(format!(
+                    "the entry point {name} of {variant} is not a function of that name"
+                ));
             }
         }
         Ok(())

@@ -165,9 +165,9 @@ fn damaged_recipes_are_refused() {
         let error = WeightGenerator::parse(text.as_bytes()).unwrap_err();
         assert!(error.contains(why), "{text}: {error}");
     };
-    refused("", "begins with");
-    refused("mlcc-recipe 2 0 100\n", "begins with");
-    refused("mlcc-recipe 1 0\n", "begins with");
+    refused("", "starts with");
+    refused("mlcc-recipe 2 0 100\n", "starts with");
+    refused("mlcc-recipe 1 0\n", "starts with");
     for line in [
         "what 0",
         "draw 0 1",
@@ -191,7 +191,7 @@ fn damaged_recipes_are_refused() {
         "bytes 8 00\nbytes 8 00",
         "bytes 100 00",
     ] {
-        refused(&format!("mlcc-recipe 1 0 100\n{line}\n"), "no room");
+        refused(&format!("mlcc-recipe 1 0 100\n{line}\n"), "no space");
     }
     for line in
         ["draw 0 1 1 f32:6:normal:0:0", "draw 0 1 1 scales:3:0000", "draw 0 5 1", "draw 0 0 1 codes:8"]

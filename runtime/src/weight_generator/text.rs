@@ -59,7 +59,7 @@ pub(super) fn parse(section: &[u8]) -> Result<WeightGenerator, String> {
     let head = lines.next().unwrap_or_default();
     let numbers = head.strip_prefix(HEAD).and_then(|rest| rest.trim_start().split_once(' '));
     let sizes = numbers.and_then(|(seed, bytes)| Some((seed.parse().ok()?, bytes.parse().ok()?)));
-    let (seed, bytes) = sizes.ok_or_else(|| format!("its recipe begins with `{}`", shorten(head)))?;
+    let (seed, bytes) = sizes.ok_or_else(|| format!("its recipe starts with `{}`", shorten(head)))?;
     let entry = |line: &str| {
         parse_entry(line).ok_or_else(|| format!("unknown line in its recipe: `{}`", shorten(line)))
     };

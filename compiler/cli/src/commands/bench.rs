@@ -113,12 +113,12 @@ const LONGEST_WARM_UP: f64 = 3600.0;
 
 fn parse_tokens(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|&count| count <= MOST_TOKENS);
-    count.ok_or_else(|| format!("`{text}` is no number of tokens from 0 to {MOST_TOKENS}"))
+    count.ok_or_else(|| format!("`{text}` is not a number of tokens from 0 to {MOST_TOKENS}"))
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value| (0.0..=LONGEST_WARM_UP).contains(value));
-    value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST_WARM_UP}"))
+    value.ok_or_else(|| format!("`{text}` is not a number of seconds from 0 to {LONGEST_WARM_UP}"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -271,7 +271,7 @@ fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
     if let Some(name) = args.disable_pass.iter().find(|name| find_pass(name).is_ok_and(|pass| !pass.optional))
     {
         return Err(CliError::usage(format!(
-            "--disable-pass: pass `{name}` cannot be switched off, it is needed for a result at all"
+            "--disable-pass: pass `{name}` cannot be switched off, it is required"
         )));
     }
     if args.weights.is_some() && args.random_weights.is_some() && !ModuleText::is_named(&args.model) {
@@ -363,7 +363,7 @@ pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
     DownloadListener::new(move |event| {
         if interrupt::flag().load(Ordering::SeqCst) {
             bar.clear();
-            ui.note("interrupted; the download goes on where it stopped when it is asked for again");
+            ui.note("interrupted; the next download continues where this one stopped");
             std::process::exit(interrupt::EXIT_CODE);
         }
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -412,12 +412,12 @@ fn read_policy(path: Option<&Path>) -> Result<QuantPolicy, CliError> {
 
 fn parse_kl(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
-    value.ok_or_else(|| format!("`{text}` is no number of nats; write for example 0.01"))
+    value.ok_or_else(|| format!("`{text}` is not a number of nats; write for example 0.01"))
 }
 
 /// `1500000000`, `1.5GB`, `2GiB`, `512M`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no number of bytes; write for example 1500000000, 1.5GB or 2GiB");
+    let wrong = || format!("`{text}` is not a number of bytes; write for example 1500000000, 1.5GB or 2GiB");
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let number: f64 = text[..split].trim().parse().map_err(|_| wrong())?;
     let factor = match text[split..].to_ascii_lowercase().as_str() {

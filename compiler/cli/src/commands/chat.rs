@@ -144,8 +144,8 @@ fn format(model: &Model, name: Option<&str>, ui: &Ui) -> Result<ChatFormat, CliE
     }
     Ok(known_format(model, name)?.unwrap_or_else(|| {
         ui.note(
-            "this model has no chat template: it goes on with the text that you write (--template NAME, for example \
-             chatml, makes messages of it)",
+            "this model has no chat template: it continues the text that you write (--template NAME, for example \
+             chatml, turns it into messages)",
         );
         ChatFormat::Plain
     }))
@@ -273,7 +273,7 @@ impl ChatLoop {
                 out.check()?;
                 let hint = match &error {
                     ConversationError::Generate(mlcc_engine::GenerateError::PromptTooLong { .. }) => {
-                        ". /reset begins a new conversation."
+                        ". /reset starts a new conversation."
                     }
                     _ => "",
                 };
@@ -285,9 +285,10 @@ impl ChatLoop {
     fn print_end(&self, turn: &TurnResult) {
         match turn.generation.finish {
             FinishReason::Cancelled | FinishReason::Deadline => self.ui.note("(stopped)"),
-            FinishReason::Length => self.ui.note("(the answer was cut off: -n allows no more tokens)"),
+            FinishReason::Length => self.ui.note("(stopped at the -n limit)"),
             FinishReason::Context => self.ui.note(
-                "(the context is full: /reset begins a new conversation; build with a larger -c/--ctx-size for longer ones)",
+                "(the context is full: /reset starts a new conversation; build with a larger -c/--ctx-size for longer \
+                 ones)",
             ),
             FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar => {}
         }

@@ -45,7 +45,7 @@ pub(crate) fn artifact_for(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<
         return Ok(artifact);
     }
     std::fs::create_dir_all(&folder).map_err(CliError::io("create", &folder))?;
-    ui.note(format_args!("{} is a checkpoint: its artifact is built first, and kept", path.display()));
+    ui.note(format_args!("{} is a checkpoint: its artifact is built first and cached", path.display()));
     let mut flags: Vec<OsString> =
         vec!["build".into(), "-m".into(), whole.into(), "-o".into(), artifact.clone().into()];
     flags.extend(quant.into_iter().flat_map(|quant| ["--quant".into(), quant.into()]));

@@ -177,9 +177,12 @@ fn memory() -> DoctorCheck {
         (Some(total), Some(free)) => {
             DoctorCheck::ok("memory", format!("{}, {} of it available", ui::bytes(total), ui::bytes(free)))
         }
-        _ => {
-            DoctorCheck::lacking("memory", CheckStatus::Absent, "unknown", "/proc/meminfo tells nothing here")
-        }
+        _ => DoctorCheck::lacking(
+            "memory",
+            CheckStatus::Absent,
+            "unknown",
+            "/proc/meminfo gives no information here",
+        ),
     }
 }
 
@@ -267,7 +270,7 @@ fn cache() -> DoctorCheck {
 fn object_cache() -> DoctorCheck {
     let name = "code cache";
     let Some(cache) = ObjectCache::from_environment() else {
-        let advice = format!("builds make all code anew; {CACHE_VARIABLE} names a folder to keep it in");
+        let advice = format!("builds compile all code again; {CACHE_VARIABLE} names a folder to keep it in");
         return DoctorCheck::lacking(name, CheckStatus::Absent, "none", advice);
     };
     let folder = cache.folder().display();
@@ -277,7 +280,7 @@ fn object_cache() -> DoctorCheck {
             DoctorCheck::ok(name, format!("{folder}, {} objects, {used} of at most {limit}", usage.entries))
         }
         Err(e) => {
-            let advice = format!("builds make all code anew; {CACHE_VARIABLE} names another folder");
+            let advice = format!("builds compile all code again; {CACHE_VARIABLE} names another folder");
             DoctorCheck::lacking(name, CheckStatus::Absent, format!("cannot read {folder}: {e}"), advice)
         }
     }

@@ -66,8 +66,8 @@ pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
     let model = load(&artifact, threads, false)?;
     if model.plan().decoder_start().is_some() {
         return Err(CliError::Failed(format!(
-            "{} is an encoder-decoder model: perplexity is of models that go on with a text, this one writes another. \
-             `mlcc run` writes it, and `mlcc verify` holds it against its reference",
+            "{} is an encoder-decoder model: perplexity is for models that continue a text. Use `mlcc run` to generate \
+             with it, and `mlcc verify` to compare it with its reference",
             args.artifact.display()
         )));
     }
@@ -114,14 +114,14 @@ fn choose_protocol(
     let context = match (args.context, limits.prompt) {
         (Some(asked), Some(most)) if asked > most => {
             return Err(CliError::usage(format!(
-                "--context {asked} is more than the {most} tokens that {} can see together: choose at most {most}, or \
-                 build with a larger -c/--ctx-size (--chunk for a model that reads a prompt only as a whole)",
+                "--context {asked} is more than the {most} tokens that fit into the context of {}: choose at most \
+                 {most}, or build with a larger -c/--ctx-size (--chunk for a model that must read a prompt at once)",
                 if reference.is_some() { "the models" } else { "the model" }
             )));
         }
         (Some(asked), _) => asked,
         (None, Some(most)) if most < usual.context => {
-            ui.note(format_args!("windows of {most} tokens: as many as the model can see"));
+            ui.note(format_args!("windows of {most} tokens: the limit of the model"));
             most
         }
         (None, _) => usual.context,

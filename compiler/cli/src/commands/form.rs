@@ -49,7 +49,7 @@ impl TextForm {
 fn json_schema(path: &Path) -> Result<serde_json::Value, CliError> {
     let text = read_text(path, mlcc_files::FileKind::Grammar)?;
     let reason =
-        |error: serde_json::Error| GrammarError::Invalid { reason: format!("the file is no JSON: {error}") };
+        |error: serde_json::Error| GrammarError::Invalid { reason: format!("the file is not JSON: {error}") };
     serde_json::from_str(&text)
         .map_err(|error| CliError::Grammar { path: path.to_owned(), source: reason(error) })
 }

@@ -100,7 +100,8 @@ pub fn run(args: &InspectArgs, ui: &Ui) -> Result<(), CliError> {
 fn graph(artifact: &Artifact) -> Result<Module, CliError> {
     let failed = |what: String| CliError::Failed(format!("{}: {what}", artifact.path().display()));
     let Some(bytes) = artifact.section(section::GRAPH) else {
-        let what = "it holds no graph (weights that are made on load, or an older mlcc): draw a module with mlcc opt --dot";
+        let what = "it holds no graph (its weights are generated at load time, or it is from an older mlcc): draw a \
+            module with mlcc opt --dot";
         return Err(failed(what.into()));
     };
     from_section(bytes).map_err(|e| failed(format!("section {}: {e}", section::GRAPH)))

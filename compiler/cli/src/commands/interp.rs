@@ -113,8 +113,8 @@ fn check_sizes(module: &Module, syms: &SymValues) -> Result<(), String> {
     match most {
         Some(0..=MOST_ELEMENTS) => Ok(()),
         _ => Err(format!(
-            "with n = {}, b = {} and past = {} its values have more than {MOST_ELEMENTS} elements together, which is as \
-             many as can be interpreted: give smaller sizes",
+            "with n = {}, b = {} and past = {} its values have more than {MOST_ELEMENTS} elements in total, the \
+             maximum of the interpreter: give smaller sizes",
             syms.n, syms.b, syms.past
         )),
     }
@@ -151,7 +151,8 @@ fn argument(text: &str) -> Result<InterpArgument, String> {
         return seed.map(InterpArgument::Random);
     }
     let list = text.trim_start_matches('[').trim_end_matches(']');
-    let number = |x: &str| x.trim().parse::<f64>().map_err(|_| format!("`{x}` in an argument is no number"));
+    let number =
+        |x: &str| x.trim().parse::<f64>().map_err(|_| format!("`{x}` in an argument is not a number"));
     list.split(',')
         .filter(|x| !x.trim().is_empty())
         .map(number)

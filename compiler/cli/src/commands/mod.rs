@@ -248,12 +248,12 @@ fn load_with(
     let most = model.plan().max_workers;
     if let Some(wanted) = threads.filter(|&wanted| most != 0 && wanted as u64 > most) {
         ui.warn(format_args!(
-            "runs with {most} threads instead of {wanted}: the artifact plans memory for no more"
+            "runs with {most} threads instead of {wanted}: the artifact has memory for no more"
         ));
     }
     if placing.numa != NumaArg::Off && model.placement().is_none() {
         ui.warn(format_args!(
-            "--numa places nothing: the workers are on one NUMA node, or the weights stay mapped from the file \
+            "--numa has no effect: the workers are on one NUMA node, or the weights stay mapped from the file \
              (less than 64 MiB, too little free memory, no huge pages, or a GPU's)"
         ));
     }

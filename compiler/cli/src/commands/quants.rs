@@ -81,7 +81,7 @@ pub fn run(args: &QuantsArgs, _: &Ui) -> Result<(), CliError> {
     rows.extend(SCHEMES.iter().map(|s| std::iter::once(s.name.to_string()).chain(cells(s)).collect()));
     let width = SCHEMES.iter().map(|s| s.name.len()).max().unwrap_or(0) + 1;
     let about: String = SCHEMES.iter().map(|s| format!("{:<width$}{}\n", s.name, s.about)).collect();
-    let names = format!("q4f16 stands for {Q4F16}; names are taken in any case");
+    let names = format!("q4f16 stands for {Q4F16}; names are case-insensitive");
     let keep = format!("--quant {KEEP}, the default, leaves weights in the types that they are stored in");
     let plain = [DType::F32, DType::F16, DType::BF16];
     let single = plain.into_iter().chain(QuantFormat::ALL.iter().map(|&format| DType::Packed(format)));

@@ -134,7 +134,9 @@ impl SeedArg {
             "-1" => Ok(SeedArg(None)),
             number => match number.parse() {
                 Ok(seed) => Ok(SeedArg(Some(seed))),
-                Err(_) => Err(format!("`{text}` is no seed, which is -1 or a number from 0 to {}", u64::MAX)),
+                Err(_) => {
+                    Err(format!("`{text}` is not a seed: expected -1 or a number from 0 to {}", u64::MAX))
+                }
             },
         }
     }
@@ -217,7 +219,7 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     }
     if let Some(path) = &args.save_state {
         if !generator.decode_pending()? {
-            ui.warn("the context is full: the state is without the last token of the text");
+            ui.warn("the context is full: the saved state lacks the last token of the text");
         }
         generator.into_model().save_state(path)?;
     }
@@ -290,12 +292,12 @@ fn template(args: &RunArgs, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>
     }
     // What a state file holds has no end of a message.
     if args.load_state.is_some() || args.save_state.is_some() {
-        ui.note("the prompt goes in as it is, without the model's chat template, because of the state file");
+        ui.note("the prompt is used as it is, without the model's chat template, because of the state file");
         return Ok(None);
     }
     let format = chat::known_format(model, None).map_err(suggest_raw)?;
     if format.is_some() {
-        ui.note("the prompt is a message in the model's chat template; --raw goes on with it as it is");
+        ui.note("the prompt is a message in the model's chat template; --raw continues it as it is");
     }
     Ok(format)
 }
@@ -324,7 +326,7 @@ fn grammar(
 
 /// An error of a template, with the way around it.
 fn suggest_raw(error: CliError) -> CliError {
-    CliError::Failed(format!("{error}; `mlcc run --raw` goes on with the prompt without the template"))
+    CliError::Failed(format!("{error}; `mlcc run --raw` continues the prompt without the template"))
 }
 
 /// The tokens and texts that end the text: the model's, those of the template, and those that the user named.

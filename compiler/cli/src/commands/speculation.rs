@@ -66,8 +66,8 @@ fn check_rollback(flag: &str, model: &Model) -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Failed(format!(
-        "{flag}: {} cannot take tokens back, because it has a recurrent state, a window, or reads prompts as a whole: leave the \
-         flag out",
+        "{flag}: {} cannot roll back tokens, because it has a recurrent state, a window, or reads prompts at once: \
+         leave the flag out",
         model.artifact().path().display()
     )))
 }

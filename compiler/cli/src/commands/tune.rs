@@ -81,7 +81,7 @@ const WARM_UP: f64 = 1.0;
 
 fn parse_budget(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|value: &f64| *value >= 0.0 && *value <= LONGEST);
-    value.ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {LONGEST}"))
+    value.ok_or_else(|| format!("`{text}` is not a number of seconds from 0 to {LONGEST}"))
 }
 
 pub fn run(args: &TuneArgs, ui: &Ui) -> Result<(), CliError> {
@@ -235,7 +235,7 @@ fn level(target: &str) -> Result<FeatureLevel, CliError> {
         levels => {
             let names: Vec<&str> = levels.iter().map(|l| l.name.as_str()).collect();
             Err(CliError::usage(format!(
-                "--target {} stands for several levels, and one is tuned at a time: name one of {}",
+                "--target {} stands for several levels, but one is tuned at a time: name one of {}",
                 target.name,
                 names.join(", ")
             )))

@@ -60,8 +60,8 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
         Some(golden) => run_golden(args, golden, ui),
         None if args.layers => layers::run(args, ui),
         None => Err(CliError::usage(
-            "nothing to hold the artifact against: give --golden FILE with reference results, or --layers to compare the \
-             output of every layer (with --model or --against)",
+            "nothing to compare the artifact with: give --golden FILE with reference results, or --layers to compare \
+             the output of every layer (with --model or --against)",
         )),
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn check_golden(
         return Ok(());
     }
     Err(CliError::Failed(format!(
-        "{} has logits for {found} tokens, {model} is a model of {vocab}: they do not belong together",
+        "{} has logits for {found} tokens, {model} is a model of {vocab}: they do not match",
         path.display()
     )))
 }
@@ -134,7 +134,7 @@ fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliEr
     let ids = text_replay::ids_of(&golden, model.text_width(), model.vocab() / types, types);
     let ids = ids.map_err(|what| {
         let golden = golden_path.display();
-        CliError::Failed(format!("{golden} and {artifact} do not belong together: {what}"))
+        CliError::Failed(format!("{golden} and {artifact} do not match: {what}"))
     })?;
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
     let own = if has_own_error(&model, scheme) { None } else { replay::format_tolerance(scheme) };
@@ -162,5 +162,5 @@ fn has_own_error(model: &Model, scheme: &str) -> bool {
 
 fn parse_tolerance(text: &str) -> Result<f64, String> {
     let value = text.parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
-    value.ok_or_else(|| format!("`{text}` is no relative error; write for example 1e-3"))
+    value.ok_or_else(|| format!("`{text}` is not a relative error; write for example 1e-3"))
 }

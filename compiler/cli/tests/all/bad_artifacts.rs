@@ -165,7 +165,7 @@ fn a_model_without_a_tokenizer() {
     let path = folder.path().join("model.so");
     let mut build = mlcc();
     build.arg("build").arg("-m").arg(case("rwkv4-hf")).arg("-o").arg(&path).assert().success();
-    fails_with(run(&path).args(["-p", "x"]), &["model.so holds no tokenizer", "--tokenizer"]);
+    fails_with(run(&path).args(["-p", "x"]), &["model.so contains no tokenizer", "--tokenizer"]);
     let tokenizer = books().join("tokenizer.json");
     fails_with(run(&path).args(["-p", "x", "--tokenizer"]).arg(tokenizer), &["does not belong", "320"]);
 }
@@ -175,26 +175,29 @@ fn files_that_do_not_belong_together() {
     let golden = case("rwkv4-hf").join("golden.json");
     fails_with(
         mlcc().arg("verify").arg(artifact()).arg("--golden").arg(golden),
-        &["320", "4096", "do not belong"],
+        &["320", "4096", "do not match"],
     );
     let golden = books().join("golden.json");
     let mut interp = mlcc();
     interp.arg("interp").arg("-m").arg(case("rwkv4-hf")).arg("--golden").arg(golden);
-    fails_with(&mut interp, &["320", "4096", "do not belong"]);
+    fails_with(&mut interp, &["320", "4096", "do not match"]);
     let config = books().join("config.json");
     let mut verify = mlcc();
     verify.arg("verify").arg(artifact()).arg("--golden").arg(config);
-    fails_with(&mut verify, &["config.json is valid JSON, but holds no reference results", "missing field"]);
+    fails_with(
+        &mut verify,
+        &["config.json is valid JSON, but contains no reference results", "missing field"],
+    );
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("x.state");
     std::fs::write(&state, "not a state").unwrap();
     fails_with(
         run(artifact()).args(["-p", "x", "--load-state"]).arg(&state),
-        &["x.state is no usable state file"],
+        &["x.state is not a usable state file"],
     );
     let text = folder.path().join("short.txt");
     std::fs::write(&text, "Too short.").unwrap();
-    fails_with(mlcc().arg("eval").arg(artifact()).arg("--text").arg(&text), &["less than one window"]);
+    fails_with(mlcc().arg("eval").arg(artifact()).arg("--text").arg(&text), &["fewer than one window"]);
     let module = folder.path().join("broken.mlc");
     std::fs::write(&module, "module @m {\n  fn @f(").unwrap();
     fails_with(mlcc().arg("opt").arg(&module), &["broken.mlc:2:"]);

@@ -99,8 +99,8 @@ fn outputs_in_the_place_of_inputs() {
     let pipe = model.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let mut build = mlcc();
-    fails_with(build.args(["build", "-m"]).arg(model.path()).arg("-o").arg(&pipe), &["no regular file"]);
-    fails_with(mlcc().arg("inspect").arg(&pipe), &["no regular file"]);
+    fails_with(build.args(["build", "-m"]).arg(model.path()).arg("-o").arg(&pipe), &["not a regular file"]);
+    fails_with(mlcc().arg("inspect").arg(&pipe), &["not a regular file"]);
     fails_with(mlcc().args(["build", "-m", "gpt2", "--weights"]).arg(&pipe), &["pipe"]);
     let mut run = mlcc();
     run.arg("run").arg(artifact()).args(["-p", "a", "--save-state"]).arg(artifact());
@@ -144,7 +144,7 @@ fn weights_of_another_quantizer() {
     build_fails(
         model.path(),
         &[],
-        &["config.json", "quantized with HQQ, 4 bits", "Read are AWQ", "not quantized, or a GGUF"],
+        &["config.json", "quantized with HQQ, 4 bits", "Supported: AWQ", "unquantized checkpoint, or a GGUF"],
     );
 }
 
@@ -227,7 +227,7 @@ fn wrong_usage_ends_with_code_2() {
         (&["--disable-pass", "lower"], "`lower` cannot be switched off"),
         (&["--json", "--print-after", "cse"], "--print-after"),
         (&["--chunk", "0"], "--chunk"),
-        (&["--memory-budget", "lots"], "no number of bytes"),
+        (&["--memory-budget", "lots"], "not a number of bytes"),
         (&["--emit", "ptx", "--target", "x86-64-v3"], "GPU"),
         (&["--no-such-flag"], "--no-such-flag"),
     ] {
@@ -241,15 +241,15 @@ fn wrong_usage_ends_with_code_2() {
         (&["--temp", "-1"], "--temperature is -1"),
         (&["--top-k", "-3"], "--top-k"),
         (&["-n", "-2"], "--predict"),
-        (&["--seed", "-2"], "no seed"),
+        (&["--seed", "-2"], "not a seed"),
         (&["--stop", ""], "--stop"),
     ] {
         let message = failure(mlcc().arg("run").arg(artifact()).args(["-p", "a"]).args(flags), 2);
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
     for (flags, part) in [
-        (["-p", "99999999999"], "no number of tokens"),
-        (["--warm-up", "inf"], "no number of seconds"),
+        (["-p", "99999999999"], "not a number of tokens"),
+        (["--warm-up", "inf"], "not a number of seconds"),
         (["--mixed", "8+0"], "expected NEXT+PIECE"),
     ] {
         let message = failure(mlcc().arg("bench").arg(artifact()).args(flags), 2);
@@ -262,7 +262,7 @@ fn wrong_usage_ends_with_code_2() {
     for wrong in ["nan", "-1"] {
         let mut verify = mlcc();
         verify.arg("verify").arg(artifact()).arg("--golden").arg(&golden).args(["--tolerance", wrong]);
-        assert!(failure(&mut verify, 2).contains("no relative error"));
+        assert!(failure(&mut verify, 2).contains("not a relative error"));
     }
 }
 

@@ -292,8 +292,8 @@ fn mistakes_are_named_and_end_nothing() {
         ("/load no-such-file", "no-such-file"),
         ("/save", "name of a file"),
         ("/save no-such-folder/x", "no-such-folder"),
-        (&format!("/save {}", artifact().display()), "no saved conversation, so it is not replaced"),
-        ("/regen", "say something first"),
+        (&format!("/save {}", artifact().display()), "not a saved conversation, so it is not replaced"),
+        ("/regen", "send a message first"),
     ] {
         let mut chat = mlcc();
         chat.arg("chat").arg(artifact()).args(["--template", "plain", "-n", "4"]);
@@ -312,13 +312,13 @@ fn mistakes_are_named_and_end_nothing() {
         .args(["--template", "plain"])
         .write_stdin(format!("/save {}\n", file.display()));
     let output = chat.assert().code(1).get_output().clone();
-    assert!(String::from_utf8(output.stderr).unwrap().contains("no state file, so it is not replaced"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("not a state file, so it is not replaced"));
     assert_eq!(std::fs::read(folder.path().join("x.state")).unwrap(), b"my notes");
     assert!(!file.exists());
     std::fs::write(&file, "{\"mlcc_conversation\": 9}").unwrap();
     let mut chat = mlcc();
     chat.arg("chat").arg(artifact()).args(["--template", "plain", "--load"]).arg(&file);
-    assert!(failure(&mut chat, 1).contains("no saved conversation"));
+    assert!(failure(&mut chat, 1).contains("not a saved conversation"));
 }
 
 /// The trained transformer: a conversation gives what one prompt of the same text gives, and goes back in its cache.

@@ -543,7 +543,7 @@ fn texts_have_limits() {
     let model = folder.path().to_str().unwrap().to_string();
     let too_large = |args: &[&str], parts: &[&str]| {
         let mut command = mlcc();
-        fails_with(command.args(args), &[&["has more than", "the most that"], parts].concat());
+        fails_with(command.args(args), &[&["has more than", "the maximum for"], parts].concat());
     };
     too_large(&["run", so, "-n", "1", "-f", zero], &[zero, "a prompt", "64 MiB"]);
     too_large(&["eval", so, "--text", zero], &[zero, "256 MiB"]);

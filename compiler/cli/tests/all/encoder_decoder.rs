@@ -355,7 +355,7 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     says(&["chat", so, "--template", "chatml"], "has no chats");
     says(&["serve", so, "--template", "chatml", "--port", "0"], "has no chats");
     says(&["run", so, "-p", "w5", "--lora", "."], "slots");
-    says(&["embed", so, "w5"], "makes no vectors of texts");
+    says(&["embed", so, "w5"], "is not an embedding model");
     let (checkpoint, other) = (case("t5"), folder.path().join("other.so"));
     for (flags, part) in [
         (&["--debug-taps"][..], "layers of encoder-decoder models"),

@@ -88,7 +88,7 @@ fn texts_and_answers_are_those_of_a_grammar() {
 fn forms_that_cannot_be_enforced_are_errors_that_name_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
-        ("--json-schema", "{\"type\": ", "no JSON"),
+        ("--json-schema", "{\"type\": ", "not JSON"),
         ("--json-schema", "{\"items\": {\"not\": {\"const\": 1}}}", "`not` at `#/items`"),
         ("--json-schema", "{\"type\": \"strange\"}", "strange"),
         ("--grammar", "start: missing", "missing"),

@@ -66,5 +66,5 @@ fn what_it_needs() {
     without.env(PTXAS_VARIABLE, "/no/such/ptxas");
     fails_with(&mut without, &["--cubin: cannot run /no/such/ptxas"]);
     let other = if cfg!(unix) { "/bin/true" } else { return };
-    fails_with(build("sm_90").env(PTXAS_VARIABLE, other), &["--cubin: /bin/true does not tell its version"]);
+    fails_with(build("sm_90").env(PTXAS_VARIABLE, other), &["--cubin: /bin/true does not print its version"]);
 }

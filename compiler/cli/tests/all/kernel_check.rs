@@ -44,7 +44,10 @@ fn right_artifacts_pass() {
         // The model as well, as far as the format's own error lets it be: said in words and as fields.
         let error = outcome.format_error.expect("the error of the format is measured");
         assert!(error.spread > 0.0 && outcome.judged == ReplaySubject::Model, "{case} in {quant}");
-        assert!(outcome.text("reference").contains("not told from that of the format"), "{case} in {quant}");
+        assert!(
+            outcome.text("reference").contains("cannot be told from that of the format"),
+            "{case} in {quant}"
+        );
         let json = serde_json::to_value(&outcome).unwrap();
         assert_eq!(
             (&json["judged"], &json["format_error"]["permitted"]),

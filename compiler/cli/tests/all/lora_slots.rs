@@ -416,7 +416,7 @@ fn flags_of_slots_are_checked() {
         &["--lora-slots", "processes"],
     );
     let sums = ["--lora-slots", "2", "--tensor-parallel", "2", "--tp-mode", "reduce"];
-    fails_with(&mut build(&base, &sums), &["--tp-mode reduce", "take gather"]);
+    fails_with(&mut build(&base, &sums), &["--tp-mode reduce", "use gather"]);
     fails_with(&mut build(&base, &["--lora-slots", "2", "--debug-taps"]), &["--debug-taps"]);
     fails_with(&mut build(&case("rwkv4-hf"), &["--lora-slots", "2"]), &["--lora-slots", "no product"]);
 }

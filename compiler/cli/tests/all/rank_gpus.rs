@@ -168,7 +168,10 @@ fn what_ranks_on_gpus_lack_is_named() {
     let other = with.driver.to_str().unwrap();
     told(&fails(&[("MLCC_NCCL", other)]), &["lacks ncclGetVersion"]);
     told(&fails(&[("TEST_NCCL_VERSION", "2804")]), &["is version 2.8.4", "2.9.6 or later"]);
-    told(&fails(&[("SOFTCUDA_UUID", "3")]), &["rank 0 (process ", " and rank 1 (process ", "have one GPU"]);
+    told(
+        &fails(&[("SOFTCUDA_UUID", "3")]),
+        &["rank 0 (process ", " and rank 1 (process ", "use the same GPU"],
+    );
     told(
         &fails(&[("TEST_NCCL_FAULT", "refuse:1:0"), ("MLCC_RANK_TIMEOUT", "4")]),
         &["ncclAllGather", "unhandled system error"],
@@ -176,7 +179,11 @@ fn what_ranks_on_gpus_lack_is_named() {
     // Alone there is nobody to exchange with.
     let mut alone = on_gpu(&with.driver, &[]);
     let out = alone.arg("run").arg(&two).args(["-p", "x", "-n", "1"]).output().unwrap();
-    assert!(stderr(&out).contains("was started alone. Start 2 (mpirun -n 2)"), "{}", stderr(&out));
+    assert!(
+        stderr(&out).contains("only this process was started. Start 2 (mpirun -n 2)"),
+        "{}",
+        stderr(&out)
+    );
 }
 
 /// NCCL waits for a lost process forever; the others do not.

@@ -210,7 +210,10 @@ fn processes_that_go_wrong_end_together() {
     let arguments = ["verify", file, "--golden", golden, "-t", "1"];
     // Behind the greetings and the end of loading.
     for (fault, expected) in [
-        ("drop:1:9", "was not heard of for 2 s (MLCC_RANK_TIMEOUT). All ranks end (told by rank 0 (process "),
+        (
+            "drop:1:9",
+            "did not respond for 2 s (MLCC_RANK_TIMEOUT). All ranks end (reported by rank 0 (process ",
+        ),
         ("short:1:9", "the library that carries messages has failed"),
         ("stale:1:9", "the library that carries messages has failed"),
     ] {
@@ -286,7 +289,7 @@ fn ranks_of_other_artifacts_are_named() {
         let hashes: Vec<&str> = told.split(" has the artifact ").skip(1).map(|rest| &rest[..16]).collect();
         assert!(hashes.len() == 2 && hashes[0] != hashes[1], "{told}");
         assert!(told.contains("rank 1 (process ") && told.contains(", rank 0 (process "), "{told}");
-        assert!(told.contains("Give all the same files"), "{told}");
+        assert!(told.contains("Give all ranks the same files"), "{told}");
     }
     // As many processes as the artifact has ranks.
     for told in run([&three, &three]) {

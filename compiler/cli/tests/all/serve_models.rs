@@ -80,7 +80,7 @@ fn an_artifact_without_a_tokenizer_stops_no_other() {
         assert_eq!(answer["usage"]["completion_tokens"], 2, "{answer}");
     }
     let alone = failure(mlcc().arg("serve").arg(&bare).args(["--port", "0"]), 1);
-    assert!(alone.contains("holds no tokenizer"), "{alone}");
+    assert!(alone.contains("contains no tokenizer"), "{alone}");
 }
 
 #[test]

@@ -267,7 +267,7 @@ fn drafts_change_no_text() {
     }
 }
 
-/// By a model that cannot go back, and is mostly wrong.
+/// By a model that cannot roll back, and is mostly wrong.
 #[test]
 fn drafts_of_a_recurrent_model_change_no_text() {
     let folder = tempfile::tempdir().unwrap();

@@ -543,14 +543,14 @@ fn verify_holds_texts_against_their_reference() {
         let so = artifact(&options(case, quant, backend), folder.path(), "case.so").0;
         let so = so.to_str().unwrap();
         let (ok, out, err) = mlcc(&["verify", so, "--golden", &golden(case)], "");
-        assert!(ok && out.contains(judged) && out.contains("the same bits alone"), "{case}: {out}{err}");
+        assert!(ok && out.contains(judged) && out.contains("bit-identical alone"), "{case}: {out}{err}");
         let (ok, out, _) = mlcc(&["verify", so, "--golden", &golden(case), "--tolerance", "0"], "");
         assert!(!ok && (out.contains("NOT within") || out.contains("WRONG")), "{case}: {out}");
         let (ok, out, _) = mlcc(&["verify", so, "--golden", &golden(case), "--json"], "");
         let outcome: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert!(ok && outcome["ok"] == true && outcome["same_alone"] == true, "{out}");
         let other = if case.starts_with("embed") { "rerank-xlmr" } else { "embed-qwen3" };
-        for (other, what) in [(other, "do not belong together"), ("qwen2", "missing field `inputs`")] {
+        for (other, what) in [(other, "do not match"), ("qwen2", "missing field `inputs`")] {
             let (ok, _, err) = mlcc(&["verify", so, "--golden", &golden(other)], "");
             assert!(!ok && err.contains(what), "{case}: {err}");
         }

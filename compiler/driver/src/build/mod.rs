@@ -111,7 +111,8 @@ pub enum BuildError {
     #[error(transparent)]
     Stream(#[from] mlcc_models::StreamError),
     #[error(
-        "--ctx-size {asked} has no room beside a sliding window of {window} tokens; choose more than {window}, or leave out -c"
+        "--ctx-size {asked} leaves no room in addition to a sliding window of {window} tokens; choose more than \
+         {window}, or leave out -c"
     )]
     NoRoom { asked: u64, window: usize },
     #[error("{0}")]
@@ -196,10 +197,10 @@ fn texts_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOption
     let what = match () {
         () if source.model.config.architecture.pooling_head().is_none() => return Ok(()),
         () if target.arch == Arch::Nvptx => {
-            "--target cuda: models of texts (embeddings, rerankers) are built for CPUs only"
+            "--target cuda: embedding models and rerankers are built for CPUs only"
         }
         () if options.debug_taps => {
-            "--debug-taps: layers of models of texts are not compared yet; leave it out"
+            "--debug-taps: layers of embedding models are not compared yet; leave it out"
         }
         () => return Ok(()),
     };
@@ -250,13 +251,13 @@ fn slots_fit(source: &BuildSource, target: &CompileTarget, options: &BuildOption
             "--tensor-parallel on GPUs, whose ranks are processes: merge adapters with --lora"
         }
         () if options.ranks > 1 && options.tp_mode == TpMode::Reduce => {
-            "--tp-mode reduce: products beside which there are adapters are split by rows; take gather"
+            "--tp-mode reduce: products with adapters are split by rows; use gather"
         }
         () if source.text.is_some() => {
             "--model FILE.mlc: slots are made when a model is built from its weights"
         }
         () if source.model.config.architecture.pooling_head().is_some() => {
-            "models of texts (embeddings, rerankers), which have no slots yet; merge adapters with --lora"
+            "embedding models and rerankers, which have no slots yet; merge adapters with --lora"
         }
         () if options.debug_taps => {
             "--debug-taps: layers are compared without slots; leave one of the two out"
@@ -271,8 +272,8 @@ fn adapters_fit(module: &Module) -> Result<(), BuildError> {
     match module.params.values().any(ModelParam::is_adapter) {
         true => Ok(()),
         false => Err(BuildError::Unsupported(
-            "--lora-slots: this family has no product that takes an adapter when it runs (only fused, transposed or recurrent ones); \
-             merge adapters with --lora"
+            "--lora-slots: this family has no product that takes an adapter at run time (only fused, transposed or \
+             recurrent ones); merge adapters with --lora"
                 .into(),
         )),
     }
@@ -304,7 +305,7 @@ fn keeps_inputs(source: &BuildSource, options: &BuildOptions, output: &Path) -> 
         Ok(place)
             if place.is_file() && folders.iter().any(|d| place.parent() == Some(d)) && !is_elf(&place) =>
         {
-            Err(BuildError::Overwrites { path: output.to_path_buf(), what: "a file beside the weights" })
+            Err(BuildError::Overwrites { path: output.to_path_buf(), what: "a file next to the weights" })
         }
         _ => Ok(()),
     }

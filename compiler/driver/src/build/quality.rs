@@ -97,17 +97,17 @@ pub(super) fn plan_quality(
         return Ok(QualityPlan::No);
     }
     let Some(text) = text.as_ref().or(source.model.files.eval_text.as_ref()) else {
-        let what = "there is no text: name one with --eval-text, or put it beside the model as eval.txt";
+        let what = "there is no text: name one with --eval-text, or put it next to the model as eval.txt";
         return if asked { Err(refuse_measurement(options, what.into())) } else { Ok(QualityPlan::No) };
     };
     let reference = exact_scheme(source);
     let bytes = reference_bytes(source, reference);
     let missing = match () {
         () if source.model.config.architecture.pooling_head().is_some() => {
-            "perplexity is of models that generate text, this one makes vectors of texts".into()
+            "perplexity is for models that generate text, and this is an embedding model".into()
         }
         () if source.model.config.architecture.decoder_start_token_id().is_some() => {
-            "perplexity is of models that go on with a text, an encoder-decoder model writes another".into()
+            "perplexity is for models that continue a text, and this is an encoder-decoder model".into()
         }
         () if options.weights_on_load => "its weights are random and made on load".into(),
         () if matches!(source.model.weights, WeightSource::Random { .. }) && !asked => {
@@ -128,7 +128,8 @@ pub(super) fn plan_quality(
         () if bytes > LARGEST_REFERENCE && !asked => {
             let (size, needed) = (format::bytes(bytes), format::bytes(memory.weights_bytes));
             format!(
-                "the reference would take {size} of disk beside the {needed} of the artifact; --report measures anyway"
+                "the reference would take {size} of disk in addition to the {needed} of the artifact; --report \
+                 measures anyway"
             )
         }
         () => {

@@ -248,7 +248,7 @@ pub(super) fn answer_with_tokens(
         ));
     }
     let Some(tokenizer) = tokenizer else {
-        return refused("there is no tokenizer that knows the two tokens".into());
+        return refused("no tokenizer has the two tokens".into());
     };
     let mut ids = [0; 2];
     for (id, answer) in ids.iter_mut().zip(answers) {

@@ -95,7 +95,7 @@ pub fn of_pass(
     let calls = &calls[..=layer.call];
     let known = every_value(setup, &stages.packs, before, calls, layer.entry)?;
     let values = every_value(setup, &stages.packs, after, calls, layer.entry)?;
-    let (_, f) = after.function(layer.entry).ok_or("the entry function is gone")?;
+    let (_, f) = after.function(layer.entry).ok_or("the entry function is missing")?;
     let output = output_of(after, f, &layer.name).ok_or("the tap is gone")?;
     let is_known = |v: ValueId| {
         let value = values.iter().find(|(id, _)| *id == v).map(|(_, x)| x);
@@ -127,7 +127,7 @@ fn every_value(
     entry: &str,
 ) -> Result<Vec<(ValueId, Vec<f64>)>, BoxedError> {
     let mut all = module.clone();
-    let (id, _) = module.function(entry).ok_or("the entry function is gone")?;
+    let (id, _) = module.function(entry).ok_or("the entry function is missing")?;
     let f = &mut all.functions[id];
     let outputs: Vec<ValueId> = f.live_nodes().flat_map(|(_, n)| n.outputs.clone()).collect();
     f.outputs.clone_from(&outputs);

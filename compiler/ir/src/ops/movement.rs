@@ -16,7 +16,7 @@ pub(super) fn infer(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, 
             let out = TensorType { dtype: a.dtype, dims: dims.clone() };
             match a.same_elements(&out) {
                 true => Ok(vec![out]),
-                false => invalid_input(op, format!("{a} has not as many elements as {out}")),
+                false => invalid_input(op, format!("{a} does not have as many elements as {out}")),
             }
         }
         (Op::Permute { perm }, [a]) => {

@@ -308,7 +308,7 @@ fn carries_go_from_word_to_word() {
 fn what_is_not_known_is_refused() {
     let text = ".text.k_t:\n/*0000*/ FROB.X R1, R2 ; /* 0x0 */\n/* 0x0 */\n";
     let error = DecodedKernel::new(&sass::parse(text).unwrap()[0], 90).err().unwrap().to_string();
-    assert_eq!(error, "kernel k_t: predictions know no instruction `FROB.X` (at 0x0)");
+    assert_eq!(error, "kernel k_t: predictions do not cover the instruction `FROB.X` (at 0x0)");
     let kernel = kernel(&[("NOP", plain(1))]);
     let shape =
         LaunchConfig { grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, args: &[], repeat: repeat::ONCE };

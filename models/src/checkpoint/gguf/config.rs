@@ -141,7 +141,7 @@ impl ConfigFieldWriter<'_> {
     pub(super) fn unsupported_error(&self, what: &str) -> CheckpointError {
         CheckpointError::Unsupported {
             file: self.metadata.origin.clone(),
-            detail: format!("{what}, which is not read from GGUF files; use the model's own checkpoint"),
+            detail: format!("{what}, which is not supported in GGUF files; use the model's own checkpoint"),
         }
     }
 

@@ -12,7 +12,7 @@ pub(super) fn write_family_fields(w: &mut ConfigFieldWriter<'_>) -> Result<(), C
         Err(CheckpointError::Unsupported {
             file: w.metadata.origin.clone(),
             detail: format!(
-                "has the architecture `{}`, of which GGUF files are not read: {near}`mlcc models` lists all",
+                "has the architecture `{}`, whose GGUF files are not supported: {near}`mlcc models` lists all",
                 w.arch
             ),
         })

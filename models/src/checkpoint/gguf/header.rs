@@ -29,7 +29,7 @@ impl GgufHeader {
     pub fn read(number: usize, file: &FileBytes) -> Result<GgufHeader, CheckpointError> {
         let mut cursor = HeaderCursor { file, position: 0 };
         if cursor.take_bytes(4, "the magic number")? != b"GGUF" {
-            return Err(cursor.unsupported_error("is no GGUF file: it does not begin with `GGUF`"));
+            return Err(cursor.unsupported_error("is not a GGUF file: it does not start with `GGUF`"));
         }
         let version = cursor.read_u32("the version")?;
         match version {
@@ -214,7 +214,7 @@ impl<'a> HeaderCursor<'a> {
                 file: self.file.label.clone(),
                 tensor: name.clone(),
                 detail: format!(
-                    "is stored as {type_name}, which mlcc does not read; {} are read",
+                    "is stored as {type_name}, which mlcc does not support; it supports {}",
                     StoredType::GGML_READ
                 ),
             })?;

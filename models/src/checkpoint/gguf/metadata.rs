@@ -148,7 +148,7 @@ impl GgufMetadata {
     pub fn architecture(&self) -> Result<&str, CheckpointError> {
         self.string("general.architecture")?.ok_or_else(|| CheckpointError::Unsupported {
             file: self.origin.clone(),
-            detail: "has no `general.architecture`, so it does not say what model it is".to_string(),
+            detail: "has no `general.architecture`, so the model is unknown".to_string(),
         })
     }
 }

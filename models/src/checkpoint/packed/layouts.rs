@@ -141,10 +141,7 @@ impl<'a> PackedWeightFinder<'a> {
     }
 
     fn missing_error(&self, codes: &ComponentTensor, name: &str) -> CheckpointError {
-        codes.damaged_error(
-            self.files,
-            format!("is quantized, but there is no tensor `{name}`, which belongs to it"),
-        )
+        codes.damaged_error(self.files, format!("is quantized, but its companion tensor `{name}` is missing"))
     }
 
     fn file_label(&self, info: &TensorInfo) -> String {

@@ -63,7 +63,7 @@ impl QuantizedValues {
             Some(at) => {
                 let (column, code) = (from + at, self.code(bytes, row, from + at));
                 let detail = format!(
-                    "holds {code:#04x} at [{row}, {column}], which stands for no number; the checkpoint is broken"
+                    "holds {code:#04x} at [{row}, {column}], which encodes no number; the checkpoint is broken"
                 );
                 Err(self.part.damaged_error(files, detail))
             }

@@ -80,7 +80,7 @@ impl GroupScales {
             Some(scale) => {
                 let what = match self.part.dtype {
                     StoredType::U8 | StoredType::F8E8M0 if self.nested.is_none() => {
-                        "is 255, an exponent that stands for no number".to_string()
+                        "is 255, an exponent that encodes no number".to_string()
                     }
                     _ => format!("is {scale}"),
                 };

@@ -91,7 +91,7 @@ pub(super) fn storage_of(pickle: &Pickle, id: PickleValue) -> Result<StorageRef,
         return Err(format!("has a storage whose type is {}", class.kind()));
     };
     let Some(key) = pickle.string(key).filter(|key| key.len() <= LONGEST_KEY) else {
-        return Err(format!("has a storage whose key is no short string but {}", key.kind()));
+        return Err(format!("has a storage whose key is not a short string but {}", key.kind()));
     };
     let elements = size(elements).ok_or("has a storage without a size")?;
     if elements.checked_mul(dtype.size()).is_none() {

@@ -209,7 +209,7 @@ impl TagRules<'_> {
         let mut fields = schema.as_object().into_iter().flatten();
         let other = fields.find(|(name, value)| !KNOWN.contains(&name.as_str()) && constrains(name, value));
         if let Some((name, _)) = other.filter(|_| self.is_strict()) {
-            return Err(format!("`{name}` in a schema whose arguments stand in tags cannot be enforced"));
+            return Err(format!("`{name}` cannot be enforced in a schema whose arguments are in tags"));
         }
         let (listed, needed) = (properties(schema, schema, 0), required(schema, schema, 0));
         let known = |name: &str| listed.iter().any(|(known, _)| *known == name);
@@ -221,7 +221,7 @@ impl TagRules<'_> {
             let is_needed = needed.contains(&name);
             if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
                 if is_needed || self.is_strict() {
-                    return Err(format!("the argument `{name}` has a name that cannot stand in a tag"));
+                    return Err(format!("the argument `{name}` has a name that is not allowed in a tag"));
                 }
                 continue;
             }
@@ -270,7 +270,7 @@ impl TagRules<'_> {
             if chosen && self.is_strict() && !held.is_empty() {
                 let fields = ["pattern", "minLength", "maxLength"].into_iter();
                 let field = fields.into_iter().find(|field| part.get(*field).is_some()).unwrap_or("pattern");
-                return Err(format!("`{field}` beside a list of values cannot be enforced in a tag"));
+                return Err(format!("`{field}` cannot be enforced together with a list of values in a tag"));
             }
             all.extend(held);
         }

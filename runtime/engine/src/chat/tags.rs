@@ -179,7 +179,7 @@ fn lengths(value: &Json) -> Result<Option<String>, String> {
 fn searched(pattern: &str) -> Result<String, String> {
     // Parentheses that do not belong together would get others in the whole.
     fancy_regex::Regex::new(pattern)
-        .map_err(|error| format!("`pattern` is no regular expression: {error}"))?;
+        .map_err(|error| format!("`pattern` is not a regular expression: {error}"))?;
     let (before, inner) = match pattern.strip_prefix('^') {
         Some(inner) => ("", inner),
         None => ("(?s:.*)", pattern),

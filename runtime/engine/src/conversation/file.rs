@@ -20,10 +20,10 @@ const VERSION: u32 = 1;
 pub enum FileError {
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("{path} is no saved conversation: {reason}")]
+    #[error("{path} is not a saved conversation: {reason}")]
     Format { path: PathBuf, reason: String },
     #[error(
-        "{path} is there and is no saved conversation, so it is not replaced. Choose another name, or remove it."
+        "{path} exists and is not a saved conversation, so it is not replaced. Choose another name, or remove it."
     )]
     Other { path: PathBuf },
     #[error(transparent)]

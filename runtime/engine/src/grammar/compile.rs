@@ -150,7 +150,7 @@ fn checked(parser: llguidance::TokenParser) -> Result<Matcher, GrammarError> {
     }
     let first = matcher.compute_mask().map_err(|error| invalid(reason(error)))?;
     match first.is_zero() {
-        true => Err(invalid("there is no text that it allows and the model's tokens can write".into())),
+        true => Err(invalid("the model's tokens cannot write any text that it allows".into())),
         false => Ok(matcher),
     }
 }
@@ -163,11 +163,11 @@ fn source(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
         GrammarSpec::Regex(text) if text.is_empty() => return invalid("the expression is empty"),
         GrammarSpec::Regex(text) => TopLevelGrammar::from_regex(text),
         GrammarSpec::Choice(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
-            return invalid("a choice is one or more texts, none of which is empty");
+            return invalid("expected one or more texts to choose from, none of them empty");
         }
         GrammarSpec::Choice(texts) if texts.len() > MOST_CHOICES => {
             return invalid(&format!(
-                "the choice has {} texts, at most {MOST_CHOICES} are taken",
+                "the choice has {} texts, at most {MOST_CHOICES} are allowed",
                 texts.len()
             ));
         }

@@ -186,7 +186,7 @@ impl<'s> SchemaReader<'s> {
         self.values += 1;
         if self.values > MOST_VALUES {
             return Err(format!(
-                "the schema has more than {MOST_VALUES} parts, those of its references among them"
+                "the schema has more than {MOST_VALUES} parts, including those of its references"
             ));
         }
         let Value::Object(fields) = schema else { return Ok(schema.clone()) };
@@ -325,7 +325,7 @@ impl<'s> SchemaReader<'s> {
             read.insert("patternProperties".into(), json!({pattern: rest}));
         } else {
             return self
-                .refuse("propertyNames", "can only be enforced where it is an `enum` or a `pattern` alone");
+                .refuse("propertyNames", "can only be enforced if it is only an `enum` or a `pattern`");
         }
         read.insert("additionalProperties".into(), false.into());
         Ok(())
@@ -348,7 +348,7 @@ impl<'s> SchemaReader<'s> {
 
     fn referred(&mut self, reference: &Value, base: &'s Value) -> Result<SchemaResource<'s>, String> {
         let Some(text) = reference.as_str() else {
-            return Err(format!("`$ref` at `{}` is no string", self.place()));
+            return Err(format!("`$ref` at `{}` is not a string", self.place()));
         };
         self.target(text, base).ok_or_else(|| {
             let place = self.place();

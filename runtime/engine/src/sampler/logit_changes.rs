@@ -22,7 +22,7 @@ impl LogitChanges {
                 return Err(ParamError { name: "logit_bias", found: format!("for token {id}"), expected });
             }
             if bias.is_nan() || bias == f32::INFINITY {
-                let expected = "finite numbers (-100 and less leave a token no chance)";
+                let expected = "finite numbers (-100 or less excludes a token)";
                 return Err(ParamError { name: "logit_bias", found: bias.to_string(), expected });
             }
         }

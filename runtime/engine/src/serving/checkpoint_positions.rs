@@ -1,5 +1,6 @@
-//! Where states inside of a prompt are worth a copy, of a model that cannot go back: at the borders that the request names, where
-//! another text was seen to part from this one, and now and then in long prompts, of which nobody knows where others will part.
+//! Where states inside of a prompt are worth a copy, of a model that cannot roll back: at the borders that the request
+//! names, where another text was seen to part from this one, and now and then in long prompts, of which nobody knows
+//! where others will part.
 
 use crate::serving::prefill_pacer::SMALLEST;
 use crate::serving::request::EngineRequest;

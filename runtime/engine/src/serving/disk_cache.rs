@@ -201,7 +201,7 @@ impl DiskCache {
         let there = std::fs::metadata(path).map_err(|error| error.to_string())?;
         let most = HEADER as u64 + 4 * (MOST_TOKENS + self.limits.vocab as u64);
         if !there.is_file() || there.len() > most {
-            return Err("it is no file of a prefix, or too large for one".into());
+            return Err("it is not a file of a prefix, or too large for one".into());
         }
         let file = std::fs::read(path).map_err(|error| error.to_string())?;
         let (Some(header), Some(body)) = (file.get(..HEADER), file.get(HEADER..)) else {

@@ -23,9 +23,9 @@ pub struct EngineOptions {
     pub max_queue: usize,
     /// Longest time between two tokens of a text while prompts are read, in decode steps.
     pub max_token_gap: f64,
-    /// States that are kept beside those of the sequences: of texts whose places others have taken, and, of a model that cannot go back,
-    /// copies behind prompts, where turns begin, and inside of long prompts. The pages of their caches are no more than full contexts of
-    /// the sequences have.
+    /// States that are kept beside those of the sequences: of texts whose places others have taken, and, of a model
+    /// that cannot roll back, copies behind prompts, where turns begin, and inside of long prompts. The pages of their
+    /// caches are no more than full contexts of the sequences have.
     pub prefix_cache_size: usize,
 }
 

@@ -51,7 +51,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         match (active.next(), active.next_back()) {
             (Some(_), Some(newest)) => self.preempt(newest),
             _ => {
-                let reason = "there is no memory left for this text, and no other text could give way";
+                let reason = "no memory is left for this sequence, and no other sequence can be preempted";
                 self.end_sequence(id, Err(RequestFailure::Model(reason.into())));
             }
         }

@@ -1,6 +1,6 @@
-//! States that no slot has: those of texts whose slots others have taken, and of models that cannot go back copies of earlier states, at
-//! the borders of turns and inside of long prompts. They are copies that share the pages of caches. There is a bounded number of them;
-//! what was used longest ago goes first.
+//! States that no slot has: those of texts whose slots others have taken, and of models that cannot roll back copies of
+//! earlier states, at the borders of turns and inside of long prompts. They are copies that share the pages of caches.
+//! There is a bounded number of them; what was used longest ago goes first.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

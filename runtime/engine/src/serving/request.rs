@@ -50,8 +50,8 @@ pub struct EngineRequest {
     pub deadline: Option<Instant>,
     /// Whether states of earlier texts may stand for the begin of the prompt.
     pub use_prefix_cache: bool,
-    /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that cannot go back the states
-    /// there are kept. Those that are not inside of the prompt mean nothing.
+    /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that cannot roll
+    /// back the states there are kept. Those that are not inside of the prompt mean nothing.
     pub cache_breakpoints: Vec<usize>,
 }
 
@@ -122,7 +122,7 @@ pub enum LaunchError {
     PromptTooLong { prompt: usize, max: usize },
     #[error("token {position} of the prompt has id {id}, but the model's vocabulary has {vocab} entries")]
     PromptToken { position: usize, id: TokenId, vocab: usize },
-    #[error("this model takes no adapters: build it with --lora-slots")]
+    #[error("this model has no adapter slots: build it with --lora-slots")]
     NoAdapters,
     #[error(transparent)]
     Params(#[from] ParamError),
@@ -130,9 +130,9 @@ pub enum LaunchError {
     Stop(#[from] EmptyStop),
     #[error(transparent)]
     Grammar(#[from] GrammarError),
-    #[error("{waiting} texts wait already, and at most {max} may: try again later")]
+    #[error("{waiting} sequences are already waiting, at most {max} may wait: try again later")]
     QueueFull { waiting: usize, max: usize },
-    #[error("the engine takes no more requests: it is shutting down")]
+    #[error("the engine accepts no more requests: it is shutting down")]
     Closed,
 }
 

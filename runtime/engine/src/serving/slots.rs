@@ -2,9 +2,9 @@
 //!
 //! A slot keeps the state of its last text until another needs the slot; then that goes to the others that are [kept](super::kept). A model
 //! with caches takes the longest common prefix: it drops rows, or copies a state first where another text would lose more than it
-//! shares. A model that cannot go back, since it is recurrent or its window has dropped rows, goes on where a state is a begin of the new
-//! prompt. So it keeps copies of states: behind each prompt, where a turn begins, where prompts were seen to part, and inside of long
-//! ones.
+//! shares. A model that cannot roll back, since it is recurrent or its window has dropped rows, goes on where a state
+//! is a begin of the new prompt. So it keeps copies of states: behind each prompt, where a turn begins, where prompts
+//! were seen to part, and inside of long ones.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;

@@ -16,7 +16,7 @@ pub struct DraftModel<M: ModelRunner> {
 struct DraftSequence<S> {
     sequence: S,
     computed_tokens: Vec<TokenId>,
-    /// Where the sequence cannot go back: a copy from before its last draft, with so many tokens.
+    /// Where the sequence cannot roll back: a copy from before its last draft, with so many tokens.
     checkpoint: Option<(usize, S)>,
 }
 

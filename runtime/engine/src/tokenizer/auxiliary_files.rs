@@ -111,8 +111,9 @@ impl AuxiliaryFiles {
         let mut added: BTreeMap<TokenId, (String, bool)> = BTreeMap::new();
         for (text, id) in self.added_tokens.as_object().into_iter().flatten() {
             let id = id.as_u64().and_then(|id| TokenId::try_from(id).ok());
-            let id =
-                id.ok_or_else(|| wrong("added_tokens.json", &format!("the id of {text:?} is no token id")))?;
+            let id = id.ok_or_else(|| {
+                wrong("added_tokens.json", &format!("the id of {text:?} is not a token id"))
+            })?;
             added.insert(id, (text.clone(), self.is_special(text)));
         }
         for (id, token) in
@@ -283,8 +284,8 @@ impl AuxiliaryFiles {
                 return Err(TokenizerError::UnknownClass {
                     class: other.to_owned(),
                     detail:
-                        "how it cuts texts stands only in its code; QWenTokenizer, ChatGLM4Tokenizer and \
-                             LlamaTokenizer are known"
+                        "only its own code defines how it splits texts; QWenTokenizer, ChatGLM4Tokenizer and \
+                         LlamaTokenizer are supported"
                             .to_owned(),
                 });
             }
@@ -349,7 +350,7 @@ impl AuxiliaryFiles {
         }
         let merges = self.merges.as_deref().ok_or_else(|| TokenizerError::Companion {
             file: "merges.txt".to_owned(),
-            reason: "it is not there, and vocab.json needs it".to_owned(),
+            reason: "it is missing, and vocab.json needs it".to_owned(),
         })?;
         let vocab: BTreeMap<String, TokenId> =
             serde_json::from_slice(vocab).map_err(|e| TokenizerError::Json { reason: e.to_string() })?;

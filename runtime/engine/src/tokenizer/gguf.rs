@@ -41,7 +41,7 @@ fn wrong(reason: impl Into<String>) -> TokenizerError {
 
 /// What to do about a tokenizer that is not read.
 const WAY_OUT: &str =
-    "Put the model's tokenizer.json beside the file, or name it with --tokenizer tokenizer.json";
+    "Put the model's tokenizer.json next to the file, or name it with --tokenizer tokenizer.json";
 
 impl GgufVocabulary {
     /// `path` is that of the GGUF file, for messages.
@@ -106,7 +106,7 @@ impl GgufVocabulary {
         if !pieces.iter().any(|piece| piece.kind == PieceKind::Unknown) {
             let unknown = self.unknown_token_id.unwrap_or(0) as usize;
             let piece = pieces.get_mut(unknown);
-            piece.ok_or_else(|| wrong(format!("unknown_token_id {unknown} is no token")))?.kind =
+            piece.ok_or_else(|| wrong(format!("unknown_token_id {unknown} is not a token")))?.kind =
                 PieceKind::Unknown;
         }
         let bos = self.named(self.bos_token_id);
@@ -141,14 +141,16 @@ impl GgufVocabulary {
         let named = Some("gemma4").filter(|model| self.model == *model).or(self.pre.as_deref());
         let pre = named.ok_or_else(|| {
             wrong(format!(
-                "tokenizer.ggml.pre is missing, so the file does not say how texts are cut; convert the model again. {WAY_OUT}"
+                "tokenizer.ggml.pre is missing, so the file does not say how texts are split; convert the model again. \
+                 {WAY_OUT}"
             ))
         })?;
         let setup = pre_tokenizer(pre).ok_or_else(|| {
             let near = mlcc_files::did_you_mean(pre, known());
             let pre = brief(pre);
             wrong(format!(
-                "tokenizer.ggml.pre `{pre}` is not read: {near}docs/checkpoints-and-tokenizers.md says which are. {WAY_OUT}"
+                "tokenizer.ggml.pre `{pre}` is not supported: {near}docs/checkpoints-and-tokenizers.md lists those \
+                 that are. {WAY_OUT}"
             ))
         })?;
         let unknown = self.named(self.unknown_token_id).map(|(name, _)| name);
@@ -223,7 +225,10 @@ impl GgufVocabulary {
             let quoted = [format!("b'{token}'"), format!("b\"{token}\"")];
             let literal = quoted.iter().find_map(|text| Some((text, super::world::literal_length(text)?)));
             let (literal, length) = literal.ok_or_else(|| {
-                wrong(format!("token {id} of the World vocabulary is no bytes literal: {:?}", brief(token)))
+                wrong(format!(
+                    "token {id} of the World vocabulary is not a bytes literal: {:?}",
+                    brief(token)
+                ))
             })?;
             file.push_str(&format!("{id} {literal} {length}\n"));
         }

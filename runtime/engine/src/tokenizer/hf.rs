@@ -247,7 +247,7 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
             if known.is_none() {
                 return Err(TokenizerError::Template {
                     name: brief(name),
-                    problem: format!("adds id {}, which is no token", brief(&id.to_string())),
+                    problem: format!("adds id {}, which is not a token", brief(&id.to_string())),
                 });
             }
         }

@@ -238,7 +238,7 @@ fn what_cannot_be_enforced_is_refused_with_the_reason() {
         (GrammarSpec::Regex("(a".into()), "unclosed"),
         (GrammarSpec::Regex(String::new()), "empty"),
         (GrammarSpec::Choice(vec![]), "one or more"),
-        (GrammarSpec::Choice(vec![String::new()]), "none of which is empty"),
+        (GrammarSpec::Choice(vec![String::new()]), "none of them empty"),
         (GrammarSpec::Lark("start: missing".into()), "missing"),
         (GrammarSpec::Lark("  ".into()), "empty"),
         (GrammarSpec::Lark("start: <|no_such_token|>".into()), "no_such_token"),

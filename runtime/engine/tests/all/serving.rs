@@ -30,7 +30,7 @@ enum DrafterChoice {
     Ngrams,
     /// A model that chooses as the toy does, if that takes the likeliest token.
     Model,
-    /// The same of one that cannot go back, or that drops what is old.
+    /// The same of one that cannot roll back, or that drops what is old.
     Recurrent,
     Windowed,
     /// Letters without a reason.
@@ -338,12 +338,13 @@ fn right_drafts_take_fewer_steps() {
             (!matches!(drafts, DrafterChoice::Wild), true)
         );
     }
-    // Recurrent states cannot go back, so nothing is drafted.
+    // Recurrent states cannot roll back, so nothing is drafted.
     let engine = drafting(&ToyModel::new(true, None), 1, 8, DrafterChoice::Wild);
     assert_eq!(read(engine.launch(greedy).unwrap()).1.drafted_tokens, 0);
 }
 
-/// Who drafts and cannot go back goes on from a copy of before the draft, where some of that was wrong: it reads no text again.
+/// Who drafts and cannot roll back goes on from a copy of before the draft, where some of that was wrong: it reads no
+/// text again.
 #[test]
 fn drafts_of_recurrent_models_read_nothing_again() {
     let (toy, small) = (ToyModel::new(false, None), ToyModel::new(true, None));

@@ -55,7 +55,7 @@ fn after(before: &[TokenId], said: &str, seed: u64) -> EngineRequest {
     next
 }
 
-/// Those that cannot go back.
+/// Those that cannot roll back.
 fn checkpointed() -> [ToyModel; 2] {
     [ToyModel::new(true, None), ToyModel::new(false, None).with_window(24)]
 }

@@ -95,7 +95,7 @@ fn json_files_that_are_wrong() {
     assert_ne!(huge, good);
     assert!(matches!(load(&huge), Err(TokenizerError::HugeId { .. })));
     let template = good.replace("\"ids\":[1]", "\"ids\":[999]");
-    assert!(load(&template).unwrap_err().to_string().contains("id 999, which is no token"));
+    assert!(load(&template).unwrap_err().to_string().contains("id 999, which is not a token"));
     let template = good.replace("{\"SpecialToken\":{\"id\":\"<s>\"", "{\"SpecialToken\":{\"id\":\"<q>\"");
     assert!(load(&template).unwrap_err().to_string().contains("\"<q>\" has no ids"));
     let wordpiece = good.replace("\"ByteFallback\"", "\"CTC\"");

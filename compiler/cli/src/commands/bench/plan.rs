@@ -58,7 +58,7 @@ pub(super) fn plan_tests(args: &BenchArgs, room: ArtifactCapacity) -> Result<Vec
     match room {
         ArtifactCapacity::Texts(room) => text_tests(args, room),
         ArtifactCapacity::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
-            "--texts is for models that make vectors of texts; this one generates: give -p, -n or --mixed",
+            "--texts is for embedding models; this one generates text: give -p, -n or --mixed",
         )),
         ArtifactCapacity::Sequences(limits) => sequence_tests(args, limits),
         ArtifactCapacity::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
@@ -70,7 +70,7 @@ fn text_tests(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest
     let generates = [args.n_prompt.is_some(), args.n_gen.is_some(), !args.mixed.is_empty()];
     if generates.contains(&true) {
         return Err(CliError::usage(
-            "this model makes vectors of texts and generates none: give --texts 64x256 in place of -p, -n and --mixed",
+            "this is an embedding model, which generates no text: give --texts 64x256 instead of -p, -n and --mixed",
         ));
     }
     if args.texts.is_empty() {
@@ -150,8 +150,8 @@ fn check_depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError
 fn check_fits(what: impl std::fmt::Display, tokens: usize, most: Option<usize>) -> Result<(), CliError> {
     match most {
         Some(most) if tokens > most => Err(CliError::usage(format!(
-            "{what} needs room for {tokens} tokens, the model has room for {most}: choose less, or build with a larger \
-             -c/--ctx-size (--chunk for prompts of a model that reads them only as a whole)"
+            "{what} needs room for {tokens} tokens, but the model has room for {most}: choose fewer, or build with a \
+             larger -c/--ctx-size (--chunk for prompts of a model that must read them at once)"
         ))),
         _ => Ok(()),
     }

@@ -283,7 +283,7 @@ impl SpeedPredictor {
     ) -> Result<Option<LaunchGroup>, CliError> {
         let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
         if launch.is_all_gather {
-            return Err(failed("it is split among GPUs, and what they exchange is not predicted".into()));
+            return Err(failed("it is split among GPUs, whose communication is not predicted".into()));
         }
         let of = match launch.repeat {
             LaunchRepeat::Once => repeat::ONCE,

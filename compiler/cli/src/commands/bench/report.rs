@@ -207,9 +207,10 @@ pub fn markdown(rows: &[BenchRow]) -> String {
         let _ = write!(out, "\n{what}: {text}.");
     }
     out.push_str(
-        "\nLimits of the machine, probed before and after every repetition: the least and the most. The share is the median of \
-         the repetitions, each of the limit probed with it. The slowest step is that whose median over the repetitions is the longest, over the \
-         median of all steps. On a GPU, \"read\" is what copies read and write, measured once.\n",
+        "\nLimits of the machine, probed before and after every repetition: the minimum and the maximum. The share is \
+         the median of the repetitions, each of the limit probed with it. The slowest step is that whose median over \
+         the repetitions is the longest, over the median of all steps. On a GPU, \"read\" is what copies read and \
+         write, measured once.\n",
     );
     out
 }

@@ -40,8 +40,9 @@ impl FromStr for TextCounts {
     type Err = String;
 
     fn from_str(text: &str) -> Result<TextCounts, String> {
-        let [texts, tokens] = parse_pair(text, 'x')
-            .ok_or_else(|| format!("`{text}` are no texts: expected TEXTSxTOKENS, as 64x256"))?;
+        let [texts, tokens] = parse_pair(text, 'x').ok_or_else(|| {
+            format!("`{text}` does not describe texts: expected TEXTSxTOKENS, for example 64x256")
+        })?;
         // All texts are in memory.
         parse_tokens(&texts.saturating_mul(tokens).to_string())?;
         Ok(TextCounts { texts, tokens })
@@ -67,7 +68,7 @@ impl FromStr for MixedStep {
 
     fn from_str(text: &str) -> Result<MixedStep, String> {
         let [next, piece] = parse_pair(text, '+')
-            .ok_or_else(|| format!("`{text}` is no step: expected NEXT+PIECE, as 8+120"))?;
+            .ok_or_else(|| format!("`{text}` is not a step: expected NEXT+PIECE, for example 8+120"))?;
         Ok(MixedStep { decode_tokens: next, prefill_tokens: piece })
     }
 }

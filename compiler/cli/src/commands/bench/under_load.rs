@@ -180,8 +180,8 @@ pub fn markdown(rows: &[UnderLoadRow]) -> String {
         );
     }
     out.push_str(
-        "\nThe fair share is of the speed alone: what workers get if each thread of workers and busy programs has the same \
-         part of the CPUs.\n",
+        "\nThe fair share is a share of the idle machine's speed: what workers get if every thread of the workers and \
+         of the busy programs gets the same CPU time.\n",
     );
     out
 }

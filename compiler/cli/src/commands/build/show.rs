@@ -29,10 +29,10 @@ pub fn summary_line(report: &BuildReport) -> String {
 fn notes(report: &BuildReport) -> Vec<String> {
     let mut more = Vec::new();
     if let Some(chunk) = report.whole_prompts {
-        more.push(format!("prompts are read as a whole, so they have at most {chunk} tokens (--chunk)"));
+        more.push(format!("prompts are read at once, so they have at most {chunk} tokens (--chunk)"));
     }
     if report.tokenizer.is_none() {
-        more.push("no tokenizer beside the model: `mlcc run` will need --tokenizer".into());
+        more.push("no tokenizer next to the model: `mlcc run` will need --tokenizer".into());
     }
     more.extend(report.kept.as_ref().and_then(smaller_text));
     more.extend(report.quality.as_ref().map(|quality| quality.text()));

@@ -40,7 +40,7 @@ impl ChatCommand {
         };
         let plain = |command| match argument {
             "" => Ok(command),
-            _ => Err(format!("/{name} takes nothing, found `{argument}`")),
+            _ => Err(format!("/{name} takes no argument, found `{argument}`")),
         };
         Some(match name {
             "help" | "?" => plain(ChatCommand::Help),

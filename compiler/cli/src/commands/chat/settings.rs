@@ -28,7 +28,7 @@ impl ChatSettings {
         for pair in text.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (key, value) = pair
                 .split_once('=')
-                .ok_or_else(|| format!("`{pair}` is no setting: write for example top_k=20"))?;
+                .ok_or_else(|| format!("`{pair}` is not a setting: write for example top_k=20"))?;
             let key = key.trim().replace('-', "_");
             new.set_one(&key, value.trim())?;
             said.push(format!("{key} = {}", new.get(&key)));
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_mistake_changes_nothing() {
         for (wrong, part) in [
-            ("top_k", "no setting"),
+            ("top_k", "not a setting"),
             ("top_k=many", "top_k: `many`"),
             ("top_k=3;colour=red", "`colour`; settings are temperature"),
             ("seed=1;top_p=7", "top_p"),

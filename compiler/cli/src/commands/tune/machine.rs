@@ -79,7 +79,7 @@ impl<'a> TimingBench<'a> {
             .map(|kb| kb << 10);
         match free {
             Some(free) if needed > free => Err(CliError::Failed(format!(
-                "two artifacts are held against each other, which takes {}, and {} are free: tune a smaller model in the \
+                "comparing two artifacts takes {}, but {} are free: tune a smaller model in the \
                  same format",
                 ui::bytes(needed),
                 ui::bytes(free)

@@ -67,7 +67,7 @@ pub fn find_source(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
 fn set_quant(options: &mut BuildOptions, name: &str) -> Result<(), String> {
     if name.eq_ignore_ascii_case(KEEP) {
         return Err(format!(
-            "--quant {KEEP} stands for what a checkpoint stores, and none is read: name a format (mlcc quants)"
+            "--quant {KEEP} stands for what a checkpoint stores, but no checkpoint is read: name a format (mlcc quants)"
         ));
     }
     let (scheme, _) = QuantScheme::from_name(name).map_err(|e| e.to_string())?;

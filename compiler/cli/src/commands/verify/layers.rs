@@ -118,8 +118,9 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
 fn tokenizer(model: &Model) -> Result<Tokenizer, CliError> {
     if model.tokenizer().is_none() {
         return Err(CliError::Failed(format!(
-            "{} holds no tokenizer, because there was none beside the model when it was built: give the prompt as token \
-             ids with --tokens in place of -p/--prompt, or name a tokenizer file with --tokenizer for `mlcc build`",
+            "{} contains no tokenizer, because there was none next to the model when it was built: give the prompt as \
+             token ids with --tokens instead of -p/--prompt, or name a tokenizer file with --tokenizer for `mlcc \
+             build`",
             model.artifact().path().display()
         )));
     }
@@ -205,7 +206,7 @@ fn compare_graph(
     let comparison = compare(calls, found, &expected, permitted)?;
     let mut diagnosis = None;
     if let Some(first) = &comparison.first {
-        ui.detail(format_args!("{} departs: looking for the pass or kernel", first.name));
+        ui.detail(format_args!("{} differs: looking for the pass or kernel", first.name));
         diagnosis = match first_wrong_pass(setup, &stages, calls)?.0 {
             Some(wrong) => Some(diagnose::of_pass(setup, &stages, &wrong, calls)?),
             None if runs_here(setup.target) => {

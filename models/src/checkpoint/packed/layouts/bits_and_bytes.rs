@@ -118,7 +118,7 @@ impl<'a> PackedWeightFinder<'a> {
         }
         let part = found.ok_or_else(|| self.missing_error(codes, &names[0]))?;
         let wrong = |detail: &str| {
-            part.damaged_error(self.files, format!("is no description of a quantized weight: {detail}"))
+            part.damaged_error(self.files, format!("is not a description of a quantized weight: {detail}"))
         };
         let described: Value =
             serde_json::from_slice(part.bytes(self.files)).map_err(|error| wrong(&error.to_string()))?;

@@ -34,8 +34,10 @@ impl<'a> PackedWeightFinder<'a> {
         };
         let awq = self.quantization.method == QuantMethod::Awq;
         let Some(bits) = (if awq { Some(4) } else { self.infer_bits(&zeros, rows) }) else {
-            let detail =
-                format!("has shape {:?}, which are no codes of 2, 4 or 8 bits for {rows} rows", zeros.shape);
+            let detail = format!(
+                "has shape {:?}, which holds no codes of 2, 4 or 8 bits for {rows} rows",
+                zeros.shape
+            );
             return Err(zeros.damaged_error(self.files, detail));
         };
         let per_word = WORD / bits;

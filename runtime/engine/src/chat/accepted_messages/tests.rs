@@ -119,7 +119,7 @@ fn messages_that_a_template_drops_are_refused() {
     for role in ["tool", "critic"] {
         messages[1].role = role.into();
         let error = template.adapt_messages(&messages, &TemplateInputs::default()).unwrap_err().to_string();
-        assert!(error.contains(&format!("role `{role}`, as message 1 is")), "{error}");
+        assert!(error.contains(&format!("role `{role}` of message 1")), "{error}");
     }
     messages[1].content = MessageContent::None;
     assert!(template.adapt_messages(&messages, &TemplateInputs::default()).is_ok());

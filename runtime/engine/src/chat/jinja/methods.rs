@@ -49,7 +49,7 @@ fn count(text: &str, method: &str, args: &[Value]) -> Result<(), Error> {
 }
 
 fn python_method(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
-    let absent = || Error::new(ErrorKind::InvalidOperation, format!("{method}: it is not there"));
+    let absent = || Error::new(ErrorKind::InvalidOperation, format!("{method}: it is missing"));
     let list = |parts: &[&str]| parts.iter().map(|part| Value::from(*part)).collect::<Value>();
     if let Some(text) = value.as_str() {
         let part = || args.first().and_then(Value::as_str).filter(|_| args.len() == 1);

@@ -119,7 +119,7 @@ impl<'a> TemplateRewriter<'a> {
 
     fn statement_inside(&mut self, statement: &Stmt<'a>, span: Span) -> RewriteResult<Stmt<'a>> {
         let alone = |what: &str| {
-            Err(refused(span, format!("`{what}` needs other templates, and a chat template stands alone")))
+            Err(refused(span, format!("`{what}` needs other templates, which a chat template cannot use")))
         };
         Ok(match statement {
             Stmt::Template(it) => {

@@ -116,8 +116,16 @@ impl ModelProto {
                     self.model_type = match number {
                         1 => ModelType::Unigram,
                         2 => ModelType::Bpe,
-                        3 => return Err("models of type WORD are not read, only UNIGRAM and BPE".to_owned()),
-                        4 => return Err("models of type CHAR are not read, only UNIGRAM and BPE".to_owned()),
+                        3 => {
+                            return Err(
+                                "models of type WORD are not supported, only UNIGRAM and BPE".to_owned()
+                            );
+                        }
+                        4 => {
+                            return Err(
+                                "models of type CHAR are not supported, only UNIGRAM and BPE".to_owned()
+                            );
+                        }
                         other => return Err(format!("model_type is {other}")),
                     }
                 }

@@ -20,7 +20,7 @@ pub const FAILS: TokenId = 254;
 pub enum ToyError {
     #[error("token {FAILS} is refused")]
     Token,
-    #[error("a recurrent state cannot go back")]
+    #[error("a recurrent state cannot roll back")]
     Truncate,
     #[error("the copy is refused")]
     Copy,
