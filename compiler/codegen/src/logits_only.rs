@@ -23,3 +23,42 @@ pub(crate) fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
     let end = step.items[last..].iter().position(has_state).map_or(step.items.len(), |after| last + after);
     Some(start..end)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::logits_only_items;
+    use mlcc_ir::step::{BufferRef, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram, WorkSchedule};
+
+    fn launch(bases: &[MemoryBase]) -> StepItem {
+        let buffers = bases.iter().map(|&base| BufferRef::fixed(base, 0, 64)).collect();
+        let (repeat, schedule) = (RepeatMode::Once, WorkSchedule::Static);
+        StepItem::Launch(LaunchItem { kernel: "k".into(), buffers, dims: vec![], grid: None, repeat, schedule })
+    }
+
+    fn step(name: &str, items: Vec<StepItem>) -> StepProgram {
+        StepProgram { name: name.into(), items, arena_bytes: 0 }
+    }
+
+    #[test]
+    fn items_between_the_last_state_and_the_copies_are_for_logits() {
+        let items = || {
+            vec![
+                launch(&[MemoryBase::State, MemoryBase::Arena]),
+                StepItem::Barrier,
+                launch(&[MemoryBase::Pages, MemoryBase::Arena]),
+                StepItem::Barrier,
+                launch(&[MemoryBase::Arena]),
+                StepItem::Barrier,
+                launch(&[MemoryBase::Arena, MemoryBase::Logits]),
+                launch(&[MemoryBase::Arena, MemoryBase::State]),
+            ]
+        };
+        assert_eq!(logits_only_items(&step("prefill", items())), Some(3..7));
+        assert_eq!(logits_only_items(&step("adapted_prefill", items())), Some(3..7));
+        for other in ["decode", "prefill_logits", "step"] {
+            assert_eq!(logits_only_items(&step(other, items())), None);
+        }
+        let without_copies = items().into_iter().take(7).collect();
+        assert_eq!(logits_only_items(&step("prefill", without_copies)), Some(3..7));
+    }
+}

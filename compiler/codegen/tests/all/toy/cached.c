@@ -77,13 +77,14 @@ static int32_t feed(const mlcc_ctx *c, const mlcc_sequence *s, float *logits, in
 #endif
   for (int64_t t = s->past; t < s->past + s->rows; t++) {
     const float *row = e + tokens[t - s->past] * WIDTH;
-    float *out = logits + (all ? (t - s->past) * VOCAB : 0);
+    /* Null where further tokens of the prompt follow. */
+    float *out = logits ? logits + (all ? (t - s->past) * VOCAB : 0) : 0;
     float *new_k = row_of(c, s, t, K_AT), *new_v = row_of(c, s, t, V_AT);
     for (int i = 0; i < WIDTH; i++) new_k[i] = row[i], new_v[i] = 2 * row[i];
 #ifdef TOY_MIXED
     *sum += (float)tokens[t - s->past];
 #endif
-    for (int o = 0; o < VOCAB; o++) {
+    for (int o = 0; out && o < VOCAB; o++) {
       float logit = 0;
       for (int64_t p = FIRST_SEEN; p <= t; p++) {
         const float *k = row_of(c, s, p, K_AT), *v = row_of(c, s, p, V_AT);

@@ -42,13 +42,14 @@ static int32_t feed(mlcc_ctx *c, uint32_t w, uint32_t ws, int all) {
   float *h = (float *)c->state, *scratch = (float *)c->arena;
   if (c->n < 1 || c->n > CHUNK) return MLCC_BAD_LENGTH;
   for (int64_t t = 0; t < c->n; t++) {
-    float *out = c->logits + (all ? t * VOCAB : 0);
+    /* Null where further tokens of the prompt follow. */
+    float *out = c->logits ? c->logits + (all ? t * VOCAB : 0) : 0;
     for (uint32_t i = w * WIDTH / ws; i < (w + 1) * WIDTH / ws; i++) {
       h[i] = h[i] * 0.5f + e[c->tokens[t] * WIDTH + i];
       scratch[i] = h[i];
     }
     meet(c, w, ws);
-    for (uint32_t v = w * VOCAB / ws; v < (w + 1) * VOCAB / ws; v++) {
+    for (uint32_t v = w * VOCAB / ws; out && v < (w + 1) * VOCAB / ws; v++) {
       float sum = (float)(c->past + t) + TOY_BIAS;
       for (int i = 0; i < WIDTH; i++) sum += scratch[i] * e[v * WIDTH + i];
       out[v] = sum;
