@@ -70,14 +70,14 @@ impl AttentionTile {
         match () {
             // They share the keys of a tile evenly, each at least 16.
             () if !matches!(warps, 1 | 2 | 4 | 8) || 32 * warps > gpu.max_threads => Some(format!(
-                "{warps} warps: legal are 1, 2, 4 and 8, of at most {} threads",
+                "{warps} warps: permitted are 1, 2, 4 and 8, of at most {} threads",
                 gpu.max_threads
             )),
             () if !matches!(keys, 16 | 32 | 64) => {
-                Some(format!("tiles of {keys} keys: legal are 16, 32 and 64"))
+                Some(format!("tiles of {keys} keys: permitted are 16, 32 and 64"))
             }
             () if !(1024..=most).contains(&shared_bytes) => Some(format!(
-                "shared_bytes {shared_bytes}: legal are 1024 to {most}, which every machine of the level has"
+                "shared_bytes {shared_bytes}: permitted are 1024 to {most}, which every machine of the level has"
             )),
             () => None,
         }
@@ -90,12 +90,12 @@ impl MatrixTile {
         let MatrixTile { rows, columns, warps: [down, across], stages } = *self;
         let along = |what: &str, size: u32, warps: u32, unit: u32| {
             if !(1..=MOST_WARPS).contains(&warps) {
-                return Some(format!("{warps} warps along {what}: legal are 1 to {MOST_WARPS}"));
+                return Some(format!("{warps} warps along {what}: permitted are 1 to {MOST_WARPS}"));
             }
             let whole = size > 0 && size <= MOST_ROWS && size.is_multiple_of(warps * unit);
             (!whole).then(|| {
                 format!(
-                    "{size} {what} are not whole fragments of {unit} for each of {warps} warps: legal are multiples of \
+                    "{size} {what} are not whole fragments of {unit} for each of {warps} warps: must be a multiple of \
                      {}, at most {MOST_ROWS}",
                     warps * unit
                 )
@@ -109,10 +109,10 @@ impl MatrixTile {
         let (shared, most) = (self.shared_bytes(slices), gpu.max_shared_bytes());
         match () {
             () if threads > gpu.max_threads => Some(format!(
-                "{down} x {across} warps are {threads} threads: legal are {} at most",
+                "{down} x {across} warps are {threads} threads: at most {} are permitted",
                 gpu.max_threads
             )),
-            () if !(2..=8).contains(&stages) => Some(format!("{stages} stages: legal are 2 to 8")),
+            () if !(2..=8).contains(&stages) => Some(format!("{stages} stages: permitted are 2 to 8")),
             () if sums > MOST_SUMS || i64::from(threads) * (sums + OTHER_REGISTERS) > BLOCK_REGISTERS => {
                 let most = MOST_SUMS.min(BLOCK_REGISTERS / i64::from(threads) - OTHER_REGISTERS);
                 Some(format!(
@@ -198,9 +198,9 @@ mod tests {
         for (wrong, parts) in [
             (
                 "rows = 40, columns = 16, warps = [2, 1], stages = 2",
-                ["`x`: product: 40 rows are no whole", "of 32"],
+                ["`x`: product: 40 rows are not whole", "of 32"],
             ),
-            ("rows = 32, columns = 12, warps = [2, 1], stages = 2", ["12 columns are no whole", "of 8"]),
+            ("rows = 32, columns = 12, warps = [2, 1], stages = 2", ["12 columns are not whole", "of 8"]),
             ("rows = 1024, columns = 16, warps = [2, 1], stages = 2", ["1024 rows", "at most 512"]),
             ("rows = 64, columns = 16, warps = [4, 1], stages = 2", ["128 threads", "64"]),
             ("rows = 32, columns = 16, warps = [2, 1], stages = 1", ["1 stages", "2 to 8"]),
