@@ -13,7 +13,7 @@
 //! ```no_run
 //! # use mlcc_codegen::artifact::*;
 //! # fn main() -> Result<(), ArtifactError> {
-//! let mut artifact = ArtifactWriter::create("model.so".as_ref(), "linked.so".as_ref(), Weights::Inside)?;
+//! let mut artifact = ArtifactWriter::create("model.so".as_ref(), "linked.so".as_ref(), WeightDestination::Inside)?;
 //! artifact.begin_section(mlcc_abi::section::WEIGHTS)?;
 //! artifact.write(&[1, 2, 3])?;
 //! artifact.end_section()?;

@@ -95,8 +95,11 @@ impl AnswerGrammar<'_> {
         let ends: Vec<&str> =
             [if calls { "calls" } else { "" }, &text].into_iter().filter(|end| !end.is_empty()).collect();
         // The prompt may have begun the thoughts.
-        let begun =
-            if channels.begun(self.prompt).is_empty() { String::new() } else { format!("{end} {next}") };
+        let begun = if channels.started_answer(self.prompt).is_empty() {
+            String::new()
+        } else {
+            format!("{end} {next}")
+        };
         let free = free(channels.end(), tokenizer);
         format!("start: {begun} aside* ({})\naside: {aside}\n{free}", ends.join(" | "))
     }

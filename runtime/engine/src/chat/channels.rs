@@ -120,7 +120,7 @@ impl ChannelSyntax {
     }
 
     /// What a prompt has of the answer already, behind the role.
-    pub fn begun<'p>(&self, prompt: &'p str) -> &'p str {
+    pub fn started_answer<'p>(&self, prompt: &'p str) -> &'p str {
         let head = format!("{}{}", self.start, self.role);
         prompt.rfind(&self.start).and_then(|at| prompt[at..].strip_prefix(head.as_str())).unwrap_or_default()
     }
@@ -130,9 +130,9 @@ impl ChannelSyntax {
         let head = format!("{}{}", self.start, self.role);
         let thoughts = format!("{}{}{}", self.channel, self.thoughts, self.message);
         let last = prompt.rfind(&self.start).is_some_and(|at| prompt[at..].starts_with(&head));
-        let begun = self.begun(prompt);
-        let open = begun.starts_with(&thoughts) && !self.ends.iter().any(|end| begun.contains(end));
-        last && (begun.is_empty() || open)
+        let started = self.started_answer(prompt);
+        let open = started.starts_with(&thoughts) && !self.ends.iter().any(|end| started.contains(end));
+        last && (started.is_empty() || open)
     }
 }
 

@@ -43,7 +43,7 @@ impl AnswerSyntax {
         if let Some(channels) = self.channels.as_ref().filter(|channels| channels.is_answered(prompt)) {
             let form = GuardForm::Channels(Box::new(channels.clone()));
             let mut guard = StopGuard { form, place: GuardState::Head { first: true }, held: String::new() };
-            guard.split(channels.begun(prompt), &mut |_, _| {});
+            guard.split(channels.started_answer(prompt), &mut |_, _| {});
             guard.held.clear();
             return Some(guard);
         }

@@ -46,7 +46,7 @@ impl ChannelParser {
             cut_call: false,
         };
         // The prompt may have begun a message: what stands in it is no part of the answer.
-        parser.push(syntax.begun(prompt));
+        parser.push(syntax.started_answer(prompt));
         parser.held.clear();
         parser.calls = 0;
         parser.told.clear();
