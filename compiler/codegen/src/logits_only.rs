@@ -32,7 +32,14 @@ mod tests {
     fn launch(bases: &[MemoryBase]) -> StepItem {
         let buffers = bases.iter().map(|&base| BufferRef::fixed(base, 0, 64)).collect();
         let (repeat, schedule) = (RepeatMode::Once, WorkSchedule::Static);
-        StepItem::Launch(LaunchItem { kernel: "k".into(), buffers, dims: vec![], grid: None, repeat, schedule })
+        StepItem::Launch(LaunchItem {
+            kernel: "k".into(),
+            buffers,
+            dims: vec![],
+            grid: None,
+            repeat,
+            schedule,
+        })
     }
 
     fn step(name: &str, items: Vec<StepItem>) -> StepProgram {

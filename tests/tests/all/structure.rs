@@ -236,6 +236,31 @@ fn source_files_are_short() {
     assert!(long.is_empty(), "more than {MOST_LINES} lines:\n{}", long.join("\n"));
 }
 
+#[test]
+fn module_files_have_one_form() {
+    let mut folders = vec![root()];
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    while let Some(folder) = folders.pop() {
+        for name in names(&folder) {
+            let path = folder.join(&name);
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                folders.push(path);
+                continue;
+            }
+            seen += usize::from(name.ends_with(".rs"));
+            if name == "mod.rs" && path.components().any(|part| part.as_os_str() == "src") {
+                wrong.push(path.display().to_string());
+            }
+        }
+    }
+    assert!(seen > 500, "only {seen} source files found");
+    assert!(
+        wrong.is_empty(),
+        "a module `x` with files of its own is `x.rs` beside `x/`:\n{}",
+        wrong.join("\n")
+    );
+}
+
 /// Test programs beside the one of their crate, each with its reason in its first lines.
 const ALONE: &[&str] = &[
     "compiler/cli/tests/no_allocation.rs",
