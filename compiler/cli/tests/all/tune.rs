@@ -164,7 +164,7 @@ fn tunings_change_kernels_of_gpus() {
         fails_with(&mut build(&model, "sm_90", Some(&file), &out), parts);
     };
     fails("product = { speed = 3 }", &["tuning.toml", "`speed`", "`stages`"]);
-    fails("product = { columns = 100 }", &["tuning.toml", "product: 100 columns", "multiples of 16"]);
+    fails("product = { columns = 100 }", &["tuning.toml", "product: 100 columns", "a multiple of 16"]);
     fails(
         "product = { rows = 256, columns = 128, warps = [4, 2], stages = 8 }",
         &["shared memory", "101376"],
