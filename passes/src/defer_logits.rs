@@ -1,4 +1,4 @@
-//! Moves what only the logits need behind the last use of a state in `prefill`. A chunk of a prompt that others follow ends before
+//! Moves what only the logits need after the last use of a state in `prefill`. A chunk of a prompt that others follow ends before
 //! these kernels: its caller wants states alone.
 
 use crate::dce::has_effect;

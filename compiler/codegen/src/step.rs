@@ -232,7 +232,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         }
     }
 
-    /// What a share of the work of all sequences has of each ([`mlcc_ir::step::WorkShare::of_sequence`]).
+    /// Runs the part of each sequence that a share of all work has ([`mlcc_ir::step::WorkShare::of_sequence`]).
     fn emit_sequences(
         &mut self,
         launch: &LaunchItem,

@@ -12,7 +12,7 @@ use crate::kernel_check::{KernelCheck, SEEDS, kernel_prompt};
 use crate::replay::{BoxedError, prompt_name};
 use crate::stored::{PerturbedWeights, StoredGraph};
 
-/// How many times as far as moved weights a format may move the logits. On the reference cases formats of 4 and 8 bits move them mostly
+/// A format may move the logits this many times as far as moved weights do. On the reference cases formats of 4 and 8 bits move them mostly
 /// 0.5 to 1.2 times as far and at most 1.9 times, but for a prompt with another choice of experts; mean and deviation 2.4 times.
 const SPREADS: f64 = 3.0;
 

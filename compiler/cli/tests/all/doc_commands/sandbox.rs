@@ -121,7 +121,7 @@ PATH=${PATH#*:}
 exec curl -sS --fail-with-body "${@/:8080/:$(cat port)}"
 "#;
 
-/// What is asked of `cargo` is written down and checked ([`CommandSandbox::check_cargo`]).
+/// Commands for `cargo` are written down and checked ([`CommandSandbox::check_cargo`]).
 const CARGO: &str = r#"#!/usr/bin/env bash
 printf '%s ' "$@" >>@LOG@; echo >>@LOG@
 "#;
