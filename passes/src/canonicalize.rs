@@ -1,5 +1,5 @@
-//! One form for equal things: movements that move nothing disappear, movements of movements become one, arithmetic with
-//! neutral constants goes. In `decode` (n = 1) this turns a token shift into the plain state.
+//! One form for equal things: movements that move nothing disappear, movements of movements become one,
+//! arithmetic with neutral constants goes. In `decode` (n = 1) this turns a token shift into the plain state.
 
 use crate::pattern::{GraphPattern, MatchSite, OpKind, any, constant, node, op};
 use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
@@ -220,8 +220,8 @@ fn reshapes() -> Vec<RewriteRule> {
     ]
 }
 
-/// Splits move towards what is computed for all sequences, so that what is read of one row (heads of merged projections)
-/// is known in front of the kernel that reads it.
+/// Splits move towards what is computed for all sequences, so that what is read of one row (heads of merged
+/// projections) is known in front of the kernel that reads it.
 fn sequences() -> Vec<RewriteRule> {
     let rows_stay = |at: &MatchSite| match at.operand_type(0).zip(operand_node(at)) {
         Some((_, GraphNode { op: Op::Slice { axis, .. }, .. })) => *axis > 0,

@@ -1,4 +1,4 @@
-//! What passes are told and what they report.
+//! Options of the passes and their report.
 
 use crate::dynamic_shares::ChunkWork;
 use crate::policy::{PolicyError, QuantPolicy};
@@ -22,15 +22,15 @@ pub struct PassOptions {
     pub quant: QuantScheme,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
-    /// How keys and values are stored.
+    /// Storage format of keys and values.
     pub kv_cache: CacheType,
-    /// Of launches with dynamic shares, in place of what the levels are tuned for.
+    /// Least work of a piece of a launch with dynamic shares; `None` takes what each level is tuned for.
     pub min_chunk_work: Option<ChunkWork>,
     /// Among how many ranks the model is split; 1: it is not.
     pub ranks: usize,
-    /// How products that follow each other are split.
+    /// The way in which products that follow each other are split.
     pub tp_mode: TpMode,
-    /// What exchanges cost, for [`TpMode::Auto`].
+    /// The cost of all-gathers, for [`TpMode::Auto`].
     pub all_gather_cost: ExchangeCost,
 }
 
@@ -59,7 +59,7 @@ impl PassOptions {
 /// Options in, explanations out.
 pub struct PassContext {
     pub options: PassOptions,
-    /// What the running pass matched and why near matches failed, as (pass, line), in order.
+    /// Matches of the running pass and the reasons of near misses, as (pass, line), in order.
     pub notes: Vec<(&'static str, String)>,
     pub(crate) pass: &'static str,
 }
@@ -74,7 +74,7 @@ impl PassContext {
     }
 }
 
-/// Why a pass gave up.
+/// The reasons for which a pass fails.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum PassError {
     #[error("internal error in pass {pass}: {message}; please report it with the output of --debug-dump")]

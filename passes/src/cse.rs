@@ -1,5 +1,5 @@
-//! Common subexpressions: nodes with equal ops (attributes to the bit) and equal inputs are computed once. State reads
-//! count as equal because a read gives the value from before the step wherever it stands.
+//! Common subexpressions: nodes with equal ops (attributes to the bit) and equal inputs are computed once.
+//! State reads count as equal because a read gives the value from before the step wherever it is.
 
 use crate::dce::has_effect;
 use crate::{LoweredProgram, PassContext, PassError};

@@ -1,5 +1,5 @@
-//! Removes what nobody uses: nodes without effect, then functions that are never invoked, then parameters that no node
-//! names. States stay (they are part of what a saved session means).
+//! Removes what nobody uses: nodes without effect, then functions that are never invoked, then parameters
+//! that no node names. States stay (they are part of what a saved session means).
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::{EntityArena, EntityId};
@@ -108,7 +108,8 @@ fn compact_arena<I: EntityId, T: Clone>(
     (kept, map)
 }
 
-/// Visits the ops of live nodes. Dead ones may name what is gone; they are not printed, verified or run.
+/// Visits the ops of live nodes. Dead ones may name things that no longer exist; they are not printed,
+/// verified or run.
 fn for_each_op(module: &mut Module, mut visit: impl FnMut(&mut Op)) {
     for id in module.functions.ids().collect::<Vec<_>>() {
         let f = &mut module.functions[id];

@@ -1,5 +1,5 @@
-//! Replaces norms and softmax by the ops they are defined by, so that fusion sees elementwise ops and reductions.
-//! Attention stays: it has kernels of its own.
+//! Replaces norms and softmax by the ops they are defined by, so that fusion sees elementwise ops and
+//! reductions. Attention stays: it has its own kernels.
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::ops::{Op, OpSemantics};

@@ -1,5 +1,5 @@
-//! Moves what only the logits need after the last use of a state in `prefill`. A chunk of a prompt that others follow ends before
-//! these kernels: its caller wants states alone.
+//! Moves what only the logits need after the last use of a state in `prefill`. A chunk of a prompt that is
+//! not the last ends before these kernels: its caller needs only the states.
 
 use crate::dce::has_effect;
 use crate::outline::entry_functions;
@@ -23,7 +23,7 @@ pub fn run(program: &mut LoweredProgram, _: &mut PassContext) -> Result<usize, P
     Ok(moved)
 }
 
-/// Gives how many nodes stand later than before.
+/// Returns how many nodes come later than before.
 fn defer(module: &mut Module, id: FuncId) -> usize {
     let for_states = nodes_for_states(module, &module.functions[id]);
     let is_for_states = |node: &NodeId| for_states[node.index()];
@@ -35,8 +35,8 @@ fn defer(module: &mut Module, id: FuncId) -> usize {
     moved
 }
 
-/// The nodes that write states or read them, and all that these depend on, by number of the node. Readers count, since what a state
-/// held before must be read before it is written.
+/// The nodes that write states or read them, and all that these depend on, by number of the node. Readers
+/// count, since what a state held before must be read before it is written.
 fn nodes_for_states(module: &Module, f: &Function) -> Vec<bool> {
     let mut is_state = vec![false; f.values.len()];
     let mut found = vec![false; f.nodes.len()];

@@ -1,8 +1,9 @@
-//! Large launches are shared out in pieces: a worker takes the pieces of its own share one by one, and when they are used up
-//! those that are left of the others' shares. Without that, all wait for the slowest core.
+//! Splits large launches into pieces: a worker takes the pieces of its own share one by one, and then those
+//! that are left of the others' shares. Without pieces, all workers wait for the slowest core.
 //!
-//! Shares stay the long runs of memory that they are without pieces. Who has a piece is not known before, so what such a
-//! launch touches is in order only across barriers; where one would have to be added for that, shares stay static.
+//! Shares stay the long runs of memory that they are without pieces. It is not known in advance who takes a
+//! piece, so accesses of such a launch are ordered only across barriers; where that would need another
+//! barrier, shares stay static.
 
 use crate::plan_barriers::{PendingAccess, launch_accesses, launch_phases, needs_barrier, ordered_launches};
 use crate::plan_memory::{EntryPlan, MemoryPlan, most_rows};
@@ -15,7 +16,8 @@ use mlcc_kernels::lower::plan::{LoweredEntry, LoweredLaunch, Partition};
 
 const PASS: &str = "dynamic_shares";
 
-/// Least work of the smallest pieces ([`mlcc_ir::step::GuidedChunks`]), which others are eight of: one of these is enough.
+/// Least work of the smallest pieces ([`mlcc_ir::step::GuidedChunks`]), which others are eight of: one of
+/// these is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkWork {
     pub bytes: i64,
@@ -23,8 +25,8 @@ pub struct ChunkWork {
     pub dots: i64,
     /// Operations on f32.
     pub flops: i64,
-    /// A piece of decode attention begins with a block of the cache that nobody asked for, so that its least work is so many times that of
-    /// other launches.
+    /// Factor of the least work of a piece of decode attention, relative to other launches: it begins with a
+    /// block of the cache that was not prefetched.
     pub times_of_cache: i64,
 }
 
@@ -102,8 +104,8 @@ fn share_out(
     marked
 }
 
-/// How many pieces the work of a launch is worth with `sizes.n` rows, by the length of the sequence; `None` if it always
-/// stays whole.
+/// The number of pieces that the work of a launch is worth with `sizes.n` rows, by the length of the
+/// sequence; `None` if it always stays whole.
 fn chunk_count(
     launch: &LoweredLaunch,
     costs: &[LaunchCost],
@@ -126,8 +128,8 @@ fn chunk_count(
         ComputeType::F32 => work.flops,
     };
     let one_matrix = cost.matrices == Dim::from(1);
-    // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with chosen experts sorts
-    // the choices first.
+    // Where parts are few, as the slices of a cache, small pieces are mostly empty; a piece of a product with
+    // chosen experts sorts the choices first.
     let times = match (cost.parts, one_matrix) {
         (Some(_), _) => work.times_of_cache,
         (None, false) => GuidedChunks::SMALLEST as i64,

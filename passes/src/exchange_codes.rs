@@ -1,13 +1,14 @@
-//! What ranks gather for products on 8-bit activations goes between them as codes and scales, a quarter of the bytes
-//! ([`TpMode::Codes`]): each rank quantizes its part, which is whole groups, and what comes of codes and magnitudes at the readers has
-//! these codes again, so that N ranks give the bits of one.
+//! Ranks gather activations for products on 8-bit activations as codes and scales, a quarter of the bytes
+//! ([`TpMode::Codes`]). Each rank quantizes its part, which is whole groups. The values that readers make of
+//! codes and magnitudes have the same codes again, so N ranks give the bits of one.
 //!
-//! Kernels lay codes of several rows out in blocks and tie scales of neighbouring groups together, so that codes of parts cannot be
-//! joined as they lie. Therefore codes go row by row, with the largest magnitude of each group. A reader makes values of
-//! them and quantizes these as any others: the largest value of a group is the magnitude that was sent, so its scale is the same, and
-//! all others are within a thousandth of a code of theirs.
+//! Kernels lay codes of several rows out in blocks and tie scales of neighbouring groups together, so codes
+//! of parts cannot be joined in that layout. Therefore codes are sent row by row, with the largest magnitude
+//! of each group. A reader makes values of them and quantizes these as usual: the largest value of a group is
+//! the magnitude that was sent, so its scale is the same, and all others are within a thousandth of a code of
+//! theirs.
 //!
-//! That takes one exchange more, so what has a single row stays floats.
+//! That takes one more all-gather, so single rows stay floats.
 
 use crate::outline::entry_functions;
 use crate::shard::TpMode;
@@ -25,8 +26,9 @@ use std::collections::BTreeMap;
 const PASS: &str = "exchange_codes";
 
 const BITS: usize = 8;
-/// Values of codes are larger than code times scale by so much. Without, those of the largest code could be below the magnitude that they
-/// stand for; with it they are above, and are held to it. It is far less than the distance from a code to where the next one begins.
+/// Relative amount by which values of codes are larger than code times scale. Without it, values of the
+/// largest code could be below the magnitude of their group; with it they are above, and are clamped to it.
+/// It is far less than the distance from a code to where the next one begins.
 const ABOVE: f64 = 1.0 / (1 << 20) as f64;
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
@@ -61,7 +63,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(total)
 }
 
-/// What a rank sends of a row in all exchanges.
+/// The bytes of a row that a rank sends in all all-gathers.
 fn row_bytes(f: &Function) -> i64 {
     let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
     let of_part = exchanges.map(|(_, node)| {
@@ -72,7 +74,7 @@ fn row_bytes(f: &Function) -> i64 {
     of_part.sum()
 }
 
-/// How the readers of a gather quantize it.
+/// The way in which the readers of a gather quantize it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct QuantizedGather {
     /// Columns of a scale.
@@ -81,7 +83,7 @@ struct QuantizedGather {
     part: usize,
 }
 
-/// The exchanges of several rows that nothing but 8-bit quantizers read, where the part of a rank is whole groups.
+/// The all-gathers of several rows that only 8-bit quantizers read, where the part of a rank is whole groups.
 fn quantized_gathers(f: &Function) -> BTreeMap<NodeId, QuantizedGather> {
     let mut readers: Vec<Vec<&GraphNode>> = vec![Vec::new(); f.values.len()];
     for (_, node) in f.live_nodes() {
@@ -130,8 +132,8 @@ impl NodeEmitter<'_> {
         let dims = rows.iter().cloned().chain(sizes.iter().map(|&size| Dim::from(size))).collect();
         self.op(Op::Reshape { dims }, &[v])
     }
-    /// The largest magnitude of each group of `x: [.., groups, columns]`, NaN where one of its values is no finite number:
-    /// codes cannot tell.
+    /// The largest magnitude of each group of `x: [.., groups, columns]`, NaN where one of its values is no
+    /// finite number: codes cannot tell.
     fn group_absmax(&mut self, x: ValueId, axis: usize) -> Result<ValueId, OpError> {
         let sizes = self.op(Op::Unary(UnOp::Abs), &[x])?;
         let largest = self.op(Op::Reduce { op: RedOp::Max, axis }, &[sizes])?;
@@ -142,7 +144,7 @@ impl NodeEmitter<'_> {
     }
 }
 
-/// What readers quantize in place of the gathered part: values with its codes and scales.
+/// The values that readers quantize in place of the gathered part: they have its codes and scales.
 fn of_codes(
     module: &Module,
     out: &mut Function,

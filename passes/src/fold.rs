@@ -1,5 +1,5 @@
-//! Constant folding: elementwise ops on constants are computed by the interpreter now. Results that are not finite stay
-//! computations, so that they show where they arise.
+//! Constant folding: elementwise ops on constants are computed by the interpreter now. Results that are not
+//! finite stay computations, so that they show where they arise.
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor};

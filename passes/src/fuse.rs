@@ -1,15 +1,17 @@
-//! Groups nodes into kernels: elementwise ops and last-axis reductions of one row shape go together, elementwise ops
-//! behind a matrix product become its epilogue, cheap index-only ops are computed again by everyone who uses them.
+//! Groups nodes into kernels: elementwise ops and last-axis reductions of one row shape go together,
+//! elementwise ops behind a matrix product become its epilogue, cheap index-only ops are computed again by
+//! everyone who uses them.
 //!
-//! Greedy in execution order: a node joins the latest group that it reads from if shapes agree and no circle arises
-//! between groups. Nodes are classed as
+//! Greedy in execution order: a node joins the latest group that it reads from if shapes agree and no circle
+//! arises between groups. Nodes are classed as
 //! * structural (parameters, states, reshapes): never in a group;
-//! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into each group that
-//!   reads them, unless something needs the value in memory;
-//! * lazy, too, is what computes from single elements and is read by attention alone, whose kernel unpacks cached codes
-//!   and turns queries as it loads them, or by one concatenation of columns alone (turned keys, written once);
-//! * contraction, row (elementwise or last-axis reduction), scan (over channels: takes elementwise ops on its stacked values), and
-//!   closed (everything else, a kernel each).
+//! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into
+//!   each group that reads them, unless something needs the value in memory;
+//! * lazy, too, is what computes from single elements and is read by attention alone, whose kernel unpacks
+//!   cached codes and turns queries as it loads them, or by one concatenation of columns alone (rotated keys,
+//!   written once);
+//! * contraction, row (elementwise or last-axis reduction), scan (over channels: takes elementwise ops on its
+//!   stacked values), and closed (everything else, a kernel each).
 
 mod around;
 
@@ -64,26 +66,26 @@ enum FusionClass {
 }
 
 struct FusionGroup {
-    /// What may join: `Closed` takes nobody.
+    /// The class, which decides what may join: nothing joins `Closed`.
     class: FusionClass,
     /// Leading axes of row groups, all axes of a contraction's result and of a scan's stacked values.
     shape: Vec<Dim>,
     nodes: Vec<NodeId>,
-    /// What is computed here as well as in other groups.
+    /// Nodes that are computed here as well as in other groups.
     copied: Vec<NodeId>,
 }
 
 struct FunctionFusion<'a> {
     module: &'a Module,
     f: &'a Function,
-    /// What products of a single row are compiled for, if that joins what is around them.
+    /// The target of products of a single row, if such a product joins the ops around it.
     target: Option<&'a KernelTarget>,
     class: Vec<FusionClass>,
     /// Nodes that only attention or a concatenation of columns reads, through nodes of the same kind.
     attended: Vec<bool>,
     group_of: Vec<Option<usize>>,
     groups: Vec<FusionGroup>,
-    /// What was not fused and why, with the number of places, in order of the first.
+    /// Ops that were not fused and the reason, with the number of places, in order of the first.
     misses: Vec<(String, usize)>,
 }
 
@@ -193,7 +195,7 @@ impl<'a> FunctionFusion<'a> {
         })
     }
 
-    /// Why a node cannot join a group.
+    /// The reason why a node cannot join a group.
     fn obstacle(&self, node: &GraphNode, group: usize) -> Option<&'static str> {
         let g = &self.groups[group];
         let out = self.f.ty(node.outputs[0]);
@@ -235,7 +237,8 @@ impl<'a> FunctionFusion<'a> {
         None
     }
 
-    /// True for a cast of what an attention alone computes: on a GPU it stores its results so.
+    /// True for a cast of a value that only an attention computes: on a GPU the attention stores its results
+    /// in that type.
     fn rounds_attention(&self, node: &GraphNode, group: &FusionGroup) -> bool {
         let &[only] = &group.nodes[..] else { return false };
         let attention = &self.f.nodes[only];
@@ -349,8 +352,8 @@ impl<'a> FunctionFusion<'a> {
     }
 }
 
-/// The graph of kernels as far as they are known: an edge leads from a node to each that it reads. A group is its first
-/// node, which reads what any of its nodes reads.
+/// The graph of kernels as far as they are known: an edge leads from a node to each that it reads. A group is
+/// its first node, which reads what any of its nodes reads.
 #[derive(Clone, Copy)]
 struct GroupReads<'a>(&'a FunctionFusion<'a>);
 

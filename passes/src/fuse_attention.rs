@@ -1,13 +1,14 @@
-//! Attention written in primitive ops, `softmax(mask(scale(q k^T))) v`, becomes one `attention` op, for which there are
-//! kernels that never hold the matrix of scores.
+//! Attention written in primitive ops, `softmax(mask(scale(q k^T))) v`, becomes one `attention` op, for which
+//! there are kernels that never hold the matrix of scores.
 //!
-//! Found from the last product upwards. Between the two products may stand, in any order that makes sense: factors
-//! (also on queries or keys), soft-capping, ALiBi and masks as selections, as additions, or as minima with huge numbers,
-//! clamps to the range of a float type, and float casts. Masks and biases are read as linear forms in the positions of
-//! query and key, so that it does not matter how they are spelled. The order of axes is followed through reshapes and
-//! permutations. A window may have other scores behind it for its first keys (attention sinks): they come from queries
-//! of their own, and all else has to be alike. The softmax may have one more term per head in its sum (see [`null`]). Terms of a table
-//! may be added by distance (see [`distances`]), and a count may hide the first keys or all others.
+//! The match goes from the last product upwards. Between the two products there may be, in any order that
+//! makes sense: factors (also on queries or keys), soft-capping, ALiBi and masks as selections, as additions,
+//! or as minima with huge numbers, clamps to the range of a float type, and float casts. Masks and biases are
+//! read as linear forms in the positions of query and key, so that it does not matter how they are spelled.
+//! The order of axes is followed through reshapes and permutations. A window may have other scores behind it
+//! for its first keys (attention sinks): they come from queries of their own, and all else has to be alike.
+//! The softmax may have one more term per head in its sum (see [`null`]). Terms of a table may be added by
+//! distance (see [`distances`]), and a count may hide the first keys or all others.
 
 mod distances;
 mod layout;
@@ -31,7 +32,7 @@ use positions::{PositionForm, PositionReader};
 use sinks::AttentionSinks;
 
 const PASS: &str = "fuse_attention";
-/// Numbers at least this large stand for infinity: the largest f16 is 65504.
+/// Numbers at least this large mean infinity: the largest f16 is 65504.
 const HUGE: f64 = 6e4;
 const OTHER_SCORES: &str = "the prefix sees other scores";
 
@@ -73,26 +74,26 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         remove_dead_nodes(&mut program.module, id);
     }
     if total > 0 {
-        // The order of axes that the product had and the one that its users want cancel.
+        // The order of axes of the product and the order that its users need cancel.
         canonicalize::run(program, ctx)?;
     }
     Ok(total)
 }
 
-/// Why something is not an attention: `None` if it does not look like one at all.
+/// The reason why something is not an attention: `None` if it does not look like one at all.
 type MissReason = Option<String>;
 
 fn miss<T>(why: impl Into<String>) -> Result<T, MissReason> {
     Err(Some(why.into()))
 }
 
-/// What was found, in values of the function.
+/// An attention that was found, in values of the function.
 struct AttentionMatch {
     op: AttentionOp,
     /// `[n, heads, size]`, `[t, kv, size]` and `[t, kv, value size]` after a reshape.
     inputs: [(ValueId, TensorType); 3],
     slopes: Option<(ValueId, f64)>,
-    /// What counts the keys of a prefix or a span.
+    /// The value that counts the keys of a prefix or a span.
     count: Option<ValueId>,
     /// Terms by distance.
     terms: Option<ScoreBias>,
@@ -112,24 +113,24 @@ enum AxisRole {
     None,
 }
 
-/// What stands between the product and the softmax.
+/// The ops between the product and the softmax.
 #[derive(Default)]
 struct ScoreTransform<'f> {
     scale: f64,
     softcap: f64,
-    /// How many later keys a mask shows.
+    /// The number of later keys that a mask shows.
     ahead: Option<usize>,
     window: usize,
     /// Slopes with the distance that they are factors of.
     slopes: Option<(ValueId, PositionForm)>,
     prefix: Option<ValueId>,
-    /// Which keys a count leaves.
+    /// The keys that a count leaves visible.
     span: Option<(KeySpan, ValueId)>,
     terms: Option<ScoreBias>,
     sinks: Option<AttentionSinks<'f>>,
     /// Logits that join the sum of the softmax.
     null_logits: Option<ValueId>,
-    /// What a prefix selection takes for keys of the prefix: the scores before other masks.
+    /// The operand of a prefix selection for keys of the prefix: the scores before other masks.
     unmasked: Option<ValueId>,
 }
 
@@ -174,7 +175,7 @@ fn skip_casts(f: &Function, mut v: ValueId) -> ValueId {
 }
 
 impl<'f> ScoreTransform<'f> {
-    /// Reads what stands between the softmax's input and the product; returns the product.
+    /// Reads the ops between the softmax's input and the product; returns the product.
     fn match_scores(&mut self, r: &PositionReader<'f>, mut v: ValueId) -> Result<&'f GraphNode, MissReason> {
         loop {
             v = skip_casts(r.f, v);
@@ -457,7 +458,7 @@ impl<'f> ScoreTransform<'f> {
             (key, heads_of(t, kv, &key_size, common)),
             (value, heads_of(t, kv, &value_size, common)),
         ];
-        // Softmax takes no notice of what depends on the query alone.
+        // Terms that depend on the query alone do not change the softmax.
         let slopes = self.slopes.map(|(slopes, distance)| (slopes, distance.key));
         let null_logits = self.null_logits;
         let count = self.prefix.or(self.span.map(|(_, count)| count));
@@ -472,7 +473,7 @@ fn negated(form: PositionForm) -> PositionForm {
     form
 }
 
-/// Which of the scores' leading axes an operand has.
+/// The roles of the scores' leading axes in an operand.
 fn axis_roles(lead: &[Dim], operand: &TensorType) -> Result<Vec<AxisRole>, MissReason> {
     let own = &operand.dims[..operand.rank() - 2];
     if own.len() > lead.len() {

@@ -1,5 +1,5 @@
-//! Products and gathers read stored weights themselves: `matmul(x, dequantize(w))` is `matmul(x, w)`, and of a table only
-//! the rows that are gathered are dequantized.
+//! Products and gathers read stored weights themselves: `matmul(x, dequantize(w))` is `matmul(x, w)`, and of
+//! a table only the rows that are gathered are dequantized.
 
 use crate::pattern::{OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteRule, apply};

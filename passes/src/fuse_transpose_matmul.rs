@@ -1,5 +1,5 @@
-//! `matmul(x, permute(w))` that swaps the last two axes of `w` becomes `matmul{transpose_b}(x, w)`: the form that the
-//! contraction kernels read, with the reduction axis innermost in both operands.
+//! `matmul(x, permute(w))` that swaps the last two axes of `w` becomes `matmul{transpose_b}(x, w)`: the form
+//! that the contraction kernels read, with the reduction axis innermost in both operands.
 
 use crate::pattern::{MatchSite, OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteRule, apply};

@@ -1,9 +1,10 @@
-//! On GPUs, where the name of the scheme says f16, products read activations in f16: with weights that are exact as f16 as well (f16, codes
-//! of 4 and 8 bits) they take one product of tensor cores where f32 activations take two or three, and half of the bytes. Sums, norms, the
-//! residual stream and states stay f32: only what a product reads is rounded, where it is made.
+//! Rounds the activations that products read to f16 on GPUs, where the name of the scheme says f16. With
+//! weights that are exact as f16 as well (f16, codes of 4 and 8 bits) products take one product of tensor
+//! cores where f32 activations take two or three, and half of the bytes. Sums, norms, the residual stream and
+//! states stay f32: only operands of products are rounded, where they are made.
 //!
-//! f16 ends at 65504. Norms and what is bounded like them stay below; other activations are held there; squares, which go beyond it
-//! (RWKV), become bf16.
+//! f16 ends at 65504. Norms and values that are bounded like them stay below; other activations are clamped;
+//! squares, which exceed it (RWKV), become bf16.
 
 use crate::pattern::{MatchSite, OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
@@ -67,7 +68,7 @@ fn f16_rewrite(
     RewriteRule { name, pattern, build }
 }
 
-/// Whether tensor cores multiply such weights as f16 without rounding them.
+/// True if tensor cores multiply such weights as f16 without rounding them.
 fn is_half(weight: DType) -> bool {
     let exact =
         |format: QuantFormat| matches!(format.bits, 4 | 8) && matches!(format.zero, ZeroPoint::Constant(_));
@@ -78,7 +79,7 @@ fn is_half(weight: DType) -> bool {
     }
 }
 
-/// What activations are before they are moved as a whole.
+/// The activations before they are moved as a whole.
 fn before_movement(f: &Function, v: ValueId) -> ValueId {
     match f.defining_node(v) {
         Some(node) if is_movement(&node.op) => before_movement(f, node.inputs[0]),
@@ -86,21 +87,22 @@ fn before_movement(f: &Function, v: ValueId) -> ValueId {
     }
 }
 
-/// Exchanges between ranks too: what is rounded before has the bits of one rank, and half of the bytes.
+/// True for ops that only move values, all-gathers included: values that are rounded before have the bits of
+/// one rank, and half of the bytes.
 fn is_movement(op: &Op) -> bool {
     matches!(op, Op::Reshape { .. } | Op::SequenceJoin | Op::OutputRows | Op::AllGather { .. })
 }
 
 // ---- which values they may have
 
-/// How large values become.
+/// The magnitude that values can have.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum MagnitudeClass {
-    /// As those of norms: parameters times some ten.
+    /// Magnitudes like those of norms: parameters times a number around ten.
     Bounded,
-    /// As results of products.
+    /// Magnitudes like those of results of products.
     Open,
-    /// As products of such results with themselves.
+    /// Magnitudes like those of products of such results with themselves.
     Squared,
 }
 
@@ -111,7 +113,7 @@ fn magnitude_class(f: &Function, v: ValueId, states: &mut Vec<StateId>) -> Magni
         Op::Param(_) | Op::Constant { .. } | Op::LayerNorm { .. } | Op::RmsNorm { .. } | Op::Softmax => {
             MagnitudeClass::Bounded
         }
-        // Averages of values, which caches in f16 hold as well.
+        // Averages of values, which are also stored as f16 in caches.
         Op::Attention(_) => MagnitudeClass::Bounded,
         Op::Unary(UnOp::Tanh | UnOp::Sigmoid | UnOp::Erf | UnOp::Sin | UnOp::Cos) => MagnitudeClass::Bounded,
         Op::Binary(BinOp::Mul) if node.inputs[0] == node.inputs[1] => MagnitudeClass::Squared,
@@ -169,7 +171,7 @@ fn to_f16(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     rebuild_product(b, |b, x| b.op(Op::Cast(DType::F16), &[x]))
 }
 
-/// What is no number, or infinite, becomes none: nothing holds that a model computes on.
+/// Clamps to the range of f16; NaN and infinities become NaN, so that no clamp hides them.
 fn to_stored_half(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     rebuild_product(b, |b, x| {
         let number = |b: &mut RewriteBuilder, value| b.op(Op::Constant { value, dtype: DType::F32 }, &[]);
@@ -183,7 +185,7 @@ fn to_stored_half(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     })
 }
 
-/// The product on what becomes of its activations, rounded before they are moved.
+/// The product on its activations after `round`, which is applied before they are moved.
 fn rebuild_product(
     b: &mut RewriteBuilder,
     round: impl Fn(&mut RewriteBuilder, ValueId) -> Result<ValueId, OpError>,

@@ -1,8 +1,10 @@
-//! GPU launches that need nothing of each other become one, whose blocks are those of both: the products of keys and values, the copy of
-//! a new state beside the next norm. A launch has to wait until the one before it is done, which takes longer than many
-//! of these kernels, and one alone of a single row leaves most of the GPU without work.
+//! Joins GPU launches that do not depend on each other to one, whose blocks are those of both: the products
+//! of keys and values, the copy of a new state with the next norm. A launch has to wait until the one before
+//! it is done, which takes longer than many of these kernels, and a single row leaves most of the GPU without
+//! work.
 //!
-//! In the order of the step every launch goes to the first place behind all that it waits for where it may stand beside another.
+//! In the order of the step every launch goes to the first place behind all that it waits for where it may
+//! join another.
 
 use crate::plan_memory::state_is_free;
 use crate::{LevelCode, LoweredProgram, PassContext, PassError};
@@ -26,8 +28,8 @@ const MOST_PARTS: usize = 8;
 const MOST_ARGS: usize = 96;
 /// Most bytes of an argument of a launch that waits until others have read a state.
 const SMALL_BYTES: i64 = 64 << 10;
-/// With at most so many blocks a kernel may stand beside one that takes more of a multiprocessor for each block: so few run at once
-/// all the same.
+/// A kernel with at most this many blocks may join one whose blocks take more of a multiprocessor: they run
+/// all at once even so.
 const FEW_BLOCKS: i64 = 64;
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
@@ -76,8 +78,8 @@ fn on_gpu(entry: &LoweredEntry) -> bool {
     entry.launches.iter().any(|launch| launch.grid.is_some())
 }
 
-/// What makes nothing but new states goes behind the last reader of the old ones, so that it may write where these lie: to the end here, from
-/// where it comes beside the first launch behind that reader that has a place for it.
+/// Moves launches that only make new states behind the last reader of the old ones, so that they may write to
+/// their memory: first to the end, from where they join the first launch behind that reader that has room.
 fn new_states_last(entry: &mut LoweredEntry) {
     let mut last = Vec::new();
     for number in (0..entry.launches.len()).rev() {
@@ -88,7 +90,8 @@ fn new_states_last(entry: &mut LoweredEntry) {
     entry.launches.extend(last.into_iter().rev());
 }
 
-/// Whether a launch makes new values of states alone, which nothing else reads, before the old ones have been read.
+/// True if a launch makes only new values of states, which nothing else reads, before the old ones have been
+/// read.
 fn waits_for_old_states(entry: &LoweredEntry, number: usize) -> bool {
     let launch = &entry.launches[number];
     let mut old = Vec::new();
@@ -115,7 +118,7 @@ fn waits_for_old_states(entry: &LoweredEntry, number: usize) -> bool {
     later().any(is_old) && !later().any(made)
 }
 
-/// Copies of new states that cannot be made where the old ones are become launches: these may stand beside others.
+/// Copies of new states that cannot be made in place become launches, which may join others.
 fn copies_as_launches(entry: &mut LoweredEntry) {
     let (updates, copies) = (std::mem::take(&mut entry.updates), std::mem::take(&mut entry.copies));
     let mut later = Vec::new();
@@ -136,7 +139,7 @@ fn copies_as_launches(entry: &mut LoweredEntry) {
     entry.launches.extend(later);
 }
 
-/// Which launches of an entry are to be one, in the order in which they are to run.
+/// The launches of an entry that are to be one, in the order in which they are to run.
 fn group_launches(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut last: BTreeMap<OrderedMemory, AccessFrontier> = BTreeMap::new();
@@ -172,7 +175,7 @@ fn group_launches(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usiz
     groups
 }
 
-/// What launches touch, as far as their order counts.
+/// The memory that launches touch, as far as their order counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum OrderedMemory {
     Buffer(BufferId),
@@ -192,7 +195,8 @@ impl OrderedMemory {
     }
 }
 
-/// The first groups that may come after the last one which reads a place, and after the last one which writes to it.
+/// The first groups that may come after the last one which reads a place, and after the last one which writes
+/// to it.
 #[derive(Clone, Copy, Default)]
 struct AccessFrontier {
     read: usize,
@@ -216,8 +220,9 @@ fn may_be_one(lowered: &LoweredModule, entry: &LoweredEntry, launches: &[&Lowere
         && shapes.iter().all(|shape| shapes.iter().all(|other| shape.tolerates_blocks(other)))
 }
 
-/// Products stand beside products alone: `ptxas` orders the loads of a loop less well where anything else is in the kernel, and a loop over
-/// weights is where the time goes (with a copy beside it a product of 2560 x 10240 was predicted to take 1.45 times as long).
+/// Products join only products: `ptxas` orders the loads of a loop less well where anything else is in the
+/// kernel, and a loop over weights is where the time goes (joined with a copy, a product of 2560 x 10240 was
+/// predicted to take 1.45 times as long).
 fn reads_weights(entry: &LoweredEntry, launch: &LoweredLaunch) -> bool {
     const MATRIX_BYTES: i64 = 128 << 10;
     launch.args.iter().map(|arg| &entry.buffers[arg.buffer]).any(|buffer| {
@@ -226,7 +231,7 @@ fn reads_weights(entry: &LoweredEntry, launch: &LoweredLaunch) -> bool {
     })
 }
 
-/// What a launch takes of a GPU.
+/// The resources of a GPU that a launch takes.
 struct LaunchShape<'a> {
     kernel: &'a Kernel,
     grid: &'a LaunchGrid,
@@ -241,7 +246,7 @@ impl<'a> LaunchShape<'a> {
         Some(LaunchShape { kernel, grid: launch.grid.as_ref()?, shared_bytes: bytes.sum() })
     }
 
-    /// Whether blocks as large as those of the other kernel do no harm to this one.
+    /// True if blocks as large as those of the other kernel do no harm to this one.
     fn tolerates_blocks(&self, other: &LaunchShape) -> bool {
         let no_wider = (0..3).all(|axis| other.grid.threads[axis] <= self.grid.threads[axis]);
         let few = self.grid.blocks.iter().try_fold(1, |product, blocks| Some(product * blocks.as_const()?));
@@ -250,7 +255,8 @@ impl<'a> LaunchShape<'a> {
     }
 }
 
-/// The sizes that kernels take together: of each symbol one. `None` if two take different ones by the same name.
+/// The sizes that kernels take together: of each symbol one. `None` if two take different ones by the same
+/// name.
 fn shared_sizes(lowered: &LoweredModule, group: &[&LoweredLaunch]) -> Option<Vec<(SizeSymbol, Dim)>> {
     let mut sizes: Vec<(SizeSymbol, Dim)> = Vec::new();
     for launch in group {
@@ -273,7 +279,7 @@ struct JoinedKernels {
 }
 
 impl JoinedKernels {
-    /// One launch of all. `None` if kernels are none that can stand beside each other.
+    /// Joins a group to one launch. `None` if its kernels cannot be joined.
     fn launch(&mut self, lowered: &mut LoweredModule, group: Vec<LoweredLaunch>) -> Option<LoweredLaunch> {
         if let [one] = &group[..] {
             return Some(one.clone());
@@ -346,7 +352,8 @@ fn add_joined_kernel(
     Some(lowered.kernels.len() - 1)
 }
 
-/// `keys_x2_beside_gate`: which kernels there are, and how many of each that follow one another; the first ones of many.
+/// `keys_x2_beside_gate`: which kernels there are, and how many of each that follow one another; the first
+/// ones of many.
 fn name(lowered: &LoweredModule, numbers: &[usize]) -> String {
     const NAMED: usize = 2;
     let runs: Vec<&[usize]> = numbers.chunk_by(|a, b| a == b).collect();

@@ -1,5 +1,6 @@
-//! What lowering needs and models need not give: products of matrices have rank 2, a new state value is not another
-//! state's or a parameter's memory. What no kernel can do is refused here, by name.
+//! Establishes what lowering needs and models need not give: products of matrices have rank 2, and a new
+//! state value is not the memory of another state or of a parameter. Ops that no kernel can compute are
+//! refused here, by name.
 
 use crate::pattern::{MatchSite, OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
@@ -38,7 +39,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(changes)
 }
 
-/// What no kernel does.
+/// Refuses ops that no kernel computes.
 fn check_supported(module: &Module) -> Result<(), PassError> {
     let unsupported = |what: String, hint: &str| Err(PassError::Unsupported { what, hint: hint.into() });
     for param in module.params.values() {
@@ -88,7 +89,7 @@ fn flatten(b: &mut RewriteBuilder) -> Result<ValueId, OpError> {
     b.op(Op::Reshape { dims }, &[product])
 }
 
-/// Where a value's memory comes from, if no kernel makes it.
+/// The origin of a value's memory, if no kernel makes it.
 enum ValueOrigin {
     State(StateId),
     Other,
@@ -106,8 +107,8 @@ fn value_origin(f: &Function, mut v: ValueId) -> Option<ValueOrigin> {
     }
 }
 
-/// A state that is written with its own old value is not written; one that gets memory which is not made in this step
-/// gets a copy of it.
+/// A state that is written with its own old value is not written; one that gets memory from outside of this
+/// step gets a copy of it.
 fn own_states(module: &Module, f: &Function) -> Result<(Function, usize), OpError> {
     let mut changes = 0;
     if f.kind != FunctionKind::Entry {

@@ -1,7 +1,7 @@
 //! The passes of mlcc and their order ([`pipeline::PIPELINE`]).
 //!
-//! A pass is one function over a [`LoweredProgram`]: no I/O, no environment. Optimizing passes may be switched off and the
-//! result is still right, only slower.
+//! A pass is one function over a [`LoweredProgram`]: no I/O, no environment. Optimizing passes may be
+//! switched off and the result is still right, only slower.
 
 pub mod canonicalize;
 pub mod context;
@@ -61,7 +61,7 @@ pub struct LoweredProgram {
     pub module: Module,
     pub levels: Vec<LevelCode>,
     pub memory: Option<MemoryPlan>,
-    /// How to pack the parameters that `quantize` changed, by name; others take the default.
+    /// Pack options of the parameters that `quantize` changed, by name; others take the default.
     pub pack_options: BTreeMap<String, PackOptions>,
     /// The pass of the pipeline that ran last.
     pub after: Option<&'static str>,
@@ -86,7 +86,7 @@ impl LoweredProgram {
             after: None,
         }
     }
-    /// How the weight writer packs a parameter.
+    /// The options with which the weight writer packs a parameter.
     pub fn pack_options(&self, param: &str) -> PackOptions {
         self.pack_options.get(param).copied().unwrap_or_default()
     }

@@ -1,9 +1,10 @@
-//! Products that read one input become one product: their weights (parameters stored alike) are joined along the rows,
-//! and each result is a slice. One pass over the activations, one launch and one barrier in place of several. Where every
-//! result has a bias, these are joined too, and added before the slices are taken: in the product's epilogue.
+//! Products that read one input become one product: their weights (parameters stored alike) are joined along
+//! the rows, and each result is a slice. One pass over the activations, one launch and one barrier in place
+//! of several. Where every result has a bias, these are joined too, and added before the slices are taken: in
+//! the product's epilogue.
 //!
-//! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of them reads
-//! all of them in this way.
+//! Parameters are shared by the entry functions, so a set is merged only if every function that reads one of
+//! them reads all of them in this way.
 
 use crate::pattern::{MatchSite, OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
@@ -111,7 +112,7 @@ fn agreed_sets(program: &LoweredProgram) -> Vec<Vec<ParamId>> {
     sets.into_iter().filter(|set| functions.iter().all(|f| agrees(set, f))).cloned().collect()
 }
 
-/// How often a function reads its parameters.
+/// The number of uses of each parameter in a function.
 fn param_uses(f: &Function) -> BTreeMap<ParamId, usize> {
     let mut uses = BTreeMap::new();
     for v in f.live_nodes().flat_map(|(_, n)| &n.inputs).chain(&f.outputs) {
@@ -195,7 +196,7 @@ fn join_params(program: &mut LoweredProgram, set: &[ParamId]) -> ParamId {
     program.module.params.push(joined)
 }
 
-/// The sources one behind the other; where one has parts of ranks, those of each rank.
+/// The sources, concatenated; where one has parts of ranks, those of each rank.
 fn joined_source(params: &[&ModelParam]) -> ParamSource {
     let of_rank = |rank| params.iter().filter_map(|p| p.source.of_rank(rank).cloned()).collect();
     let ranks = |param: &&ModelParam| match &param.source {
@@ -217,7 +218,8 @@ struct FusedProjection {
     bias: Option<ParamId>,
 }
 
-/// A set in a function: its products, in the order of the joined rows, and what adds their biases, if those are joined.
+/// A set in a function: its products, in the order of the joined rows, and what adds their biases, if those
+/// are joined.
 struct ProjectionSite<'a> {
     joined: &'a FusedProjection,
     products: Vec<NodeId>,
@@ -267,7 +269,8 @@ impl<'a> ProjectionSite<'a> {
     }
 }
 
-/// Replaces products, and what adds their biases, by slices of joined ones: of all sets at once, because a deep model has hundreds.
+/// Replaces products, and what adds their biases, by slices of joined ones: of all sets at once, because a
+/// deep model has hundreds.
 fn replace_projections(
     module: &Module,
     f: &Function,

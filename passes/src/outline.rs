@@ -1,6 +1,6 @@
-//! Moves groups of nodes into functions of their own: each becomes one kernel. Equal groups share one function, so the
-//! code of a model does not grow with its number of layers. The pass of this name outlines what fusion left over, one
-//! node at a time.
+//! Moves groups of nodes into functions of their own: each becomes one kernel. Equal groups share one
+//! function, so the code of a model does not grow with its number of layers. The pass of this name outlines
+//! what fusion left over, one node at a time.
 
 use crate::dce::remove_dead_nodes;
 use crate::{LoweredProgram, PassContext, PassError};
@@ -45,18 +45,18 @@ pub fn entry_functions(module: &Module) -> Vec<FuncId> {
     module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry).map(|(id, _)| id).collect()
 }
 
-/// What one kernel computes.
+/// The nodes that one kernel computes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KernelGroup {
-    /// In execution order.
+    /// Nodes in execution order.
     pub nodes: Vec<NodeId>,
-    /// Those of them that are computed here for this group alone: others who need the value compute it too, or get it
-    /// from the one group that lists it in `nodes` only.
+    /// Nodes among them that are computed here for this group alone: others that need the value compute it
+    /// too, or get it from the one group that lists it in `nodes` only.
     pub copied: Vec<NodeId>,
 }
 
-/// Replaces each group by a call. Every node that is not top-level belongs to exactly one group, or is copied into
-/// all that use it. Groups must not depend on each other in a circle.
+/// Replaces each group by a call. Every node that is not top-level belongs to exactly one group, or is copied
+/// into all that use it. Groups must not depend on each other in a circle.
 pub fn outline(module: &mut Module, id: FuncId, groups: &[KernelGroup]) {
     let f = module.functions[id].clone();
     let mut outliner = GroupOutliner::new(&f, groups);
@@ -74,7 +74,7 @@ struct GroupOutliner<'a> {
     groups: &'a [KernelGroup],
     /// The group that provides a node's outputs to others.
     home: BTreeMap<NodeId, usize>,
-    /// Reshapes that are part of groups, and stand nowhere else.
+    /// Reshapes that are part of groups and are nowhere else.
     inside: BTreeSet<NodeId>,
     outputs: Vec<Vec<ValueId>>,
     done_groups: Vec<bool>,

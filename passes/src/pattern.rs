@@ -1,8 +1,9 @@
-//! Patterns are values: `op(MatMul, [any("x"), op(Permute, [any("w")]).when("swaps the last two axes", |at| ..)])`.
+//! Patterns are values: `op(MatMul, [any("x"), op(Permute, [any("w")]).when("swaps the last two axes", |at|
+//! ..)])`.
 //!
-//! A pattern is held against the value that a node defines and follows operands towards the inputs. It gives named
-//! captures, or a [`MatchFailure`] that says whether the root's op was right and what did not fit then: the first reason, for
-//! `--explain-passes`.
+//! A pattern is held against the value that a node defines and follows operands towards the inputs. It gives
+//! named captures, or a [`MatchFailure`] that says whether the root's op was right and what did not fit then:
+//! the first reason, for `--explain-passes`.
 
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};
@@ -101,7 +102,7 @@ impl OpKind {
     }
 }
 
-/// What a guard may look at.
+/// The context that a guard may look at.
 pub struct MatchSite<'a> {
     pub module: &'a Module,
     pub f: &'a Function,
@@ -127,7 +128,7 @@ impl<'a> MatchSite<'a> {
     pub fn capture(&self, name: &str) -> Option<ValueId> {
         self.captures.get(name)
     }
-    /// How many nodes and outputs use the matched value.
+    /// The number of nodes and outputs that use the matched value.
     pub fn use_count(&self) -> u32 {
         self.uses[self.value.index()]
     }
@@ -147,7 +148,7 @@ enum PatternKind {
     Constant(Option<f64>),
     /// The value that an earlier part has captured under the pattern's name.
     Same,
-    /// An op with these operands; `None` stands for any.
+    /// An op with these operands; `None` matches any.
     Op(OpKind, Option<Vec<GraphPattern>>),
 }
 
@@ -194,7 +195,8 @@ impl GraphPattern {
         self.name = Some(name);
         self
     }
-    /// Adds a condition; `asks` completes the sentence "this is not one that ...", e.g. "swaps the last two axes".
+    /// Adds a condition; `asks` completes the sentence "this is not one that ...", e.g. "swaps the last two
+    /// axes".
     pub fn when(mut self, asks: &'static str, holds: fn(&MatchSite) -> bool) -> GraphPattern {
         self.guards.push(PatternGuard { asks, holds });
         self
@@ -229,7 +231,7 @@ impl std::ops::Index<&str> for MatchCaptures {
     }
 }
 
-/// Why a pattern does not match.
+/// The reasons why a pattern does not match.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MatchFailure {
     /// The root is another op: not worth a word.
@@ -307,7 +309,8 @@ impl<'a> PatternMatcher<'a> {
         Ok(())
     }
 
-    /// In the order given, then exchanged if the op commutes; the reason of the first order is reported.
+    /// Matches the operands in the given order, then exchanged if the op commutes; the reason of the first
+    /// order is reported.
     fn match_operands(
         &self,
         kind: OpKind,

@@ -170,7 +170,7 @@ pub const PIPELINE: &[Pass] = &[
 /// Sees the program after each pass, with the pass's number of changes.
 pub type PassObserver<'a> = dyn FnMut(&Pass, &LoweredProgram, usize) + 'a;
 
-/// Which passes run, and who watches.
+/// Control of a run: which passes run, and who watches.
 #[derive(Default)]
 pub struct PipelineControl<'a> {
     /// Names of passes that are skipped.
@@ -208,14 +208,14 @@ pub fn changes_numbers(pass: &str) -> bool {
 pub fn run_pass(name: &str, program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
     let pass = find_pass(name)?;
     let changes = run_one(pass, program, ctx)?;
-    // Graph passes may be tried in any order; what was lowered stands at its place in the pipeline.
+    // Graph passes may be tried in any order; a lowered program is at its place in the pipeline.
     if !program.levels.is_empty() {
         program.after = Some(pass.name);
     }
     Ok(changes)
 }
 
-/// How many of the passes a program has behind it.
+/// The number of passes that a program has behind it.
 pub fn passes_done(passes: &[Pass], program: &LoweredProgram) -> usize {
     program.after.and_then(|after| passes.iter().position(|p| p.name == after)).map_or(0, |at| at + 1)
 }

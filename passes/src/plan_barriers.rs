@@ -1,5 +1,6 @@
-//! Makes the steps: launches with addresses, and a barrier wherever a worker would touch what another one has written
-//! (or still reads) since the last barrier. Accesses whose partitions agree stay with one worker and need none.
+//! Makes the steps: launches with addresses, and a barrier wherever a worker would touch what another one has
+//! written (or still reads) since the last barrier. Accesses whose partitions agree stay with one worker and
+//! need none.
 
 use crate::plan_memory::{EntryPlan, LevelPlan, MemoryPlan};
 use crate::{LevelCode, LoweredProgram, PassContext, PassError};
@@ -59,7 +60,7 @@ pub(crate) struct PendingAccess {
     partition: Option<Partition>,
     /// The rows that slices are of.
     scope: RowScope,
-    /// Of slices of the rows of each sequence, the work by which they are shared.
+    /// The work by which slices of the rows of each sequence are shared.
     work: Option<Dim>,
     sequences: Option<SequenceFilter>,
 }
@@ -99,7 +100,7 @@ fn on_gpu(launch: &LoweredLaunch) -> bool {
     launch.grid.is_some()
 }
 
-/// By launch: how many barriers stand before it. On a GPU every launch is a phase of its own, without a barrier.
+/// The number of barriers before each launch. On a GPU every launch is its own phase, without a barrier.
 pub(crate) fn launch_phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &MemoryPlan) -> Vec<usize> {
     let mut open: Vec<PendingAccess> = Vec::new();
     let mut phase = 0;
@@ -116,7 +117,7 @@ pub(crate) fn launch_phases(entry: &LoweredEntry, plan: &EntryPlan, memory: &Mem
     ordered_launches(entry, plan).map(phase_of).collect()
 }
 
-/// What a launch reads and writes.
+/// The reads and writes of a launch.
 pub(crate) fn launch_accesses(
     launch: &LoweredLaunch,
     plan: &EntryPlan,
@@ -168,13 +169,14 @@ fn arg_access(
     })
 }
 
-/// Whether the rows of sequences that a worker has are those that it has of all: whole sequences, or shares of the line of all rows.
+/// True if a worker's rows of one sequence are its rows of all sequences: whole sequences, or shares of the
+/// line of all rows.
 fn is_of_all(work: &Dim, arg: &BufferArg) -> bool {
     let of_rows = arg.partition == Some(Partition::Rows(Dim::sym(SizeSymbol::N)));
     work.as_const() == Some(1) || *work == Dim::sym(SizeSymbol::N) && of_rows
 }
 
-/// Whether a barrier has to stand between two accesses of different launches.
+/// True if two accesses of different launches need a barrier between them.
 pub(crate) fn needs_barrier(old: &PendingAccess, new: &PendingAccess) -> bool {
     let (a, b) = (&old.buffer, &new.buffer);
     let overlap = a.base == b.base && a.offset < new.end && b.offset < old.end;
@@ -230,8 +232,8 @@ fn resolve_launch(
     }))
 }
 
-/// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them where a sequence may
-/// have any number of rows.
+/// Values of each sequence lie one after another, except in their states. `bytes` stays that of all of them
+/// where a sequence may have any number of rows.
 fn buffer_ref(entry: &LoweredEntry, arg: &BufferArg, plan: &EntryPlan) -> BufferRef {
     let whole = plan.buffers[arg.buffer.index()].clone();
     let (per_row, per_sequence) = (arg.row_bytes, arg.sequence_bytes);

@@ -1,8 +1,9 @@
-//! Gives every buffer an address. Weights and states have fixed places, which all levels of an artifact share; temporaries of an
-//! entry of one level share one arena by lifetime (first fit over the launches, worst case over `n <= chunk` and
-//! `past + n <= context`); an output takes over the memory of a dying input, or of the state it replaces, where its kernel allows
-//! that. Values that every worker computes for itself lie behind the others, all of one worker together; outputs for debuggers
-//! lie before them, at the same places on every level.
+//! Gives every buffer an address. Weights and states have fixed places, which all levels of an artifact
+//! share; temporaries of an entry of one level share one arena by lifetime (first fit over the launches,
+//! worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input,
+//! or of the state it replaces, where its kernel allows that. Values that every worker computes for itself
+//! lie behind the others, all of one worker together; outputs for debuggers lie before them, at the same
+//! places on every level.
 
 use crate::plan_barriers::launch_phases;
 use crate::{LoweredProgram, PassContext, PassError};
@@ -20,23 +21,29 @@ use petgraph::unionfind::UnionFind;
 const PASS: &str = "plan_memory";
 /// Every buffer starts at a multiple of this many bytes.
 pub const ALIGN: u64 = 64;
-/// Workers that have memory for values of their own. The pages of workers that do not exist are never touched.
+/// Workers that have memory for values of their own. The pages of workers that do not exist are never
+/// touched.
 pub const MAX_WORKERS: u64 = 128;
-/// The values of two workers lie at least this far from each other: a line, and the one that is fetched with it.
+/// The values of two workers lie at least this far from each other: a line, and the one that is fetched with
+/// it.
 const WORKER_GAP: u64 = 128;
 
-/// Addresses of everything: what outlives a step is equal for all levels of the target, what a step needs each level has its own way.
+/// Addresses of everything: what outlives a step is equal for all levels of the target, what a step needs
+/// each level has its own way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Offset and bytes of each parameter in the weights payload, or among the slots for adapters, by `ParamId`.
+    /// Offset and bytes of each parameter in the weights payload, or among the slots for adapters, by
+    /// `ParamId`.
     pub params: Vec<(u64, u64)>,
     pub weights_bytes: u64,
     /// Bytes of the slots for adapters.
     pub adapter_bytes: u64,
-    /// Offset and bytes of each state in the state block, by `StateId`; of a cache in pages, those of its rows in a page.
+    /// Offset and bytes of each state in the state block, by `StateId`; of a cache in pages, those of its
+    /// rows in a page.
     pub states: Vec<(u64, u64)>,
     pub state_bytes: u64,
-    /// Bytes of a page with rows of all caches, on CPUs of those of all ranks; 0 where caches are dense parts of the state block.
+    /// Bytes of a page with rows of all caches, on CPUs of those of all ranks; 0 where caches are dense parts
+    /// of the state block.
     pub page_bytes: u64,
     /// Bytes per token of each state that is a cache, by `StateId`; 0 for recurrent states.
     pub row_bytes: Vec<u64>,
@@ -46,11 +53,12 @@ pub struct MemoryPlan {
     pub chunk: i64,
     /// Most sequences in one call of a batched entry point.
     pub batch: i64,
-    /// By level of the target.
+    /// Plans by level of the target.
     pub levels: Vec<LevelPlan>,
 }
 
-/// Entry points of one level: its kernels may be others than those of another level, with other buffers between them.
+/// Entry points of one level: its kernels may be others than those of another level, with other buffers
+/// between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LevelPlan {
     /// The name of the level.
@@ -61,7 +69,7 @@ pub struct LevelPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryPlan {
     pub name: String,
-    /// By `BufferId`.
+    /// Places by `BufferId`.
     pub buffers: Vec<BufferRef>,
     pub arena_bytes: u64,
     /// Updates that need a copy at the end of the step (indices into `LoweredEntry::copies`).
@@ -75,7 +83,7 @@ impl MemoryPlan {
         buffers.any(|b| b.per_worker > 0).then_some(MAX_WORKERS)
     }
 
-    /// Whether a state is a cache whose rows are in pages.
+    /// True if a state is a cache whose rows are in pages.
     pub fn is_paged(&self, state: StateId) -> bool {
         self.page_bytes > 0 && self.row_bytes[state.index()] > 0
     }
@@ -95,7 +103,8 @@ impl MemoryPlan {
         (parts * self.page_bytes, parts * pages + ranks * self.state_bytes)
     }
 
-    /// Empty pages for one sequence and its table, both as bytes, for interpreters: the pages lie in another order than its rows.
+    /// Empty pages for one sequence and its table, both as bytes, for interpreters: the pages lie in another
+    /// order than its rows.
     pub fn example_pages(&self) -> (Vec<u8>, Vec<u8>) {
         let count = if self.page_bytes > 0 { self.context.unwrap_or(0).div_ceil(PAGE_ROWS) } else { 0 };
         let table = (0..count as i32).rev().flat_map(i32::to_le_bytes).collect();
@@ -211,7 +220,7 @@ pub(crate) fn most_rows(batching: RowBatching, chunk: i64, batch: i64) -> i64 {
     }
 }
 
-/// What is known of sizes of all rows: those of several sequences may be more than one sequence can have.
+/// The known bounds of sizes of all rows: several sequences together may have more rows than one can have.
 pub(crate) fn of_all_rows(batching: RowBatching, size: &Dim, bounds: &SizeBounds) -> SizeBounds {
     let apart = batching.is_batched() && !depends_on(size, SizeSymbol::Past);
     SizeBounds { context: bounds.context.filter(|_| !apart), ..*bounds }
@@ -230,9 +239,9 @@ fn round_up(bytes: u64) -> u64 {
     bytes.div_ceil(ALIGN) * ALIGN
 }
 
-/// Buffers of several pages get a gap behind them, so that equal ones do not begin at equal places of their pages: a load
-/// waits for a store before it whose address has the same low 12 bits (Intel optimization manual, 4 KB aliasing), and
-/// kernels read and write equal elements of several tensors at once.
+/// Buffers of several pages get a gap behind them, so that equal ones do not begin at equal places of their
+/// pages: a load waits for a store before it whose address has the same low 12 bits (Intel optimization
+/// manual, 4 KB aliasing), and kernels read and write equal elements of several tensors at once.
 fn with_gap(bytes: u64) -> u64 {
     const PAGE: u64 = 4096;
     // More than a head of 128 f32 elements, and seven times less than a page.
@@ -246,7 +255,7 @@ fn reserve_bytes(end: &mut u64, bytes: u64) -> u64 {
     offset
 }
 
-/// Whether the kernel that makes the new value of a state may write it where the old one lies.
+/// True if the kernel that makes the new value of a state may write it over the old one.
 pub(crate) fn state_is_free(entry: &LoweredEntry, old: BufferId, value: BufferId) -> bool {
     let buffer = &entry.buffers[value];
     // Rows of all sequences lie together, their states do not.
@@ -282,12 +291,12 @@ impl SharedPlaces {
         SharedPlaces { sets: UnionFind::new(buffers), owners }
     }
 
-    /// The buffer in whose memory this one lies; itself, if that is its own.
+    /// The buffer in whose memory this one lies; the buffer itself if it has its own memory.
     fn alias_root(&self, id: BufferId) -> BufferId {
         self.owners[self.sets.find(id.index())]
     }
 
-    /// A buffer with memory of its own, and all that lie there, go into the memory of another one.
+    /// Moves a buffer that has its own memory, and all that lie there, into the memory of another one.
     fn alias_into(&mut self, id: BufferId, into: BufferId) {
         let owner = self.alias_root(into);
         self.sets.union(id.index(), into.index());
@@ -302,7 +311,7 @@ struct EntryPlanner<'a> {
     /// Most bytes of each buffer.
     bytes: Vec<u64>,
     shared: SharedPlaces,
-    /// Every worker has a copy of its own.
+    /// Every worker has its own copy.
     copied: Vec<bool>,
 }
 
@@ -334,8 +343,8 @@ impl<'a> EntryPlanner<'a> {
         Ok(self.assign_addresses(&copies, Some(&barriers)))
     }
 
-    /// Addresses. Temporaries share memory if no barrier has to stand between their uses for that alone: `phases` says how
-    /// many are there anyway before each launch. Without it every temporary has its own.
+    /// Addresses. Temporaries share memory if their uses need no barrier for that alone: `phases` says how
+    /// many there are anyway before each launch. Without it every temporary has its own memory.
     fn assign_addresses(&self, copies: &[usize], phases: Option<&[usize]>) -> EntryPlan {
         let (mut buffers, arena_bytes) = self.place_temps(copies, phases);
         for id in self.entry.buffers.ids() {
@@ -356,8 +365,8 @@ impl<'a> EntryPlanner<'a> {
         self.bytes[id.index()]
     }
 
-    /// New state values that can be written where the state lies: their kernel is the last to read the old value and
-    /// permits it. Returns the updates that are left to copies.
+    /// New state values that can be written where the state is: their kernel is the last to read the old
+    /// value and permits it. Returns the updates that are left to copies.
     fn place_updates(&mut self) -> Result<Vec<usize>, PassError> {
         let mut copies = Vec::new();
         for (i, &(state, value)) in self.entry.updates.iter().enumerate() {
@@ -430,7 +439,8 @@ impl<'a> EntryPlanner<'a> {
         self.entry.buffers[id].memory == BufferKind::Temp && self.alias_root(id) == id
     }
 
-    /// The number of an output behind the first: it stays in the arena until the step has ended, for debuggers to read.
+    /// The number of an output behind the first: it stays in the arena until the step has ended, for
+    /// debuggers to read.
     fn tap_index(&self, id: BufferId) -> Option<u32> {
         tap_index(self.entry, id)
     }
@@ -560,7 +570,7 @@ pub(crate) fn tap_index(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
     }
 }
 
-/// Whether the first input of an entry are logits.
+/// True if the first input of an entry is logits.
 fn reads_logits(entry: &str) -> bool {
     matches!(entry, SOFTMAX | LIKELIEST)
 }

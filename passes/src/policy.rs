@@ -7,7 +7,8 @@
 //! scale_search = "mse"                   # none (default) or mse
 //! ```
 //!
-//! The first rule that matches a parameter's name decides. Vectors (norms, biases, time constants) always stay f32.
+//! The first rule that matches a parameter's name decides. Vectors (norms, biases, time constants) always
+//! stay f32.
 
 use crate::scheme::QuantScheme;
 use mlcc_ir::module::{ModelParam, ParamRole};
@@ -15,7 +16,7 @@ use mlcc_ir::types::DType;
 use mlcc_quant::{PackOptions, ScaleSearch, storage_types};
 use serde::Deserialize;
 
-/// Why a rule does nothing that comes too late.
+/// The reason why a rule that comes too late has no effect.
 const SHADOWED: &str = "earlier rules already match all of its parameters; move it before them, or remove it";
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -76,7 +77,7 @@ impl QuantPolicy {
         Ok(QuantPolicy { file: String::new(), rules: rules.collect::<Result<_, _>>()? })
     }
 
-    /// With the name of the file that the text is from.
+    /// Reads a policy, with the name of the file that the text is from.
     pub fn parse_file(file: impl Into<String>, toml: &str) -> Result<QuantPolicy, PolicyError> {
         Ok(QuantPolicy { file: file.into(), ..QuantPolicy::parse(toml)? })
     }
@@ -118,8 +119,9 @@ impl QuantPolicy {
         (dtype, PackOptions { scale_search: rule.map_or(ScaleSearch::None, |r| r.scale_search) })
     }
 
-    /// Every rule of the user must decide about at least one parameter, and ask for what at least one of those that it matches can
-    /// have: one that was mistyped, or asks for what cannot be, would silently leave tensors as they are.
+    /// Every rule of the user must decide about at least one parameter, and ask for what at least one of
+    /// those that it matches can have: one that was mistyped, or asks for what cannot be, would silently
+    /// leave tensors as they are.
     pub fn check_rules<'a>(
         &self,
         scheme: &QuantScheme,
@@ -175,7 +177,8 @@ impl PolicyRule {
         Ok(PolicyRule { number: Some(number), glob: file.glob, format, scale_search })
     }
 
-    /// Why it does nothing for the parameters that it matches, which it would have stored so.
+    /// The reason why the rule has no effect on the parameters that it matches, with the types in which they
+    /// are stored.
     fn without_effect(&self, stored: &[(&ModelParam, DType)]) -> Option<String> {
         let (example, dtype) = stored.first()?;
         let name = &example.name;

@@ -1,6 +1,6 @@
-//! Weight quantization: gives every parameter the storage type that the scheme and the per-tensor policy choose, and
-//! puts `dequantize` after each use of one that is no longer f32. Numbers change here (that is the point), and only
-//! here: later passes work on the same stored weights.
+//! Weight quantization: gives every parameter the storage type that the scheme and the per-tensor policy
+//! choose, and puts `dequantize` after each use of one that is no longer f32. Numbers change here (that is
+//! the point), and only here: later passes work on the same stored weights.
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::EntityId;

@@ -1,8 +1,10 @@
-//! Products of f32 activations with packed weights become products of integer codes: the activations are quantized per
-//! group at run time, once for every product that reads the same ones. For CPUs: to 8 bits where the scheme asks for it,
-//! otherwise to 16 bits, which serve the same dot instructions several times faster than weights unpacked to f32.
+//! Products of f32 activations with packed weights become products of integer codes: the activations are
+//! quantized per group at run time, once for every product that reads the same ones. For CPUs: to 8 bits
+//! where the scheme asks for it, otherwise to 16 bits, which serve the same dot instructions several times
+//! faster than weights unpacked to f32.
 //!
-//! Where the scheme asks for it, activations of products with bf16 weights are rounded to bf16, also once for all products.
+//! Where the scheme asks for it, activations of products with bf16 weights are rounded to bf16, also once for
+//! all products.
 
 use crate::pattern::{MatchSite, OpKind, any, op};
 use crate::rewrite::{NearMisses, RewriteBuilder, RewriteRule, apply};
@@ -17,7 +19,8 @@ use mlcc_target::Arch;
 
 const PASS: &str = "quantize_activations";
 
-/// Columns per scale of the activations. Smaller groups cost a multiplication per group and result, larger ones accuracy.
+/// Columns per scale of the activations. Smaller groups cost a multiplication per group and result, larger
+/// ones accuracy.
 const GROUP: usize = 128;
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {

@@ -1,5 +1,6 @@
-//! Where the scheme asks for activations of 8 bits, attention of several queries does its products on 16-bit codes
-//! (`Attention::codes`), and that of one query as well where rows are to have the same bits alone and together. For CPUs.
+//! Products of attention on 16-bit codes (`Attention::codes`), where the scheme asks for activations of 8
+//! bits: for several queries, and for one query where rows are to have the same bits alone and together. For
+//! CPUs.
 
 use crate::scheme::ActivationType;
 use crate::{LoweredProgram, PassContext, PassError};

@@ -1,6 +1,6 @@
-//! Storage types of caches. Rows of keys and values are converted where they are appended; users get f32 back, except
-//! that attention reads half-precision rows itself and unpacks codes itself (fusion copies the arithmetic into it).
-//! Numbers change here, as in `quantize`.
+//! Storage types of caches. Rows of keys and values are converted where they are appended; users get f32
+//! back, except that attention reads half-precision rows itself and unpacks codes itself (fusion copies the
+//! arithmetic into it). Numbers change here, as in `quantize`.
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::dim::Dim;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 const PASS: &str = "quantize_cache";
 
-/// How the rows of caches are stored.
+/// Storage format of the rows of caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CacheType {
     #[default]
@@ -98,7 +98,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(scales.len())
 }
 
-/// What a cast from half precision casts.
+/// The value that a cast from half precision casts.
 fn before_cast(f: &Function, v: ValueId) -> ValueId {
     match f.defining_node(v) {
         Some(node) if node.op == Op::Cast(DType::F32) => {

@@ -1,6 +1,6 @@
 //! Finds the stabilised pair of RWKV's recurrence in scan bodies, `top = max(a, b)` with `exp(a - top)` and
-//! `exp(b - top)`. One of the two is always exp(0) = 1 and the other exp(-|a - b|), so one exponential and two selections
-//! do, with the same results to the bit.
+//! `exp(b - top)`. One of the two is always exp(0) = 1 and the other exp(-|a - b|), so one exponential and
+//! two selections do, with the same results to the bit.
 
 use crate::pattern::{MatchFailure, OpKind, PatternMatcher, any, op, same};
 use crate::{LoweredProgram, PassContext, PassError};

@@ -1,15 +1,17 @@
-//! Kernels that one worker would run alone are run by every worker for itself, so that no barrier has to stand between
-//! them and their readers: the norm and quantization of a single row, tables of rotary angles, an embedding.
+//! Makes every worker run kernels itself that one worker would run alone, so that no barrier is needed
+//! between them and their readers: the norm and quantization of a single row, tables of rotary angles, an
+//! embedding.
 //!
-//! The others would wait for such a kernel anyway, so to repeat it costs no time; what it reads comes into the cache of
-//! each core, where the product after it would have fetched the results.
+//! The others would wait for such a kernel anyway, so repeating it costs no time; its inputs come into the
+//! cache of each core, where the product after it would have fetched the results.
 
 use crate::{LevelCode, LoweredProgram, PassContext, PassError};
 use mlcc_ir::kernel::ParamAccess;
 use mlcc_ir::step::RepeatMode;
 use mlcc_kernels::lower::plan::{BufferKind, LoweredEntry, LoweredLaunch, Partition};
 
-/// Kernels that read and write more bytes stay with one worker: workers that read the same from memory hinder each other.
+/// Kernels that read and write more bytes stay with one worker: workers that read the same from memory hinder
+/// each other.
 const MOST_BYTES: i64 = 256 << 10;
 
 pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize, PassError> {
@@ -44,7 +46,7 @@ fn writes_alone(entry: &LoweredEntry, launch: &LoweredLaunch) -> bool {
     })
 }
 
-/// What the kernel moves; `None` if that depends on the sizes of a call.
+/// The bytes that the kernel moves; `None` if that depends on the sizes of a call.
 fn bytes(level: &LevelCode, launch: &LoweredLaunch) -> Option<i64> {
     let cost = level.lowered.costs.get(launch.kernel()?)?;
     cost.bytes.iter().map(|b| b.as_const()).sum()

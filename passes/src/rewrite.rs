@@ -1,5 +1,6 @@
-//! Rewrites: a pattern (with its guards) and a builder that emits what takes the matched value's place. Applied over
-//! the module to a fixed point, with a record of what matched and of the first reason of each near miss.
+//! Rewrites: a pattern (with its guards) and a builder that emits what takes the matched value's place.
+//! Applied over the module to a fixed point, with a record of what matched and of the first reason of each
+//! near miss.
 
 use crate::dce::remove_dead_nodes;
 use crate::pattern::{GraphPattern, MatchCaptures, MatchFailure, OpKind, PatternMatcher};
@@ -15,14 +16,14 @@ const MOST_SWEEPS: usize = 1000;
 
 /// One replacement rule.
 pub struct RewriteRule {
-    /// What it does, for `--explain-passes`.
+    /// The effect of the rewrite, for `--explain-passes`.
     pub name: &'static str,
     pub pattern: GraphPattern,
     /// Emits the replacement.
     pub build: fn(&mut RewriteBuilder) -> Result<ValueId, OpError>,
 }
 
-/// What a builder works with: the function being rebuilt, and the match in terms of its values.
+/// The context of a builder: the function being rebuilt, and the match in terms of its values.
 pub struct RewriteBuilder<'a> {
     pub module: &'a Module,
     /// Type-checked appending goes through [`RewriteBuilder::op`].
@@ -63,11 +64,11 @@ impl RewriteBuilder<'_> {
     }
 }
 
-/// What is told about near misses.
+/// The report on near misses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NearMisses {
     Report,
-    /// For rules that most places are not meant for.
+    /// No report, for rules that most places are not meant for.
     Skip,
 }
 
@@ -105,7 +106,7 @@ pub fn apply(
 /// Replacements and near misses in one function.
 #[derive(Default)]
 struct RewriteRecord {
-    /// By rewrite, in order of first match.
+    /// Replacements by rewrite, in order of first match.
     replaced: Vec<(usize, usize)>,
     /// Misses of the last sweep (what stayed), by rewrite and reason.
     missed: Vec<((usize, String), usize)>,
@@ -145,8 +146,8 @@ struct RebuiltFunction {
     made: BTreeSet<NodeId>,
 }
 
-/// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did. What rewrites have
-/// `made` was a match: that it fits no pattern any more is no miss.
+/// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did.
+/// What rewrites have `made` was a match: that it fits no pattern any more is no miss.
 fn sweep_once(
     module: &Module,
     f: &Function,
@@ -179,8 +180,8 @@ fn sweep_once(
     if found.is_empty() { Ok(None) } else { rebuild(module, f, rewrites, found, made).map(Some) }
 }
 
-/// Copies the function with the matched roots replaced. Matches may overlap: each replaces its root by an equal value,
-/// and what it has captured exists in the copy too.
+/// Copies the function with the matched roots replaced. Matches may overlap: each replaces its root by an
+/// equal value, and what it has captured exists in the copy too.
 fn rebuild(
     module: &Module,
     f: &Function,

@@ -1,13 +1,15 @@
-//! Quantization schemes by name: which storage type each kind of parameter gets, and how activations enter products.
+//! Quantization schemes by name: which storage type each kind of parameter gets, and how activations enter
+//! products.
 //!
-//! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of 128 at run
-//! time, as FastLLM and llama.cpp do; `bf16bf16` rounds them to bf16, as PyTorch and llama.cpp do with weights in bf16.
+//! Names follow MLC (`q{bits}{activation}_{variant}`); `q8i8` and `q4i8` quantize activations per group of
+//! 128 at run time, as FastLLM and llama.cpp do; `bf16bf16` rounds them to bf16, as PyTorch and llama.cpp do
+//! with weights in bf16.
 
 use mlcc_files::did_you_mean;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::{DType, QuantFormat};
 
-/// What plain `q4f16` stands for: the variant that MLC's documentation advises for RWKV.
+/// The scheme that plain `q4f16` means: the variant that MLC's documentation advises for RWKV.
 pub const Q4F16: &str = "q4f16_2";
 
 /// Type of the activations in products with packed weights.
@@ -106,7 +108,7 @@ pub const SCHEMES: &[QuantScheme] = &[
     },
 ];
 
-/// Other names, with the scheme that they stand for.
+/// Aliases, with the scheme that they mean.
 const ALIASES: [(&str, &str); 4] = [("q0f32", "f32"), ("q0f16", "f16"), ("q0bf16", "bf16"), ("q4f16", Q4F16)];
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -123,7 +125,8 @@ impl Default for QuantScheme {
 }
 
 impl QuantScheme {
-    /// The scheme of a name in any case. The second value tells what a name that is not a scheme's own stands for.
+    /// The scheme of a name in any case. The second value tells what the name means if it is not a scheme's
+    /// own.
     pub fn from_name(name: &str) -> Result<(QuantScheme, Option<String>), SchemeError> {
         let wanted = name.trim().to_ascii_lowercase();
         let by_name = |name: &str| SCHEMES.iter().find(|s| s.name == name).copied();
@@ -141,13 +144,14 @@ impl QuantScheme {
         Err(SchemeError::Unknown { name: name.into(), near })
     }
 
-    /// Whether activations that products read are f16, and sums f32, where that is faster than f32: on GPUs. Names say it, as MLC's do.
+    /// True if activations that products read are f16, and sums f32, where that is faster than f32: on GPUs.
+    /// Names say it, as MLC's do.
     pub fn has_half_activations(&self) -> bool {
         self.name.contains("f16") && !self.name.contains("bf16")
     }
 
-    /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are sensitive.
-    /// So are the factors of low-rank products, which stay f16 where matrices are packed.
+    /// Storage type of a parameter. Vectors always stay f32: they are small, and norms and time constants are
+    /// sensitive. So are the factors of low-rank products, which stay f16 where matrices are packed.
     pub fn storage_type(&self, role: ParamRole) -> DType {
         match role {
             ParamRole::Embedding => self.embedding,

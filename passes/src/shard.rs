@@ -1,18 +1,20 @@
-//! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding and head by
-//! vocabulary. What one rank has and all need is gathered by an `exchange`.
+//! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding
+//! and head by vocabulary. What one rank has and all need is gathered by an all-gather (`exchange`).
 //!
-//! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long ([`ShardSpec`]). Functions are
-//! rebuilt in order, and each op says what it makes of the parts that it gets (`ops`); where it can do nothing with them,
-//! they are gathered first. What parameters and constants make is computed where it is needed, whole or in parts (`held`).
-//! So no sum crosses ranks, and each rank computes elements of the whole model with their bits.
+//! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long
+//! ([`ShardSpec`]). Functions are rebuilt in order, and each op says what it makes of the parts that it gets
+//! (`ops`); where it can do nothing with them, they are gathered first. What parameters and constants make is
+//! computed where it is needed, whole or in parts (`held`). So no sum crosses ranks, and each rank computes
+//! elements of the whole model with their bits.
 //!
-//! That is [`TpMode::Codes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by columns of its
-//! weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its bits depend on the number of ranks.
+//! That is [`TpMode::Codes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by
+//! columns of its weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its
+//! bits depend on the number of ranks.
 //!
-//! All ranks run the same functions. What differs lies in parameters alone, whose source has a part for each rank.
+//! All ranks run the same functions. Only parameters differ: their source has a part for each rank.
 //!
-//! How states are held, and products that are not split like others (keys of fewer heads than ranks), is found out on the
-//! way: then the pass begins again with what it has learned ([`ShardPlan`]).
+//! How states are held, and products that are not split like others (keys of fewer heads than ranks), is
+//! found out on the way: then the pass begins again with what it has learned ([`ShardPlan`]).
 
 mod adapters;
 mod mode;
@@ -43,7 +45,7 @@ const TRIES: usize = 3;
 /// The pass begins again at most so often; every time it has learned something of states or products.
 const ROUNDS: usize = 100;
 
-/// Why a model is not split.
+/// The reasons why a model cannot be split.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
     #[error("{what} cannot be divided among {ranks} ranks{works}")]
@@ -66,7 +68,7 @@ impl std::fmt::Display for PossibleRanks {
     }
 }
 
-/// Why a function cannot be rebuilt now.
+/// The reasons why a function cannot be rebuilt now.
 enum Unshardable {
     /// Something was learned: begin again.
     Again,
@@ -82,20 +84,20 @@ impl From<OpError> for Unshardable {
     }
 }
 
-/// What is known before the functions are rebuilt.
+/// Knowledge from before the functions are rebuilt.
 struct ShardPlan {
     ranks: usize,
-    /// Whether products of parts are split by columns.
+    /// True if products of parts are split by columns.
     sums: bool,
-    /// How the rows of products are split, where it is not by the rule for all.
+    /// Parts of the rows of products, where they are not split by the rule for all.
     products: BTreeMap<ParamId, AxisParts>,
     /// Products whose parts attention has chosen.
     chosen: BTreeSet<ParamId>,
-    /// What the rows of products join that are read apart.
+    /// Segments of the rows of products that are read apart.
     segments: BTreeMap<ParamId, AxisSegments>,
-    /// How states are held that a round was wrong about; `None`: whole.
+    /// Placements of states that a round was wrong about; `None`: whole.
     states: BTreeMap<StateId, Option<ShardSpec>>,
-    /// How often the cut of a state was wrong.
+    /// The number of times that the cut of a state was wrong.
     wrong: BTreeMap<StateId, usize>,
 }
 
@@ -115,15 +117,16 @@ struct ModuleSharder<'a> {
     plan: &'a mut ShardPlan,
     /// Parameters that have taken the place of others, and what they are made of, in order of declaration.
     params: BTreeMap<(ParamId, RowShardSpec), ParamId>,
-    /// The same of parameters that have some of the columns, as many parts as ranks.
+    /// New parameters that have some of the columns of old ones, as many parts as ranks.
     columns: BTreeMap<ParamId, ParamId>,
     /// New bodies of scans, with the cuts of their outputs, by the old body and the cuts of the inputs.
     bodies: BTreeMap<(FuncId, Vec<Option<ShardSpec>>), ShardedBody>,
     /// Old bodies whose place a new one has taken.
     replaced: BTreeSet<FuncId>,
-    /// How states are held; `None`: whole. Of a state that is not listed nothing is known yet.
+    /// Placements of states; `None`: whole. Nothing is known yet of states that are not listed.
     states: BTreeMap<StateId, Option<ShardSpec>>,
-    /// Something was learned: the rest of the function only looks for more of it, and its result is thrown away.
+    /// Something was learned: the rest of the function only looks for more of it, and its result is thrown
+    /// away.
     again: bool,
     all_gathers: usize,
 }
@@ -235,7 +238,8 @@ impl<'a> ModuleSharder<'a> {
         Ok(ShardedModule { parts, all_gathers: self.all_gathers, module: self.new })
     }
 
-    /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are whole.
+    /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are
+    /// whole.
     fn function(
         &mut self,
         f: &'a Function,
@@ -282,8 +286,8 @@ impl<'a> ModuleSharder<'a> {
         wanted
     }
 
-    /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned something is not
-    /// to be trusted.
+    /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned
+    /// something is not to be trusted.
     fn correct_placement(&mut self, state: StateId, cut: Option<ShardSpec>) {
         if !std::mem::replace(&mut self.again, true) {
             let wrong = self.plan.wrong.entry(state).or_default();
@@ -337,7 +341,7 @@ impl<'a> ModuleSharder<'a> {
         part
     }
 
-    /// Whether the columns of a matrix are rows of what it is made of.
+    /// True if the columns of a matrix are the rows of its source.
     fn is_transposed(&self, param: ParamId) -> bool {
         let ModelParam { source, ty, .. } = &self.old.params[param];
         matches!(source, ParamSource::Transpose(_)) && ty.rank() == 2

@@ -1,4 +1,5 @@
-//! The text of a whole program: the module, and behind it what the passes hold beside it. See `docs/module-text.md`.
+//! The text of a whole program: the module, and behind it what the passes know of it. See
+//! `docs/module-text.md`.
 //!
 //! ```text
 //! module @m { ... }
@@ -59,7 +60,7 @@ fn indent(out: &mut String, text: &str) {
     }
 }
 
-/// The text of a program. One that no pass has gone over is its module.
+/// The text of a program. One that no pass has changed is its module.
 pub fn print_program(program: &LoweredProgram) -> String {
     let mut out = match program.levels.is_empty() {
         true => print_module(&program.module),
@@ -126,7 +127,7 @@ fn print_cost(cost: &LaunchCost) -> String {
     )
 }
 
-/// Reads a whole text: a module, or one with what a program has beside it.
+/// Reads a whole text: a module, or one with the results of passes.
 pub fn parse_program(text: &str) -> Result<LoweredProgram, ParseError> {
     let mut lexer = Lexer::new(text)?;
     let mut program = LoweredProgram::new(parse_module_part(&mut lexer)?);
@@ -185,7 +186,7 @@ fn parse_rest(lexer: &mut Lexer, program: &mut LoweredProgram) -> Result<(), Par
     Ok(())
 }
 
-/// How a level of this name is tuned; nothing after `lower` asks for it.
+/// The tuning of a level of this name; nothing after `lower` asks for it.
 fn tune(name: &str, features: &[String], vector_bits: u32) -> TuneTables {
     let known = mlcc_target::level(name).ok().flatten();
     let level = known.and_then(|level| match level.vector_bits == vector_bits {

@@ -1,4 +1,5 @@
-//! What holds of a program beyond its module: launches fit their kernels, places lie in their memory, levels agree.
+//! Invariants of a program beyond those of its module: launches fit their kernels, places lie in their
+//! memory, levels agree.
 
 use crate::plan_memory::{
     ALIGN, EntryPlan, LevelPlan, MAX_WORKERS, MemoryPlan, most_rows, of_all_rows, tap_index,
@@ -26,7 +27,7 @@ fn wrong(subject: impl Into<String>, message: impl Into<String>) -> VerifyResult
     Err(VerifyError::new(subject, message))
 }
 
-/// The module, and everything that the passes hold beside it.
+/// Verifies the module, and all results of passes.
 pub fn verify_program(program: &LoweredProgram) -> VerifyResult {
     verify_module(&program.module)?;
     if let Some(first) = program.levels.first() {
@@ -66,7 +67,7 @@ pub fn verify_program(program: &LoweredProgram) -> VerifyResult {
     Ok(())
 }
 
-/// Where debuggers find outputs, whichever level runs: entry, number of the output, offset.
+/// The places where debuggers find outputs, whichever level runs: entry, number of the output, offset.
 fn taps(level: &LevelCode, of_level: &LevelPlan) -> Vec<(String, u32, u64)> {
     let of_entry = |(entry, plan): (&LoweredEntry, &EntryPlan)| {
         let places = entry.buffers.ids().zip(plan.buffers.clone());
@@ -136,7 +137,7 @@ fn verify_launch(kernels: &[Kernel], launch: &LoweredLaunch) -> Result<(), (Stri
     Ok(())
 }
 
-/// What a parameter or state takes in memory.
+/// The bytes of a parameter or state in memory.
 fn constant_bytes(ty: &TensorType, packing: Option<Packing>) -> Option<u64> {
     value_bytes(ty, packing).ok()?.as_const().and_then(|bytes| u64::try_from(bytes).ok())
 }
@@ -235,7 +236,7 @@ fn verify_entry_plan(
     Ok(())
 }
 
-/// Every byte that a place may stand for lies in its memory.
+/// Every byte that a place may mean lies in its memory.
 fn verify_place(
     place: &BufferRef,
     plan: &MemoryPlan,
@@ -258,7 +259,7 @@ fn verify_place(
     };
     let context = plan.context.unwrap_or(0);
     let reach = match place.per_past {
-        // Its bytes are those of all sequences, and every one of them has a state of its own.
+        // Its bytes are those of all sequences, each of which has its own state.
         _ if place.per_page > 0 => place.end().checked_sub(place.offset),
         0 if batching.is_batched() && place.base == MemoryBase::State => Some(0),
         0 => Some(place.bytes),

@@ -1,6 +1,7 @@
-//! What is computed around a product of a single row joins its kernel, where a launch costs more than to compute a row again in every block
-//! ([`KernelTarget::joins_single_rows`]): elementwise ops that read the product in equal parts (gates), and rows that nothing but products
-//! reads (norms). A row that a state keeps as well (the shift of RWKV) is computed once more for that, by a kernel that nothing waits for.
+//! Fuses a product of a single row with the ops around it, where a launch costs more than to compute a row
+//! again in every block ([`KernelTarget::joins_single_rows`]): elementwise ops that read the product in equal
+//! parts (gates), and rows that only products read (norms). A row that a state keeps as well (the shift of
+//! RWKV) is computed once more for the state, by a kernel that nothing waits for.
 
 use super::{FunctionFusion, FusionClass, FusionGroup};
 use mlcc_ir::entity::EntityId;
@@ -14,7 +15,7 @@ use mlcc_target::Arch;
 /// Most parts of a product that meet.
 const MOST_PARTS: usize = 4;
 
-/// Who reads rows.
+/// The readers of rows.
 struct RowReaders {
     /// Groups, by their numbers.
     products: Vec<usize>,
@@ -55,7 +56,7 @@ impl FunctionFusion<'_> {
         }
     }
 
-    /// Those of `nodes` that compute some values.
+    /// The subset of `nodes` that is needed to compute `values`.
     fn needed_for(&self, values: &[ValueId], nodes: &[NodeId]) -> Vec<NodeId> {
         let (mut needed, mut next) = (Vec::new(), values.to_vec());
         while let Some(v) = next.pop() {

@@ -1,4 +1,5 @@
-//! Terms of the scores by distance: rows of a table, taken by the distance of query and key within two bounds.
+//! Terms of the scores by distance: rows of a table, taken by the distance of query and key within two
+//! bounds.
 
 use super::layout::{LayoutChain, constant};
 use super::positions::{PositionForm, PositionReader};
@@ -12,7 +13,7 @@ use mlcc_ir::types::DType;
 /// The terms that are added to scores.
 #[derive(Clone, Copy)]
 pub struct ScoreBias {
-    /// What is added, of the shape of the scores.
+    /// The terms, in the shape of the scores.
     added: ValueId,
     /// `[n, t, heads]`.
     rows: ValueId,

@@ -1,5 +1,5 @@
-//! What reshapes and permutations do to axes, followed from a value up to where it is made. Every axis is a product of
-//! factors, outermost first; a reshape that divides an axis divides its factor.
+//! The effect of reshapes and permutations on axes, followed from a value up to where it is made. Every axis
+//! is a product of factors, outermost first; a reshape that divides an axis divides its factor.
 
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, ValueId};
@@ -8,20 +8,22 @@ use mlcc_ir::ops::Op;
 
 type AxisFactor = usize;
 
-/// A value and all that its elements are known to be: the values on the way up whose elements are the same in another
-/// order, times `scale`.
+/// A value and all that its elements are known to be: the values on the way up whose elements are the same in
+/// another order, times `scale`.
 pub struct LayoutChain {
     sizes: Vec<Dim>,
     /// The two parts of a factor that was divided.
     parts: Vec<Option<(AxisFactor, AxisFactor)>>,
     /// Factors of each axis of the value that the chain starts from.
     pub axes: Vec<Vec<AxisFactor>>,
-    /// From the start upwards: each value with the flat order of its factors and its factor against the start.
+    /// Values from the start upwards: each with the flat order of its factors and its factor against the
+    /// start.
     places: Vec<(ValueId, Vec<AxisFactor>, f64)>,
 }
 
 impl LayoutChain {
-    /// Follows `v` up through reshapes, permutations, float casts, and factors that are constants if `scaled`.
+    /// Follows `v` up through reshapes, permutations, float casts, and factors that are constants if
+    /// `scaled`.
     pub fn trace(f: &Function, v: ValueId, scaled: bool) -> LayoutChain {
         let mut chain =
             LayoutChain { sizes: Vec::new(), parts: Vec::new(), axes: Vec::new(), places: Vec::new() };

@@ -5,8 +5,8 @@ use mlcc_ir::graph::{Function, ValueId};
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 
-/// The scores and the logits of `exp(scores - top) / (sum of exp(scores - top) + exp(logits - top))`, with the top of both,
-/// over the last axis.
+/// The scores and the logits of `exp(scores - top) / (sum of exp(scores - top) + exp(logits -
+/// top))`, with the top of both, over the last axis.
 pub fn read(f: &Function, weights: ValueId) -> Option<(ValueId, ValueId)> {
     let last = f.ty(weights).rank().checked_sub(1)?;
     let (exp, sum) = ordered(f, weights, BinOp::Div)?;

@@ -7,8 +7,8 @@ use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
-/// `query * p + key * j + prefix * count + near * min(p, limit) + constant`, where `p` and `j` are the positions of query
-/// and key in the sequence.
+/// `query * p + key * j + prefix * count + near * min(p, limit) +
+/// constant`, where `p` and `j` are the positions of query and key in the sequence.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PositionForm {
     pub query: f64,
@@ -18,7 +18,7 @@ pub struct PositionForm {
     pub constant: f64,
     /// The `i32[1]` that `prefix` counts.
     pub count: Option<ValueId>,
-    /// Where the position that `near` counts ends.
+    /// The upper limit of the position that `near` counts.
     pub limit: Option<f64>,
 }
 

@@ -7,7 +7,7 @@ use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{Function, GraphNode, ValueId};
 use mlcc_ir::ops::Op;
 
-/// What stands beyond the window for its first keys.
+/// The scores beyond the window, for its first keys.
 pub struct AttentionSinks<'f> {
     pub count: usize,
     scores: Box<ScoreTransform<'f>>,
@@ -15,7 +15,8 @@ pub struct AttentionSinks<'f> {
 }
 
 impl<'f> AttentionSinks<'f> {
-    /// What a window's selection takes for keys beyond it: other scores for the first ones, the others hidden.
+    /// Reads the operand of a window's selection for keys beyond it: other scores for the first ones, and the
+    /// others hidden.
     pub fn read(r: &PositionReader<'f>, v: ValueId) -> Result<AttentionSinks<'f>, MissReason> {
         let Some(GraphNode { op: Op::SelectGe, inputs, .. }) = r.f.defining_node(skip_casts(r.f, v)) else {
             return miss("a selection is no mask");
@@ -40,8 +41,8 @@ impl<'f> AttentionSinks<'f> {
         }
     }
 
-    /// The queries, if all else is as in the window: the same keys, factors and cap, and biases that count from
-    /// `min(p, window + sinks - 1)`.
+    /// The queries, if all else is as in the window: the same keys, factors and cap, and biases that count
+    /// from `min(p, window + sinks - 1)`.
     pub fn sink_queries(
         &self,
         f: &Function,

@@ -1,5 +1,6 @@
-//! What adapters in slots add. Their factors are small, and all of them are on every rank, in memory that ranks of one process
-//! share. A rank computes all of the first product, and of the second one the rows that it has of the product beside it.
+//! Products of adapters in slots. Their factors are small, and all of them are on every rank, in memory that
+//! ranks of one process share. A rank computes all of the first product, and of the second one the rows that
+//! it has of the product that the adapter changes.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, ShardPlacement};
@@ -11,7 +12,7 @@ use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
 impl FunctionSharder<'_, '_> {
-    /// Whether a weight is a factor in slots.
+    /// True if a weight is a factor in slots.
     pub fn is_adapter(&self, weight: ValueId) -> bool {
         match self.f.defining_node(weight) {
             Some(GraphNode { op: Op::Param(param), .. }) => self.s.old.params[*param].is_adapter(),
@@ -19,8 +20,8 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// All of a product with factors in slots, on every rank. What goes in is gathered once for it and the product beside it, which reads
-    /// the same rows in another shape.
+    /// Computes all of a product with factors in slots, on every rank. Its input is gathered once for it and
+    /// for the product that the adapter changes, which reads the same rows in another shape.
     pub fn shard_adapted(&mut self, node: &GraphNode) -> Result<(), Unshardable> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let whole = match self.f.defining_node(x) {
@@ -36,8 +37,8 @@ impl FunctionSharder<'_, '_> {
         Ok(())
     }
 
-    /// The part of a product with the matrix of a slot. All rows that any rank wants together are a matrix of their own, of which
-    /// each rank takes some: which ones is what differs.
+    /// The part of a product with the matrix of a slot. The rows that all ranks need are one matrix, of which
+    /// each rank takes its own.
     pub fn adapted_part(
         &mut self,
         v: ValueId,

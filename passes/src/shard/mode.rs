@@ -1,4 +1,4 @@
-//! How products that follow each other are split, and which way costs less.
+//! Choice of how products that follow each other are split, by cost.
 
 use super::{ShardError, ShardedModule};
 use crate::{PassError, PassOptions};
@@ -7,18 +7,21 @@ use mlcc_ir::module::Module;
 use mlcc_ir::ops::Op;
 use mlcc_target::ExchangeCost;
 
-/// How products that follow each other are split.
+/// The way in which products that follow each other are split.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TpMode {
-    /// By rows of the weight, all of them: what ranks have is gathered, and has the bits of one rank.
+    /// All products are split by rows of the weight: the parts of the ranks are gathered, and have the bits
+    /// of one rank.
     #[default]
     Gather,
-    /// By rows, and the products of what ranks have then by columns: terms of sums, which are added in the order of the ranks.
+    /// Products are split by rows, and the products that read such parts by columns: these are terms of sums,
+    /// which are added in the order of the ranks.
     Reduce,
-    /// As [`TpMode::Gather`], with the same bits; what products on 8-bit activations read is exchanged as codes and scales
-    /// ([`crate::exchange_codes`]).
+    /// The same split and bits as [`TpMode::Gather`]; inputs of products on 8-bit activations are gathered as
+    /// codes and scales ([`crate::exchange_codes`]).
     Codes,
-    /// That of the first two whose exchanges cost less; a model that one of them cannot split is split by the other.
+    /// The cheaper one of the first two, by all-gathers; a model that one of them cannot split is split by
+    /// the other.
     Auto,
 }
 
@@ -62,12 +65,12 @@ pub(super) fn shard_for_mode(
     }
 }
 
-/// What the exchanges of an entry function come to, for each token.
+/// The cost of the all-gathers of an entry function, for each token.
 struct CollectiveCost {
     entry: &'static str,
     tokens: i64,
     all_gathers: u64,
-    /// That a rank gets.
+    /// Bytes that a rank receives.
     bytes: u64,
 }
 
@@ -86,7 +89,7 @@ impl CollectiveCost {
         Some(CollectiveCost { entry, tokens, all_gathers: exchanges, bytes })
     }
 
-    /// Of a token alone, and of one of a whole chunk of a prompt.
+    /// Costs of a single token, and of a token of a whole chunk of a prompt.
     fn of_tokens(module: &Module, chunk: i64) -> Vec<CollectiveCost> {
         let prompt = if module.function("prefill").is_some() { "prefill" } else { "step" };
         [("decode", 1), (prompt, chunk)]
@@ -108,7 +111,8 @@ impl CollectiveCost {
     }
 }
 
-/// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum for both.
+/// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum
+/// for both.
 fn choose_cheaper(
     gather: ShardedModule,
     reduce: ShardedModule,

@@ -1,4 +1,4 @@
-//! What ops make of values that are held in parts.
+//! The placement of results of ops whose inputs are held in parts.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, ShardPlacement, reshape_shard, reshaped_axis};
@@ -62,7 +62,7 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// Whether a value can be made from parameters, constants and states wherever it is needed.
+    /// True if a value can be made from parameters, constants and states wherever it is needed.
     fn is_made_of_free(&self, node: &GraphNode) -> bool {
         let entry = self.f.kind == FunctionKind::Entry;
         match &node.op {
@@ -90,7 +90,8 @@ impl FunctionSharder<'_, '_> {
         Ok(())
     }
 
-    /// An op of a part of its first input and all of the others, with a part of its result, if `cut` knows which.
+    /// An op of a part of its first input and all of the others, with a part of its result, if `cut` knows
+    /// which.
     fn keeps(
         &mut self,
         node: &GraphNode,
@@ -115,7 +116,8 @@ impl FunctionSharder<'_, '_> {
         self.broadcast(node, cut)
     }
 
-    /// An op whose operands are broadcast, with a part of its result, if each operand has its part or no such axis.
+    /// An op whose operands are broadcast, with a part of its result, if each operand has its part or no such
+    /// axis.
     pub fn broadcast(&mut self, node: &GraphNode, cut: ShardSpec) -> Result<(), Unshardable> {
         let out = node.outputs[0];
         for &v in &node.inputs {
@@ -150,7 +152,7 @@ impl FunctionSharder<'_, '_> {
         let Some(cut) = self.shard_spec(x) else { return self.replicated(node) };
         let (from, to) = (self.dims(x), self.dims(out));
         if let Some(new) = reshape_shard(from, to, cut) {
-            // One head for all: nobody wants parts of it.
+            // One head for all: it is not needed in parts.
             let is_head =
                 new.axis > cut.axis && to[cut.axis..new.axis].iter().all(|d| d.as_const() == Some(1));
             if is_head && self.f.kind == FunctionKind::Entry && self.demand_whole(&[x]) {
@@ -230,7 +232,7 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// By query heads; each rank has the key heads of its own.
+    /// Splits attention by query heads; each rank has the key heads that these use.
     fn attention(&mut self, id: NodeId, node: &GraphNode, a: &AttentionOp) -> Result<(), Unshardable> {
         let [q, k, v] = [node.inputs[0], node.inputs[1], node.inputs[2]];
         let ranks = self.ranks();
@@ -303,7 +305,7 @@ impl FunctionSharder<'_, '_> {
         Ok(has_parts)
     }
 
-    /// By the axis along which its sequences are split, which is that of heads or channels.
+    /// Splits a scan by the axis along which its sequences are split, which is that of heads or channels.
     fn scan(
         &mut self,
         id: NodeId,
@@ -373,7 +375,8 @@ impl FunctionSharder<'_, '_> {
         Ok(())
     }
 
-    /// States that are read here are whole: the recurrence cannot be split, and every rank computes all of it.
+    /// States that are read here are whole: the recurrence cannot be split, and every rank computes all of
+    /// it.
     fn keep_whole(&mut self, carries: &[ValueId]) {
         for &v in carries {
             if let Some(GraphNode { op: Op::StateRead(state), .. }) = self.f.defining_node(v)

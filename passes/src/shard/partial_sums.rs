@@ -1,6 +1,7 @@
-//! Sums over ranks: a product of values of which each rank has a part takes its columns of the weight, and what comes out are
-//! terms, one of each rank, as large as the result. They are gathered and added in the order of the ranks where somebody needs
-//! the sum. What is linear is done with the terms before: of several experts one sum is left, and of branches that are added.
+//! Sums over ranks: a product of values of which each rank has a part takes its columns of the weight, and
+//! what comes out are terms, one of each rank, as large as the result. They are gathered and added in the
+//! order of the ranks where somebody needs the sum. What is linear is done with the terms before: of several
+//! experts one sum is left, and of branches that are added.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, ShardPlacement};
@@ -12,7 +13,7 @@ use mlcc_ir::module::ParamId;
 use mlcc_ir::ops::Op;
 use mlcc_ir::types::DType;
 
-/// The weight of a product: its axis that is summed over, and the operand beside it.
+/// The weight of a product: its axis that is summed over, and the other operand.
 pub(super) struct MatmulOperands {
     pub x: ValueId,
     pub weight: ValueId,
@@ -20,8 +21,8 @@ pub(super) struct MatmulOperands {
 }
 
 impl FunctionSharder<'_, '_> {
-    /// A product as terms, if its operand is held in parts along the columns of its weight and nobody else reads it. `finish` makes
-    /// the node of the parts of both.
+    /// A product as terms, if its operand is held in parts along the columns of its weight and nobody else
+    /// reads it. `finish` makes the node of the parts of both.
     pub fn product_of_columns(
         &mut self,
         node: &GraphNode,
@@ -79,7 +80,8 @@ impl FunctionSharder<'_, '_> {
         Err(self.s.plan.divide(format!("{columns} columns{groups} of {}", param.name)))
     }
 
-    /// An op that is linear in what is held as terms, of the terms; false if it is none, or they would be more.
+    /// An op that is linear in what is held as terms, of the terms; false if it is none, or they would be
+    /// more.
     pub fn of_terms(&mut self, node: &GraphNode) -> Result<bool, Unshardable> {
         let terms = node.inputs.iter().filter(|&&v| self.is_term(v)).count();
         if terms == 0 || node.inputs.iter().any(|&v| self.is_term(v) && self.uses(v) != 1) {
@@ -122,7 +124,7 @@ impl FunctionSharder<'_, '_> {
         matches!(self.placement(v), ShardPlacement::Partial(_))
     }
 
-    /// How many inputs and outputs of the function read a value.
+    /// The number of inputs and outputs of the function that read a value.
     fn uses(&self, v: ValueId) -> usize {
         self.uses[v.index()]
     }

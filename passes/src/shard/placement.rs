@@ -1,4 +1,4 @@
-//! How values are held, and how a rank gets all of one, or its part of one.
+//! Placements of values, and the ways in which a rank gets all of a value or its part of it.
 
 use super::shard_spec::{AxisParts, RowShardSpec, ShardSpec, constant_size, cut_type};
 use super::{ModuleSharder, Unshardable, dim_product};
@@ -11,18 +11,18 @@ use mlcc_ir::types::DType;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// How a value of the old function is held in the new one.
+/// The placement of a value of the old function in the new one.
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one for each value of a function, while it is rebuilt"
 )]
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum ShardPlacement {
-    /// By every rank.
+    /// Every rank has the value.
     Replicate(ValueId),
-    /// In parts.
+    /// Each rank has a part.
     Shard(ValueId, ShardSpec),
-    /// As the sum of what the ranks have, each a term of its size.
+    /// The value is the sum of what the ranks have, each a term of its size.
     Partial(ValueId),
     /// Made from parameters, constants and states where it is needed.
     Deferred,
@@ -34,11 +34,11 @@ pub(super) struct FunctionSharder<'s, 'a> {
     pub f: &'a Function,
     pub out: Function,
     placements: Vec<Option<ShardPlacement>>,
-    /// By value: how many inputs and outputs read it.
+    /// The number of inputs and outputs that read each value.
     pub uses: Vec<usize>,
     wholes: BTreeMap<ValueId, ValueId>,
     shards: BTreeMap<(ValueId, ShardSpec), ValueId>,
-    /// Whether values that every rank has can be computed in parts.
+    /// True for values that every rank has and that can be computed in parts.
     pub recomputed: BTreeMap<(ValueId, ShardSpec), bool>,
 }
 
@@ -71,7 +71,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     pub fn dims(&self, v: ValueId) -> &'a [Dim] {
         &self.f.ty(v).dims
     }
-    /// How a value is held; values are defined before they are used.
+    /// The placement of a value; values are defined before they are used.
     pub fn placement(&self, v: ValueId) -> ShardPlacement {
         self.placements[v.index()].unwrap_or(ShardPlacement::Deferred)
     }
@@ -114,7 +114,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         values.iter().map(|&v| self.replicate(v)).collect()
     }
 
-    /// Whether a rank can have its part of a value without an exchange.
+    /// True if a rank can have its part of a value without an all-gather.
     pub fn has_part(&mut self, v: ValueId, cut: ShardSpec) -> Result<bool, Unshardable> {
         Ok(self.find_part(v, cut, false)?.is_some())
     }
@@ -267,7 +267,8 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         self.emit(node.op.clone(), &parts).map(Some)
     }
 
-    /// The cut of an operand that goes with a cut of the result; `None` where the operand has one row for all there.
+    /// The cut of an operand that goes with a cut of the result; `None` where the operand has one row for all
+    /// there.
     pub fn operand_shard(&self, x: ValueId, result: ValueId, cut: ShardSpec) -> Option<ShardSpec> {
         let (rank, own) = (self.dims(result).len(), self.dims(x).len());
         let axis = (cut.axis + own).checked_sub(rank)?;
@@ -286,7 +287,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
         }
     }
 
-    /// An exchange of parts, which are joined along their axis, of so many elements.
+    /// Adds an all-gather of parts with this many elements, which are joined along their axis.
     fn gather(&mut self, part: ValueId, cut: ShardSpec, of: &Dim) -> Result<ValueId, Unshardable> {
         if self.f.kind != FunctionKind::Entry {
             return Err(Unshardable::Gathers);
@@ -348,7 +349,7 @@ impl<'s, 'a> FunctionSharder<'s, 'a> {
     }
 }
 
-/// Where the elements of an axis are among the parts of all ranks, one behind the other.
+/// The ranges in which the elements of an axis lie in the concatenated parts of all ranks.
 fn gathered_ranges(parts: AxisParts, size: usize, ranks: usize) -> Vec<Range<usize>> {
     let len = parts.len(size);
     let mut all: Vec<Range<usize>> = Vec::new();

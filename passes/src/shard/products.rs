@@ -15,10 +15,10 @@ use mlcc_ir::types::DType;
 use mlcc_quant::TILE;
 use std::collections::BTreeSet;
 
-/// A product with so many times more columns than rows is computed by every rank: to send its few results would cost more
-/// than to compute them (routers of experts, gates of one row).
+/// A product with this many times more columns than rows is computed by every rank: sending its few results
+/// would cost more than computing them (routers of experts, gates of one row).
 const FLAT: i64 = 16;
-/// A product with at most so many rows is computed by every rank where they do not divide.
+/// A product with at most this many rows is computed by every rank if the ranks do not divide them.
 const FEW: i64 = 128;
 /// Whole numbers up to this are exact in f32.
 const MOST_ROWS: i64 = 1 << 24;
@@ -38,7 +38,7 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// How the rows of a weight are split.
+    /// The parts of the rows of a weight.
     fn parts(&self, weight: ParamId, rows: &Dim, columns: &Dim) -> AxisParts {
         let sizes = (rows.as_const().unwrap_or(0), columns.as_const().unwrap_or(0));
         let role = self.s.old.params[weight].role;
@@ -60,12 +60,13 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// Asks that the products which values are computed from be split so; false if all of them have been asked before.
+    /// Asks for such a split of the products from which values are computed; false if all of them have been
+    /// asked before.
     pub fn demand(&mut self, values: &[ValueId], parts: AxisParts) -> bool {
         self.demand_of(values, parts, |split, weight, _| !split.s.plan.products.contains_key(&weight))
     }
 
-    /// The same of products that are held as terms: somebody wants parts.
+    /// Asks the same for products that are held as terms: they are needed in parts.
     pub fn demand_of_terms(&mut self, values: &[ValueId]) -> bool {
         let parts = AxisParts::new(self.ranks());
         self.demand_of(values, parts, |split, weight, product| {
@@ -74,7 +75,8 @@ impl FunctionSharder<'_, '_> {
         })
     }
 
-    /// The same once more, in the place of what others have asked for: of queries, keys and values their attention knows best.
+    /// The same once more, in the place of what others have asked for: of queries, keys and values their
+    /// attention knows best.
     pub fn choose(&mut self, values: &[ValueId], parts: AxisParts) -> bool {
         self.demand_of(values, parts, |split, weight, _| {
             let plan = &mut split.s.plan;
@@ -82,8 +84,8 @@ impl FunctionSharder<'_, '_> {
         })
     }
 
-    /// `wanted` says of which products, by weight and result: of each only so often, since two values that ask for different parts of
-    /// one product would ask forever.
+    /// `wanted` says of which products, by weight and result: of each only so often, since two values that
+    /// ask for different parts of one product would ask forever.
     fn demand_of(
         &mut self,
         values: &[ValueId],
@@ -139,7 +141,7 @@ impl FunctionSharder<'_, '_> {
         }
         let (rows, columns) = if transposed { (0, 1) } else { (1, 0) };
         let factors = MatmulOperands { x, weight: w, columns };
-        // What others want in parts is none of terms.
+        // Values that others need in parts are not terms.
         let demanded = self.s.plan.products.contains_key(&weight);
         if !demanded && self.product_of_columns(node, &factors, |x, w| vec![x, w])? {
             return Ok(());
@@ -179,10 +181,11 @@ impl FunctionSharder<'_, '_> {
         }
     }
 
-    /// Each rank has some rows of every expert; of rows by head (latent attention) it has its heads, and all matrices.
+    /// Each rank has some rows of every expert; of rows by head (latent attention) it has its heads, and all
+    /// matrices.
     pub fn experts(&mut self, id: NodeId, node: &GraphNode, experts: usize) -> Result<(), Unshardable> {
         let [x, w, ids] = [node.inputs[0], node.inputs[1], node.inputs[2]];
-        // Who wants parts of what an adapter adds takes them from all of it.
+        // Parts of what an adapter adds are taken from all of it.
         if self.is_adapter(w) {
             return self.shard_adapted(node);
         }
@@ -209,7 +212,8 @@ impl FunctionSharder<'_, '_> {
         {
             return Ok(());
         }
-        // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the whole is.
+        // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the
+        // whole is.
         let tile = if stored && is_divisible(&rows, TILE) { TILE } else { 1 };
         let parts = AxisParts::of_units(self.ranks(), tile, constant_size(&rows).unwrap_or(0));
         let weight = self.s.part_of(weight, RowShardSpec { outer: experts, parts, segments: None });

@@ -1,5 +1,5 @@
-//! Products whose results are read apart: one matrix for several of a layer's values (gates, keys, values, time steps of a
-//! recurrence). Each rank has a part of each of them.
+//! Products whose results are read apart: one matrix for several of a layer's values (gates, keys, values,
+//! time steps of a recurrence). Each rank has a part of each of them.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, ShardPlacement};
@@ -37,8 +37,9 @@ impl FunctionSharder<'_, '_> {
         self.replicated(node)
     }
 
-    /// Asks that the products which a range of columns comes from are split so that it stays together, in such parts if that is
-    /// told. `None` if it comes from no product; false if all of them were asked before.
+    /// Asks for a split of the products which a range of columns comes from that keeps it together, in the
+    /// given parts if there are any. `None` if it comes from no product; false if all of them were asked
+    /// before.
     pub fn demand_range(
         &mut self,
         v: ValueId,
@@ -116,8 +117,8 @@ impl FunctionSharder<'_, '_> {
         Some(new != known && segments.insert(weight, new) != Some(new))
     }
 
-    /// Asks that every rank has all of the ranges of products that values come from, where they cannot be split as they are wanted;
-    /// false if there are none, or they were asked before.
+    /// Asks that every rank has all of the ranges of products that values come from, where they cannot be
+    /// split as they are wanted; false if there are none, or they were asked before.
     pub fn demand_whole(&mut self, values: &[ValueId]) -> bool {
         let (mut open, mut seen) = (values.to_vec(), BTreeSet::new());
         let mut changed = false;
@@ -164,7 +165,7 @@ impl FunctionSharder<'_, '_> {
     }
 }
 
-/// Where a range begins and how long it is, if both are constant.
+/// The start and the length of a range, if both are constant.
 fn constants(start: &Dim, len: &Dim) -> Option<(usize, usize)> {
     let constant = |dim: &Dim| usize::try_from(dim.as_const()?).ok();
     Some((constant(start)?, constant(len)?))

@@ -1,5 +1,5 @@
-//! Values that every rank has, of which somebody wants parts: a rank computes its part again, from parts of what they were made of,
-//! by the same ops and so with the same bits. What nobody reads then any more is removed.
+//! Values that every rank has and that are needed in parts: a rank computes its part again, from parts of the
+//! inputs, by the same ops and so with the same bits. Values without readers are removed then.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, reshape_shard};
@@ -76,7 +76,8 @@ impl FunctionSharder<'_, '_> {
         self.emit(op, &inputs).map(Some)
     }
 
-    /// The part of a norm over the axis of the parts: its length is that of the whole row, as `Op::RmsNorm` decomposes.
+    /// The part of a norm over the axis of the parts: its length is that of the whole row, as `Op::RmsNorm`
+    /// decomposes.
     fn norm_part(
         &mut self,
         v: ValueId,

@@ -5,8 +5,8 @@ use mlcc_ir::module::{ParamSource, RowBlocks};
 use mlcc_ir::types::TensorType;
 use std::ops::Range;
 
-/// Parts of an axis, one as long as the other. Where its size does not divide, parts overlap: the last ones begin earlier, so
-/// that they have as many elements. What several parts have is the same everywhere.
+/// Parts of an axis, one as long as the other. Where its size does not divide, parts overlap: the last ones
+/// begin earlier, so that they have as many elements. What several parts have is the same everywhere.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct AxisParts {
     pub count: usize,
@@ -21,18 +21,18 @@ impl AxisParts {
         AxisParts { count, unit: 1 }
     }
 
-    /// Parts of an axis of so many elements, in units that divide it.
+    /// Parts of an axis of `size` elements, in units that divide it.
     pub fn of_units(count: usize, unit: usize, size: usize) -> AxisParts {
         let divides = size.checked_div(unit).is_some_and(|units| units.is_multiple_of(count));
         AxisParts { count, unit: if divides { 1 } else { unit } }
     }
 
-    /// Whether no element is in two parts.
+    /// True if no element is in two parts.
     pub fn is_disjoint(self, size: usize) -> bool {
         self.unit == 1 && size.is_multiple_of(self.count)
     }
 
-    /// Whether an axis of this size has such parts.
+    /// True if an axis of this size has such parts.
     pub fn fits_axis(self, size: usize) -> bool {
         size > 0 && size.is_multiple_of(self.unit)
     }
@@ -48,7 +48,8 @@ impl AxisParts {
         (number * len).min(size - len)
     }
 
-    /// What an axis is joined from: numbers of parts, and the elements of each that are in none before, counted from its first one.
+    /// The pieces from which an axis is joined: numbers of parts, and the elements of each that are in no
+    /// earlier part, counted from the part's first one.
     pub fn distinct_ranges(self, size: usize) -> Vec<(usize, Range<usize>)> {
         let len = self.len(size);
         let (full, rest) = (size / len, size % len);
@@ -69,7 +70,8 @@ impl AxisParts {
         (number * ranks).div_ceil(self.count)
     }
 
-    /// The same parts where an axis of `from` elements is one of `to` in row-major order; `None` if they begin or end within an element.
+    /// The same parts where an axis of `from` elements is one of `to` in row-major order; `None` if they
+    /// begin or end within an element.
     pub fn regrouped(self, from: usize, to: usize) -> Option<AxisParts> {
         if self.is_disjoint(from) {
             return to.is_multiple_of(self.count).then_some(self);
@@ -83,8 +85,8 @@ impl AxisParts {
     }
 }
 
-/// Rank `r` of `ranks` holds part `r * parts / ranks` along an axis; where the axis has segments, that of each of them, one behind
-/// the other.
+/// Rank `r` of `ranks` holds part `r * parts / ranks` along an axis; where the axis has segments, one such
+/// part of each, concatenated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct ShardSpec {
     pub axis: usize,
@@ -103,7 +105,7 @@ impl ShardSpec {
         ShardSpec { axis, ..self }
     }
 
-    /// Whether an axis of this size has such parts.
+    /// True if an axis of this size has such parts.
     pub fn fits_dim(&self, dim: &Dim) -> bool {
         match self.segments {
             None => constant_size(dim).is_some_and(|size| self.parts.fits_axis(size)),
@@ -120,7 +122,7 @@ impl ShardSpec {
         }
     }
 
-    /// The elements that a rank has of an axis of so many.
+    /// The elements of an axis of `size` elements that a rank has.
     pub fn rank_ranges(&self, size: usize, rank: usize, ranks: usize) -> Vec<Range<usize>> {
         let all = |parts: AxisParts, begin: usize, size: usize| {
             let start = begin + parts.part_start(size, parts.of_rank(rank, ranks));
@@ -135,8 +137,9 @@ impl ShardSpec {
         segments.iter().map(of).collect()
     }
 
-    /// What a rank has of these elements of the axis: where they begin in its part, and the cut of what they are alone, `None` where
-    /// every rank has all of them. Nothing if they begin or end within a segment.
+    /// The place of these elements of the axis in a rank's part: where they begin, and their cut when they
+    /// are alone, `None` where every rank has all of them. Returns `None` if they begin or end within a
+    /// segment.
     pub fn slice(&self, start: usize, len: usize) -> Option<(usize, Option<ShardSpec>)> {
         let (at, segments) = self.segments?.slice(start, len)?;
         let cut = match segments.iter().next() {
@@ -151,7 +154,7 @@ impl ShardSpec {
 /// Most segments of an axis.
 const MOST: usize = 8;
 
-/// What an axis joins: so many elements, and their parts. With one part all of them are on every rank.
+/// The segments of an axis: their sizes and parts. With one part, every rank has all of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct AxisSegments {
     count: usize,
@@ -179,7 +182,7 @@ impl AxisSegments {
         self.iter().map(|(len, parts)| parts.len(len)).sum()
     }
 
-    /// Those of a range, and where they begin on a rank.
+    /// The segments of a range, and where they begin on a rank.
     fn slice(&self, start: usize, len: usize) -> Option<(usize, AxisSegments)> {
         let (mut at, mut local, mut found) = (0, 0, Vec::new());
         for (size, parts) in self.iter() {
@@ -194,14 +197,15 @@ impl AxisSegments {
         Some((local, AxisSegments::new(&found)?))
     }
 
-    /// With borders around a range, and such parts of what is in it, if that is told. `None` if there would be too many.
+    /// The segments with borders around a range, and the given parts within it, if any. `None` if there would
+    /// be too many.
     pub fn split_at(&self, start: usize, len: usize, parts: Option<AxisParts>) -> Option<AxisSegments> {
         let (mut at, mut all) = (0, Vec::new());
         for (size, own) in self.iter() {
             let borders = [start, start + len].map(|border| border.clamp(at, at + size));
             let pieces = [at..borders[0], borders[0]..borders[1], borders[1]..at + size];
             for (number, piece) in pieces.into_iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
-                // Fewer parts, or larger units: so two who want different ones come to an end.
+                // Fewer parts, or larger units, win: so two users with different ones come to an end.
                 let coarser = |parts: &AxisParts| {
                     parts.count < own.count || parts.count == own.count && parts.unit > own.unit
                 };
@@ -219,8 +223,8 @@ impl AxisSegments {
     }
 }
 
-/// How rows of parameters go to ranks: of `of` rows in `outer` blocks, each rank has one of `parts` of every block, or of each of
-/// the segments.
+/// The distribution of rows of parameters: each rank has one of `parts` of every block of `outer`, or of each
+/// of the segments.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct RowShardSpec {
     pub outer: usize,
@@ -229,7 +233,7 @@ pub(super) struct RowShardSpec {
 }
 
 impl RowShardSpec {
-    /// Rows of a rank, of so many.
+    /// The number of rows of a rank, of `rows` in all.
     pub fn len(&self, rows: usize) -> usize {
         match self.segments {
             Some(segments) => segments.rank_len(),
@@ -237,7 +241,7 @@ impl RowShardSpec {
         }
     }
 
-    /// The rows of a rank, of a source of so many.
+    /// The rows of a rank, of a source with `rows` rows.
     pub fn shard_source(&self, source: &ParamSource, rows: usize, rank: usize, ranks: usize) -> ParamSource {
         let of_rows = |blocks| ParamSource::Rows(blocks, Box::new(source.clone()));
         let Some(segments) = self.segments else {
@@ -267,7 +271,7 @@ pub(super) fn constant_size(dim: &Dim) -> Option<usize> {
     usize::try_from(dim.as_const()?).ok()
 }
 
-/// Whether a size is constant and divides.
+/// True if a size is constant and divides.
 pub(super) fn is_divisible(dim: &Dim, parts: usize) -> bool {
     constant_size(dim).is_some_and(|size| size > 0 && size.is_multiple_of(parts))
 }
@@ -281,7 +285,8 @@ mod tests {
         AxisSegments::new(&of).unwrap()
     }
 
-    /// Every part of six heads of 16 among four ranks has two heads; the last rank has those of the one before.
+    /// Every part of six heads of 16 among four ranks has two heads; the last rank has those of the one
+    /// before.
     #[test]
     fn the_last_parts_overlap() {
         let heads = AxisParts::new(4);

@@ -10,9 +10,9 @@
 //!   update @s = %2 by @copy(in %2, out %3)
 //! }
 //! ```
-//! After a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the arguments whose
-//! memory an output may take `over`, and the bytes from row to row (`stride`) and from `sequence` to sequence. A `batched` entry
-//! takes one row of each sequence, a `ragged` one any number.
+//! After a buffer: how workers share its elements (`rows`, `tiles`; nothing: any worker any element), the
+//! arguments whose memory an output may take `over`, and the bytes from row to row (`stride`) and from
+//! `sequence` to sequence. A `batched` entry takes one row of each sequence, a `ragged` one any number.
 
 use super::list;
 use mlcc_ir::entity::{EntityArena, EntityId};
@@ -109,7 +109,7 @@ fn print_arg(arg: &BufferArg) -> String {
     out
 }
 
-/// Reads an entry; the lexer stands at `entry`. Kernels are those of the level so far.
+/// Reads an entry; the lexer is at `entry`. Kernels are those of the level so far.
 pub(super) fn parse(
     lexer: &mut Lexer,
     module: &Module,

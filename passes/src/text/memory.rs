@@ -112,7 +112,7 @@ fn parse_level(lexer: &mut Lexer) -> Result<LevelPlan, ParseError> {
     Ok(LevelPlan { name, entries })
 }
 
-/// Parameters and states stand in the order of their declarations.
+/// Parameters and states are in the order of their declarations.
 fn named(lexer: &mut Lexer, what: &str, name: &str) -> Result<(), ParseError> {
     let wanted = format!("the place of {what} @{name}");
     if !lexer.at_keyword(what) {

@@ -1,5 +1,5 @@
-//! Attention of one query appends the rows of its step to the caches itself: it needs no barrier after them, and whoever has
-//! the last key has its row.
+//! Attention of one query appends the rows of its step to the caches itself: it needs no barrier after them,
+//! and whoever has the last key has its row.
 
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::{StepMemory, WorkerSchedule, run_interleaved, run_step};
@@ -14,7 +14,8 @@ const CONTEXT: usize = 2048;
 const HEADS: usize = 5;
 const SIZE: usize = 16;
 
-/// Keys and values are parts of the input, as is the first query %1; `before` stands in front of the attention of `query`.
+/// Keys and values are parts of the input, as is the first query %1; `before` is the text before the
+/// attention of `query`.
 fn module(before: &str, query: &str, attributes: &str) -> String {
     format!(
         "module @m {{

@@ -153,7 +153,7 @@ fn memory(program: &LoweredProgram) -> StepMemory {
     memory
 }
 
-/// Whether all schedules give what the step gives with its launches one after the other.
+/// True if all schedules give the same results as the launches of the step in order.
 fn agree(program: &LoweredProgram, step: &StepProgram, sizes: &SymValues) -> bool {
     let kernels = &program.module.kernels;
     let mut one = memory(program);

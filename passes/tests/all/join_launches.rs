@@ -1,4 +1,4 @@
-//! GPU launches that need nothing of each other: which become one, and in which order.
+//! GPU launches that do not depend on each other: which become one, and in which order.
 
 use crate::lowering::memory;
 use mlcc_interp::compare::{Tolerance, compare};
@@ -10,7 +10,8 @@ use mlcc_ir::step::{LaunchItem, MemoryBase, StepItem, StepProgram};
 use mlcc_ir::testing::TestRng;
 use mlcc_passes::LoweredProgram;
 
-/// Two products of one row that a third one adds up, and a state that the products read: its new value can only be copied.
+/// Two products of one row that a third one adds up, and a state that the products read: its new value can
+/// only be copied.
 const MODULE: &str = "module @m {
   param @a : f32[512, 256] role linear = tensor(\"a\")
   param @b : f32[512, 256] role linear = tensor(\"b\")
@@ -66,7 +67,7 @@ fn products_that_need_nothing_of_each_other_are_one_launch() {
     assert!(!kept.contains(&"mul"), "{kept:?}: only what is launched");
 }
 
-/// What two tokens give, and the state after them, as bits.
+/// The results of two tokens, and the state after them, as bits.
 fn two_tokens(program: &LoweredProgram) -> Vec<Vec<u8>> {
     let mut rng = TestRng(5);
     let mut numbers =
@@ -107,7 +108,8 @@ fn a_state_is_copied_after_its_last_reader() {
     assert_eq!(of_state, [0, 2]);
 }
 
-/// A product of a norm that is mixed with that of the token before, which a state keeps, between another product and another norm.
+/// A product of a norm that is mixed with that of the token before, which a state keeps, between another
+/// product and another norm.
 const SHIFTED: &str = "module @m {
   param @w : f32[256, 256] role linear = tensor(\"w\")
   param @scale : f32[256] role vector = tensor(\"scale\")

@@ -1,4 +1,5 @@
-//! Random modules through the whole pipeline: the steps, interpreted kernel by kernel, against the graph as it was.
+//! Random modules through the whole pipeline: the steps, interpreted kernel by kernel, against the graph as
+//! it was.
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::{RandomWeights, random_inputs};

@@ -1,5 +1,5 @@
-//! Passes after `quantize` keep the meaning of random modules with quantized weights. (Without quantization, each pass
-//! and all together are tested beside the filetests.)
+//! Passes after `quantize` keep the meaning of random modules with quantized weights. (Without quantization,
+//! each pass and all together are tested beside the filetests.)
 
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::equivalence::same_meaning;

@@ -1,6 +1,7 @@
-//! Parts of layers that remember, through the whole pipeline: convolutions, recurrences, latent attention and routing of random
-//! shapes, with decays at the ends of what numbers can say, in pieces of every length around a chunk. The kernels are interpreted,
-//! for CPUs with several workers and for a GPU with its races, against the graph on the whole text at once.
+//! Parts of layers that remember, through the whole pipeline: convolutions, recurrences, latent attention and
+//! routing of random shapes, with decays at the ends of what numbers can say, in pieces of every length
+//! around a chunk. The kernels are interpreted, for CPUs with several workers and for a GPU with its races,
+//! against the graph on the whole text at once.
 
 mod run;
 
@@ -38,10 +39,10 @@ enum MixerKind {
     Experts { experts: MoeLayer, corrected: bool },
 }
 
-/// Where the numbers by which a state decays come from.
+/// The source of the numbers by which a state decays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DecayInput {
-    /// They stand in the table.
+    /// They are in the table.
     Given,
     /// Their logarithms do.
     Log,
@@ -73,7 +74,7 @@ impl MixerLayer {
         MixerLayer { part, width }
     }
 
-    /// What the last columns of the table hold: decays, or their logarithms.
+    /// The content of the last columns of the table: decays, or their logarithms.
     fn decays(&self) -> (usize, &'static [f32]) {
         let of = |count: usize, decay: DecayInput| {
             (count, if decay == DecayInput::Log { &LOGS[..] } else { &DECAYS[..] })
@@ -90,7 +91,7 @@ impl MixerLayer {
     }
 }
 
-/// Takes columns of `x: [n, ..]` one after the other.
+/// Takes columns of `x: [n, ..]` in order.
 struct ColumnCursor {
     x: ValueId,
     at: usize,
@@ -109,7 +110,7 @@ impl ColumnCursor {
 }
 
 impl MixerLayer {
-    /// What a recurrence reads: queries and keys of the groups, values of the heads.
+    /// The inputs of a recurrence: queries and keys of the groups, values of the heads.
     fn queries(
         &self,
         net: &mut ModelBuilder,
@@ -246,7 +247,7 @@ fn delta_rules() {
     for seed in 0..16 {
         let mut rng = TestRng(100 + seed);
         let decay = if rng.chance(2) { DecayInput::Given } else { DecayInput::Log };
-        // Channels decay for themselves where each head has keys of its own.
+        // Channels decay separately where each head has its own keys.
         let mut state = matrices(&mut rng);
         let per_channel = rng.chance(2);
         if per_channel {
@@ -333,7 +334,8 @@ fn routing() {
     }
 }
 
-/// Of a scan that goes in chunks where there are tensor cores, in two launches with a buffer between, and step by step elsewhere.
+/// A scan that goes in chunks where there are tensor cores, in two launches with a buffer between, and step
+/// by step elsewhere.
 #[test]
 fn levels_with_other_launches_are_one_artifact() {
     let state = MatrixState { heads: 2, shared_by: 1, values: 32, keys: 16 };

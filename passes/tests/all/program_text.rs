@@ -1,5 +1,5 @@
-//! Programs as text: after every pass they read back as they were, the rest of the pipeline makes the same of them, and texts that
-//! somebody has damaged are errors, not panics.
+//! Programs as text: after every pass they read back as they were, the rest of the pipeline has the same
+//! result, and texts that somebody has damaged are errors, not panics.
 
 use mlcc_ir::testing::TestRng;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};

@@ -1,4 +1,4 @@
-//! What the user chooses and what the weight writer is told.
+//! Choices of the user, and what the weight writer gets.
 
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::FunctionKind;

@@ -1,6 +1,6 @@
-//! Models that are split among ranks, in the interpreter: every rank gives the bits of the whole model, in prompts, steps
-//! and batches, with each pass switched off. The models are families as they are configured in `tests/goldens`, with
-//! random weights.
+//! Models that are split among ranks, in the interpreter: every rank gives the bits of the whole model, in
+//! prompts, steps and batches, with each pass switched off. The models are families as they are configured in
+//! `tests/goldens`, with random weights.
 
 use mlcc_interp::equivalence::random_tensor;
 use mlcc_interp::graph::{
@@ -28,7 +28,7 @@ pub(crate) struct ShardedFamily {
     pub module: Module,
     checkpoint: Checkpoint,
     vocab: i32,
-    /// What sequences have adapters from; the entry functions are those for them.
+    /// Adapter slots of sequences; the entry functions are those for them.
     slots: Option<AdapterSlots>,
 }
 
@@ -89,7 +89,7 @@ impl ShardedFamily {
         Ok(self.with_notes(options, off)?.0)
     }
 
-    /// The module that comes of these options, and what the passes say of it.
+    /// The compiled module for these options, and the notes of the passes.
     pub fn with_notes(&self, options: PassOptions, off: &[&str]) -> Result<(Module, Vec<String>), PassError> {
         let mut program = LoweredProgram::new(self.module.clone());
         let control = PipelineControl {
@@ -203,7 +203,8 @@ fn exchanges_are_of_all_sequences(what: &str, module: &Module) {
     }
 }
 
-/// Every rank gives what one rank gives, with exchanges that kernels can do. Returns the module of the last number of ranks.
+/// Every rank gives what one rank gives, with exchanges that kernels can do. Returns the module of the last
+/// number of ranks.
 pub(crate) fn check(
     what: &str,
     model: &ShardedFamily,
@@ -307,7 +308,8 @@ fn rwkv5() {
 fn rwkv6() {
     let fields = json!({"head_size": 16, "num_attention_heads": 4});
     let split = check("rwkv6", &ShardedFamily::new("rwkv6-hf", fields), &["f32", "q4i8"], &[2, 4], &[]);
-    // Beside the usual four: the wide halves of the low-rank products that mix each token with the one before.
+    // Beside the usual four: the wide halves of the low-rank products that mix each token with the one
+    // before.
     assert_eq!(exchanges(&split, "decode"), 11 * 3 + 2);
 }
 
@@ -327,7 +329,8 @@ fn experts() {
     check("qwen3-moe", &model, &["f32", "q4i8"], &[2, 4], &[]);
 }
 
-/// Switching a pass off leaves the bits of ranks those of one: what the pass does is then done on neither side.
+/// Switching a pass off leaves the bits of ranks those of one: what the pass does is then done on neither
+/// side.
 #[test]
 fn each_pass_off() {
     let models = [("llama", llama()), ("rwkv7", rwkv7())];
@@ -382,7 +385,8 @@ fn rows_of_ranks_are_those_of_the_whole() {
     assert!(checked >= 4 * 7 * 3, "{checked} parts");
 }
 
-/// The reference cases of models that generate. Encoder-decoder models are not split yet, which the build says before any pass runs.
+/// The reference cases of models that generate. Encoder-decoder models are not split yet, which the build
+/// says before any pass runs.
 pub(crate) fn cases() -> Vec<String> {
     let root = format!("{}/../tests/goldens", env!("CARGO_MANIFEST_DIR"));
     let mut cases: Vec<String> = std::fs::read_dir(root)
@@ -414,7 +418,8 @@ fn families() {
             Err(error) => panic!("{case}: {error}"),
         };
         let line = format!("{case}: {outcome}\n");
-        // A new case is held to the bits of one rank, or refused; what it takes is written down below when it is known.
+        // A new case is held to the bits of one rank, or refused; what it takes is written down below when it
+        // is known.
         match FAMILIES.lines().any(|known| known.starts_with(&format!("{case}: "))) {
             true => found.push_str(&line),
             false => print!("not listed: {line}"),

@@ -36,7 +36,8 @@ fn ranks_add_their_part_of_what_an_adapter_adds() {
     assert!(bits(&model.results(&one, 1)[0]) != bits(&without[0]));
 }
 
-/// Heads and rows that do not divide, key heads that several ranks have, and heads that are ranges of one product.
+/// Heads and rows that do not divide, key heads that several ranks have, and heads that are ranges of one
+/// product.
 #[test]
 fn parts_that_overlap_and_parts_of_products() {
     check("llama", &llama(), &["f32"], &[3], &[]);
@@ -56,7 +57,7 @@ fn each_pass_off() {
     }
 }
 
-/// Where ranks add terms, products beside which there are adapters are gathered all the same.
+/// Where ranks add terms, products with adapters are gathered nevertheless.
 #[test]
 fn sums_over_ranks() {
     let model = llama();

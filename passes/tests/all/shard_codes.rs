@@ -1,4 +1,5 @@
-//! Models that are split among ranks whose gathers for products on 8-bit activations are codes: the bits of one rank, in fewer bytes.
+//! Models that are split among ranks whose gathers for products on 8-bit activations are codes: the bits of
+//! one rank, in fewer bytes.
 
 use super::shard::{ShardedFamily, bits, exchanges, llama, rwkv7};
 use super::shard_sums::{options, tampered, wide};
@@ -35,7 +36,7 @@ fn of_codes(module: &Module, function: &str) -> usize {
     exchanges.filter(|(_, node)| f.ty(node.inputs[0]).dtype == DType::I8).count()
 }
 
-/// Bytes that a rank sends in a call with so many tokens.
+/// Bytes that a rank sends in a call with `tokens` tokens.
 fn bytes(module: &Module, function: &str, tokens: i64) -> i64 {
     let (_, f) = module.function(function).unwrap();
     let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
@@ -63,7 +64,8 @@ fn llama_sends_two_of_four_gathers_as_codes() {
     }
 }
 
-/// What attention gives, and the inner values of the feed-forward block: 512 columns each, among the ranks. The residual stream stays floats.
+/// The results of attention and the inner values of the feed-forward block, 512 columns each, are split among
+/// the ranks. The residual stream stays floats.
 #[test]
 fn codes_are_a_quarter_of_the_bytes() {
     let model = wide("llama3-gqa-tied", &json!({}));
@@ -108,7 +110,7 @@ fn each_pass_off() {
     }
 }
 
-/// Parts of less than a group, 16-bit codes, floats, and readers that want floats.
+/// Parts of less than a group, 16-bit codes, floats, and readers that need floats.
 #[test]
 fn what_has_no_codes_stays_as_it_is() {
     let model = wide("llama3-gqa-tied", &json!({}));

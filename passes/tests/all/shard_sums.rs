@@ -1,5 +1,5 @@
-//! Models that are split among ranks with sums over ranks: within a tolerance of one rank, and all ranks with the same bits. What
-//! `auto` takes, and what faults of exchanges come to.
+//! Models that are split among ranks with sums over ranks: within a tolerance of one rank, and all ranks with
+//! the same bits. The choice of `auto`, and the effect of faults in all-gathers.
 
 use super::shard::{ShardedFamily, bits, cases, exchanges, llama, rwkv7};
 use mlcc_interp::graph::{AllGatherFault, FaultInjector, GraphError, RankError, RankMessage, Tensor};
@@ -30,9 +30,9 @@ fn difference(wanted: &[Vec<f32>], found: &[Vec<f32>]) -> f32 {
     all().map(|(x, y)| (x - y).abs()).fold(0.0, f32::max) / largest
 }
 
-/// Of f32: sums in another order.
+/// Tolerance of f32: sums in another order.
 const F32: f32 = 2e-5;
-/// Of codes: what differs by a rounding may get the code beside it.
+/// Tolerance of codes: a value that differs by a rounding may get the next code.
 const CODES: f32 = 2e-2;
 
 /// All ranks have the same bits, close to those of one.
@@ -136,7 +136,8 @@ fn columns_of_ranks_are_those_of_the_whole() {
     assert_eq!(checked, 4 * 2 * 2);
 }
 
-/// Every family that is split at all: sums over ranks leave what it gives within the tolerance, with no more exchanges. How many have fewer.
+/// Every family that is split at all: sums over ranks leave what it gives within the tolerance, with no more
+/// exchanges. How many have fewer.
 fn families(ranks: usize) -> usize {
     let mut fewer = 0;
     for case in cases() {
@@ -156,7 +157,7 @@ fn families_on_two_ranks() {
     assert!(fewer > 40, "{fewer}");
 }
 
-/// Which divide few of their sizes, so that few of their products are sums.
+/// Three ranks divide few of their sizes, so few of their products are sums.
 #[test]
 fn families_on_three_ranks() {
     let fewer = families(3);
@@ -178,8 +179,8 @@ fn three_groups() -> ShardedFamily {
     ShardedFamily::new("llama3-gqa-tied", fields)
 }
 
-/// Where a rank has less than a group of activations its codes have a scale of their own: they are others than those of one rank, but no
-/// further from what activations in floats give with the same weights.
+/// A rank with less than a group of activations has its own scale: its codes differ from those of one rank,
+/// but are no further from the results of float activations with the same weights.
 #[test]
 fn parts_of_a_group_are_as_exact_as_the_whole() {
     let model = three_groups();
@@ -191,7 +192,8 @@ fn parts_of_a_group_are_as_exact_as_the_whole() {
     assert!(of_three <= 1.5 * of_one, "three ranks are {of_three} off, one is {of_one}");
 }
 
-/// Three ranks with two heads each, and whole groups of weights and of activations: everything that can be a sum is one.
+/// Three ranks with two heads each, and whole groups of weights and of activations: everything that can be a
+/// sum is one.
 #[test]
 fn three_ranks_have_two_sums_a_layer() {
     let fields = json!({"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96, "intermediate_size": 768});
@@ -214,7 +216,7 @@ fn numbers_that_an_error_lists_work() {
         let listed: Vec<usize> = list.split(", ").map(|number| number.parse().unwrap()).collect();
         let works = |ranks: &usize| model.with_notes(options(*ranks, quant, TpMode::Reduce), &[]).is_ok();
         assert_eq!((2..=16).filter(works).collect::<Vec<_>>(), listed, "{quant}");
-        // Of activations a rank has a group of its own, with another scale than that of all: their codes are others.
+        // A rank has a part of a group of activations, with another scale than the whole: its codes differ.
         for ranks in listed.into_iter().filter(|_| quant == "q4f16_1") {
             let split = check("llama", &model, quant, ranks);
             assert!(ranks != 3 || exchanges(&split, "decode") == 2 * 3 + 2);

@@ -1,4 +1,5 @@
-//! Models whose sizes do not divide among ranks: parts overlap, and every rank still gives the bits of the whole model.
+//! Models whose sizes do not divide among ranks: parts overlap, and every rank still gives the bits of the
+//! whole model.
 
 use super::shard::{ShardedFamily, cases, check, check_bits, exchanges, share};
 use mlcc_ir::module::Module;

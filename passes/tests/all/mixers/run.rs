@@ -100,7 +100,7 @@ fn values(layer: &MixerLayer, module: &Module, rng: &mut TestRng) -> BTreeMap<St
         let mut number = || (rng.below(2001) as f32 / 1000.0 - 1.0) * 1.7 * scale;
         let mut data: Vec<f32> = (0..shape.iter().product()).map(|_| number()).collect();
         match name.as_str() {
-            // From what stays for ever to what is gone at once.
+            // From states that stay for ever to states that vanish at once.
             "slopes" => data.iter_mut().for_each(|x| *x = -rng.pick(&[0.0, 1e-7, 1e-3, 1.0, 30.0, 1000.0])),
             "table" => {
                 let (count, decays) = layer.decays();
@@ -117,8 +117,8 @@ fn values(layer: &MixerLayer, module: &Module, rng: &mut TestRng) -> BTreeMap<St
     tensors
 }
 
-/// What a level of an artifact runs does not depend on the levels beside it, even where these have other launches and buffers. Gives
-/// how many launches each level has.
+/// Checks that the code of a level of an artifact does not depend on the other levels, even where these have
+/// other launches and buffers. Returns how many launches each level has.
 pub fn levels_stay_as_they_are(layer: &MixerLayer, levels: &[&str]) -> Vec<usize> {
     let module = module(layer);
     let together = planned(&module, &levels.join(","), false, 33, usize::MAX);
@@ -143,7 +143,7 @@ fn program(module: &Module, target: &str, invariant: bool, chunk: i64) -> Lowere
     planned(module, target, invariant, chunk, 1)
 }
 
-/// For the best `levels` of a target.
+/// Compiles for the best `levels` of a target.
 fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: usize) -> LoweredProgram {
     let target = mlcc_target::resolve_target(target).unwrap();
     let level = |l: &mlcc_target::FeatureLevel| {
@@ -160,7 +160,7 @@ fn planned(module: &Module, target: &str, invariant: bool, chunk: i64, levels: u
 #[derive(Clone)]
 struct MixerResults {
     rows: Vec<f64>,
-    /// Those that are no caches.
+    /// States that are no caches.
     states: Vec<(String, Vec<f64>)>,
 }
 
@@ -203,7 +203,7 @@ impl MixerCase<'_> {
         MixerResults { rows: out[0].data.clone(), states: states.collect() }
     }
 
-    /// The kernels on the pieces, one after the other; single rows by the entry point for them if `decodes`.
+    /// The kernels on the pieces in order; single rows by the entry point for them if `decodes`.
     fn steps(
         &self,
         program: &LoweredProgram,
