@@ -1,9 +1,9 @@
-//! Kernels of the `attention` op: scores, softmax and weighted values of a block of keys at a time, with running maxima
-//! and sums ("online softmax", Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022), so that no matrix of
-//! scores is ever in memory. Everything is accumulated in f32.
+//! Kernels of the `attention` op: scores, softmax and weighted values of a block of keys at a time, with
+//! running maxima and sums ("online softmax", Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022),
+//! so that no matrix of scores is ever in memory. Everything is accumulated in f32.
 //!
-//! [`problem`] is what is computed, [`plan`] how. [`decode`] is one query on a CPU, with [`merge`]; [`prefill`] several
-//! queries on a CPU; [`gpu`] both. A file uses only files that stand above it here.
+//! [`problem`] says what is computed, [`plan`] how. [`decode`] is one query on a CPU, with [`merge`];
+//! [`prefill`] several queries on a CPU; [`gpu`] both. A file uses only files that are named above it here.
 
 pub mod problem;
 

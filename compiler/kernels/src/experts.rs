@@ -1,5 +1,5 @@
-//! Kernels for mixtures of experts: the choice of the largest scores of a row, and on GPUs products of rows with the
-//! matrices that were chosen for them (on CPUs see `weight_matmul::emit_experts`).
+//! Kernels for mixtures of experts: the choice of the largest scores of a row, and on GPUs products of rows
+//! with the matrices that were chosen for them (on CPUs see `weight_matmul::emit_experts`).
 
 use crate::inline::{Inliner, LaneIndex, reduce_loop};
 use crate::machine::MachineKind;
@@ -13,8 +13,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, Val};
 /// Rows of a GPU block of the choice, and threads that work on one row of a product.
 const ROWS: i64 = 32;
 
-/// The choice of a row: some rounds, each over the elements after the last one chosen in the order of falling values, then
-/// rising indices.
+/// The choice of a row: some rounds, each over the elements after the last one chosen in the order of falling
+/// values, then rising indices.
 pub struct TopK<'a, 'k> {
     pub k: &'k Recorder,
     /// Binds `x`; one lane.
@@ -22,7 +22,7 @@ pub struct TopK<'a, 'k> {
     pub x: ValueId,
     /// Elements that are chosen.
     pub count: i64,
-    /// Where values and indices go, `[rows, count]` each.
+    /// Outputs for values and indices, `[rows, count]` each.
     pub values: Option<BufId>,
     pub ids: Option<BufId>,
 }

@@ -6,19 +6,20 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use std::fmt;
 
-/// How numbers are made of 16-bit floats.
+/// The way in which numbers are made of 16-bit floats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HalfSplit {
     /// f16 or bf16.
     pub dtype: DType,
-    /// Numbers are the sums of so many: f32 as two f16 keep 22 bits, as two bf16 17, as three all of them.
+    /// The number of floats whose sum is the number: f32 as two f16 keep 22 bits, as two bf16 17, as three
+    /// all of them.
     pub parts: u32,
-    /// Of what they are multiplied with, which is f32.
+    /// The parts of the other operand, which is f32.
     pub others: u32,
 }
 
 impl HalfSplit {
-    /// How what they are multiplied with is made.
+    /// The split of the other operand.
     pub fn other_operand(self) -> HalfSplit {
         HalfSplit { parts: self.others, ..self }
     }
@@ -35,7 +36,7 @@ impl fmt::Display for HalfSplit {
     }
 }
 
-/// f32 as `parts` 16-bit floats: each is what those before it leave.
+/// f32 as `parts` 16-bit floats: each is the remainder of those before it.
 pub(crate) fn split_floats<'k>(floats: Val<'k>, dtype: DType, parts: u32) -> SplitParts<'k> {
     let mut rest = floats.named("floats");
     [0, 1, 2].map(|part| {
@@ -69,7 +70,7 @@ fn upper_halves(floats: Val) -> Val {
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }
 
-/// As many as a number has.
+/// The parts of a number, as many as it has.
 pub(crate) type SplitParts<'k> = [Option<Val<'k>>; 3];
 
 /// Fragments of numbers.
@@ -79,7 +80,7 @@ pub(crate) struct SplitFragment<'k> {
 }
 
 impl<'k> SplitFragment<'k> {
-    /// Of 8 f32 of a lane.
+    /// Splits 8 f32 of a lane.
     pub fn from_floats(floats: Val<'k>, halves: HalfSplit) -> SplitFragment<'k> {
         SplitFragment { parts: split_floats(floats, halves.dtype, halves.parts) }
     }
@@ -91,7 +92,8 @@ impl<'k> SplitFragment<'k> {
         SplitFragment { parts: self.parts.map(|all| all.map(|all| all.shuffle(first..first + elements))) }
     }
 
-    /// `sums + self * other`, small products first; those beyond the last part of `self` are beyond the last bit.
+    /// `sums + self * other`, small products first; those beyond the last part of `self` are beyond the last
+    /// bit.
     pub fn add_to(self, sums: Val<'k>, other: SplitFragment<'k>) -> Val<'k> {
         let parts = |of: &SplitParts<'k>| of.iter().flatten().count();
         let last = parts(&self.parts).max(parts(&other.parts)) - 1;
@@ -112,7 +114,8 @@ pub(crate) fn side_by_side<'k>([left, right]: [Val<'k>; 2]) -> Val<'k> {
     left.shuffle_with(right, order(&M16N8K16.a, &M16N8K16.accumulator))
 }
 
-/// Where each element of a first factor is among those of two fragments of sums: every lane has its own.
+/// The place of each element of a first factor among those of two fragments of sums; both are in the same
+/// lane.
 fn order(to: &Fragment, from: &Fragment) -> Vec<u32> {
     let place = |e: u32| {
         let (row, column) = from.coordinates(0, e % from.elements_per_lane());
@@ -126,7 +129,8 @@ fn order(to: &Fragment, from: &Fragment) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A lane has the same elements of a first factor and of the sums beside each other, so none goes to another lane.
+    /// A lane has the same elements of a first factor and of the two fragments of sums, so none goes to
+    /// another lane.
     #[test]
     fn sums_are_factors() {
         let (a, sums) = (&M16N8K16.a, &M16N8K16.accumulator);

@@ -1,8 +1,8 @@
-//! Turns compute definitions into kernel expressions: the value of an SSA value at given indices, with everything that
-//! is not bound to a buffer or an expression inlined from its definition.
+//! Turns compute definitions into kernel expressions: the value of an SSA value at given indices, with
+//! everything that is not bound to a buffer or an expression inlined from its definition.
 //!
-//! One axis may be a vector: its index is `base + stride * lane`. Addresses that stay of this form become contiguous
-//! (stride 1) or broadcast (stride 0) accesses; everything else becomes a gather.
+//! One axis may be a vector: its index is `base + stride * lane`. Addresses that stay of this form become
+//! contiguous (stride 1) or broadcast (stride 0) accesses; everything else becomes a gather.
 
 mod codes;
 mod index;
@@ -28,11 +28,12 @@ pub use paged::{CachePage, PagedBuffer};
 pub use reduce::reduce_loop;
 pub(crate) use store::{RowAt, store_all};
 
-/// What a value of the function is while its kernel runs.
+/// The location of a value of the function while its kernel runs.
 #[allow(clippy::large_enum_variant, reason = "most bindings are buffers")]
 #[derive(Clone)]
 pub enum Binding<'k> {
-    /// In memory, row-major with the dims of its type (or in the layout of a packed or re-packed parameter; or in pages).
+    /// A buffer in memory, row-major with the dims of its type (or in the layout of a packed or re-packed
+    /// parameter; or in pages).
     Buffer { buf: BufId, layout: Option<TensorLayout>, pages: Option<PagedBuffer> },
     /// Known at the current position, whatever the indices (an accumulator, a row's reduction).
     Value(Val<'k>),
@@ -55,7 +56,7 @@ pub struct Inliner<'f, 'k> {
     pub page: Option<CachePage<'k>>,
 }
 
-/// What the indices of a scalar expression stand for.
+/// The meaning of the indices of a scalar expression.
 struct ScalarIndices<'p, 'k> {
     inputs: &'p [ValueId],
     axes: &'p [LaneIndex<'k>],
@@ -78,7 +79,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
         Inliner { lanes: 1, mask: None, aligned: false, ..self.clone() }
     }
 
-    /// Where a value lies that is a cache in pages.
+    /// The pages of a value that is a cache in pages.
     pub fn pages_of(&self, v: ValueId) -> Option<PagedBuffer> {
         match self.bindings.get(&v)? {
             Binding::Buffer { pages, .. } => *pages,
@@ -149,7 +150,8 @@ impl<'f, 'k> Inliner<'f, 'k> {
         }
     }
 
-    /// Both arms are evaluated, so loads in an arm must stay inside their buffers where the arm is not chosen.
+    /// Both arms are evaluated, so loads in an arm must stay inside their buffers where the arm is not
+    /// chosen.
     fn select(
         &self,
         k: &'k Recorder,
@@ -223,8 +225,9 @@ impl<'f, 'k> Inliner<'f, 'k> {
         }
     }
 
-    /// Where a whole vector is read in any case, if all of its lanes are wanted or none: from the first rows where it is not
-    /// wanted. A masked load takes as long, and much longer where its address is not mapped.
+    /// The indices of a whole vector that is read in any case, if all of its lanes are needed or none: the
+    /// first rows where it is not needed. A masked load takes as long, and much longer where its address is
+    /// not mapped.
     fn in_bounds(
         &self,
         k: &'k Recorder,

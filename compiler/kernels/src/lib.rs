@@ -1,5 +1,5 @@
-//! From ops to kernels: generic kernels made from compute definitions, generators for the shapes that matter, and the
-//! lowering of whole functions.
+//! Generators of kernels for ops: generic kernels made from compute definitions, generators for the shapes
+//! that matter, and the lowering of whole functions.
 
 pub mod attention;
 pub mod experts;

@@ -1,4 +1,5 @@
-//! From graph functions to kernels: every group that fusion made becomes one kernel; reshapes become views.
+//! Lowering of graph functions to kernels: every group that fusion made becomes one kernel; reshapes become
+//! views.
 
 pub mod attention;
 pub mod contraction;
@@ -33,14 +34,15 @@ pub use error::LowerError;
 #[derive(Clone)]
 pub struct LoweredModule {
     pub kernels: Vec<Kernel>,
-    /// By kernel.
+    /// The cost of each kernel.
     pub costs: Vec<LaunchCost>,
-    /// By kernel, for `--explain-passes`; none where the kernels were read from text.
+    /// The explanation of each kernel, for `--explain-passes`; none where the kernels were read from text.
     pub explanations: Vec<KernelExplanation>,
     pub entries: Vec<LoweredEntry>,
 }
 
-/// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else row-major.
+/// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else
+/// row-major.
 pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
     // What each reader wants; row-major where they do not agree.
     let mut wanted: Vec<Option<Packing>> = vec![None; module.params.len()];
@@ -75,7 +77,8 @@ pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
     }
 }
 
-/// Lowers all entry functions, which are called with at most `most_rows` rows. Every node must be a parameter, a state access, a reshape, or a call of a group.
+/// Lowers all entry functions, which are called with at most `most_rows` rows. Every node must be a
+/// parameter, a state access, a reshape, or a call of a group.
 pub fn lower(module: &Module, target: &KernelTarget, most_rows: i64) -> Result<LoweredModule, LowerError> {
     let mut kernels = KernelCache::new(module, target);
     let mut entries = Vec::new();

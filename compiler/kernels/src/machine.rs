@@ -1,4 +1,4 @@
-//! What executes a kernel, as far as generators of rows, scans and choices ask.
+//! The machine that executes a kernel, as far as generators of rows, scans and choices ask.
 
 use crate::params::KernelTarget;
 use mlcc_ir::instr::InstrId;
@@ -17,9 +17,10 @@ pub struct KernelTuning {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MachineKind {
-    /// With vectors of `lanes` lanes; the instruction that prefetches f32 elements; sizes of its tuning.
+    /// A CPU with vectors of `lanes` lanes; the instruction that prefetches f32 elements; sizes of its
+    /// tuning.
     Cpu { lanes: u32, prefetch: Option<InstrId>, sizes: KernelTuning },
-    /// Whether copies to shared memory go on while a thread computes.
+    /// A GPU; `asynchronous` if copies to shared memory go on while a thread computes.
     Gpu { asynchronous: bool },
 }
 

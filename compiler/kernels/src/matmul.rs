@@ -1,8 +1,9 @@
-//! The product `y[i][j] = sum over k of x[i][k] * w[j][k]`, a matvec or a matmul: on CPUs over weights in `Tile16` order
-//! ([`cpu`]), on GPUs over row-major weights ([`gpu`]), and with matrices that rows choose ([`experts`]).
+//! The product `y[i][j] = sum over k of x[i][k] * w[j][k]`, a matvec or a matmul: on CPUs over weights in
+//! `Tile16` order ([`cpu`]), on GPUs over row-major weights ([`gpu`]), and with matrices that rows choose
+//! ([`experts`]).
 //!
-//! Sums never touch memory between product and epilogue: the epilogue closure receives each vector of sums and stores what
-//! it makes of them.
+//! Sums never touch memory between product and epilogue: the epilogue closure receives each vector of sums
+//! and stores what it makes of them.
 //!
 //! | file or folder | what |
 //! | --- | --- |

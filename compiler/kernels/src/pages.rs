@@ -13,22 +13,24 @@ use mlcc_target::Arch;
 
 /// Every cache has a part of each page that begins at a multiple of this many bytes.
 const ALIGN: u64 = 64;
-/// Of a block that copies a row on a GPU.
+/// Threads of a block that copies a row on a GPU.
 const THREADS: i64 = 256;
 
-/// Where the caches of a model have their rows in a page.
+/// The places of the rows of a model's caches in a page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageLayout {
-    /// By state: where its part begins. `None` for states that are no caches.
+    /// Start of each state's part. `None` for states that are no caches.
     parts: Vec<Option<u64>>,
-    /// Of a page. On CPUs with those of the other ranks, which may be threads of one process; a GPU has those of its own alone.
+    /// Bytes of a page. On CPUs it has the parts of the other ranks too, which may be threads of one process;
+    /// on a GPU only its own.
     pub bytes: u64,
     /// Pages of a sequence.
     pub pages: u64,
 }
 
 impl PageLayout {
-    /// Of all caches in their order; `None` for a model that has none, or one whose rows have no fixed size.
+    /// The layout of all caches in their order; `None` for a model that has none, or one whose rows have no
+    /// fixed size.
     pub fn for_module(module: &Module, arch: Arch) -> Option<PageLayout> {
         let context = u64::try_from(module.context_length()?).ok()?;
         let (mut parts, mut bytes) = (Vec::new(), 0_u64);
@@ -47,7 +49,7 @@ impl PageLayout {
         Some(PageLayout { parts, bytes, pages: context.div_ceil(PAGE_ROWS) })
     }
 
-    /// Where a cache has its rows in a page.
+    /// The start of a cache's rows in a page.
     pub fn state_offset(&self, state: StateId) -> Option<u64> {
         self.parts.get(state.index()).copied().flatten()
     }

@@ -1,4 +1,4 @@
-//! What generators need to know of a machine.
+//! Parameters of a machine that generators need.
 
 use mlcc_ir::dim::Dim;
 use mlcc_ir::instr::InstrId;
@@ -7,7 +7,7 @@ use mlcc_kernel_lang::math::QuotientMethod;
 use mlcc_target::{Arch, AttentionTile, DivisionMethod, FeatureLevel, MatrixTile, TuneTables};
 use std::collections::BTreeSet;
 
-/// What a generator needs to know of a machine.
+/// The parameters of a machine that a generator needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KernelTarget {
     pub arch: Arch,
@@ -15,16 +15,17 @@ pub struct KernelTarget {
     pub features: BTreeSet<String>,
     /// Widest vector that kernels should use; ignored on a GPU.
     pub vector_bits: u32,
-    /// What the spec of the level says beyond its instructions; the default on a GPU.
+    /// The tuning of the level's spec beyond its instructions; the default on a GPU.
     pub tune: TuneTables,
-    /// What is computed for a row has the same bits, whatever rows are beside it (docs/design/0042-batch-invariance.md): where
-    /// that takes other kernels than the fastest of a single row. For CPUs.
+    /// Results of a row have the same bits, whatever other rows there are
+    /// (docs/design/0042-batch-invariance.md), even if that takes other kernels than the fastest of a single
+    /// row. For CPUs.
     pub batch_invariant: bool,
-    /// How products of many rows use tensor cores, where there are some.
+    /// The tile of products of many rows on tensor cores, where there are some.
     pub matrix: Option<MatrixTile>,
-    /// The same of packed weights with f16 activations, where that is another tile.
+    /// The tile of packed weights with f16 activations, where that is another one.
     pub code_matrix: Option<MatrixTile>,
-    /// How attention does.
+    /// The tile of attention on tensor cores.
     pub attention: Option<AttentionTile>,
 }
 
@@ -53,13 +54,14 @@ impl KernelTarget {
         }
     }
 
-    /// Whether instructions multiply with one lane of a vector, so that an operand need not be repeated in all lanes.
+    /// True if instructions multiply with one lane of a vector, so that an operand need not be repeated in
+    /// all lanes.
     pub fn by_lane(&self) -> bool {
         self.arch == Arch::Aarch64
     }
 
-    /// Whether what is computed around a product with results of these dims belongs into its kernel: of a single row on a GPU, where a launch
-    /// costs more than to compute a row of activations again in every block.
+    /// True if ops around a product with results of these dims belong into its kernel: for a single row on a
+    /// GPU, where a launch costs more than to compute a row of activations again in every block.
     pub fn joins_single_rows(&self, dims: &[Dim]) -> bool {
         self.arch == Arch::Nvptx && matches!(dims, [row, _] if row.as_const() == Some(1))
     }
@@ -70,7 +72,7 @@ impl KernelTarget {
         def.arch == self.arch.name() && def.features.iter().all(|f| self.features.contains(*f))
     }
 
-    /// How activations divide.
+    /// The way in which activations divide.
     pub fn quotient_method(&self) -> QuotientMethod {
         match self.tune.division {
             DivisionMethod::Divider => QuotientMethod::Division,
@@ -99,7 +101,7 @@ impl KernelTarget {
         self.find(&[name])
     }
 
-    /// Reads a line for nothing but to have it; see [`Self::drops_requests`].
+    /// The instruction that reads a line only to have it in the cache; see [`Self::drops_requests`].
     pub fn touch_instr(&self, dtype: DType) -> Option<InstrId> {
         let name = match dtype {
             DType::F32 => "touch_f32",
@@ -111,12 +113,12 @@ impl KernelTarget {
         self.find(&[name])
     }
 
-    /// Whether requests ahead of their use do less than plain loads in the order of memory.
+    /// True if prefetches do less than plain loads in the order of memory.
     pub fn drops_requests(&self) -> bool {
         self.tune.drops_requests
     }
 
-    /// How integer activations meet packed weights here.
+    /// The products of integer activations with packed weights.
     pub fn int_dot(&self) -> IntDot {
         let unsigned =
             self.find_wide([&["vpdpbusd_512"], &["vpdpbusd_256", "vpdpbusd_avx_256"], &["usdot_128"]]);
@@ -143,14 +145,16 @@ impl KernelTarget {
         })
     }
 
-    /// How products of pairs of 16-bit codes are added, where that is faster than products in f32.
+    /// The way in which products of pairs of 16-bit codes are added, where that is faster than products in
+    /// f32.
     pub fn pair_dot(&self) -> Option<PairDot> {
         let added = self.find_wide([&["vpdpwssd_512"], &["vpdpwssd_256", "vpdpwssd_avx_256"], &[]]);
         let products = self.find_wide([&[], &["vpmaddwd_256"], &["pmaddwd_128"]]);
         added.map(PairDot::Added).or(products.map(PairDot::Products))
     }
 
-    /// Multiplies two rows of 8 codes with two others, every one with every other: twice the products of a dot instruction.
+    /// Multiplies two rows of 8 codes with two others, every one with every other: twice the products of a
+    /// dot instruction.
     pub fn mmla_instr(&self) -> Option<InstrId> {
         self.find_wide([&[], &[], &["smmla_128"]])
     }
@@ -161,12 +165,12 @@ impl KernelTarget {
         Some([here("here_i16_256")?, here("here_i32_256")?])
     }
 
-    /// Whether copies to shared memory go on while a thread computes.
+    /// True if copies to shared memory go on while a thread computes.
     pub fn copies_asynchronously(&self) -> bool {
         self.find(&["cp_async_16_f32"]).is_some()
     }
 
-    /// Whether it multiplies fragments of bf16.
+    /// True if it multiplies fragments of bf16.
     pub fn multiplies_bf16(&self) -> bool {
         self.find(&["mma_m16n8k16_bf16"]).is_some() && self.copies_asynchronously()
     }
@@ -177,13 +181,13 @@ impl KernelTarget {
     }
 }
 
-/// How products of pairs of 16-bit codes are added in i32.
+/// The way in which products of pairs of 16-bit codes are added in i32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PairDot {
     /// `i32 += i16 * i16 + i16 * i16`, at twice the rate of f32 products.
     Added(InstrId),
-    /// `i16 * i16 + i16 * i16`; sums are an operation of their own, which goes to other units than products where cores have them
-    /// (Intel's have three, Zen 3 four).
+    /// `i16 * i16 + i16 * i16`; sums are an operation of their own, which goes to other units than products
+    /// where cores have them (Intel's have three, Zen 3 four).
     Products(InstrId),
 }
 
@@ -208,14 +212,15 @@ impl IntDot {
     }
 }
 
-/// How 8-bit activations meet integer weights.
+/// The products of 8-bit activations with integer weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntDot {
     /// `i32 += dot4(u8, i8)`: weights as stored, the zero point repaired with the sums of the activations.
     Unsigned(InstrId),
     /// `i32 += dot4(i8, i8)`: weights with the zero point removed.
     Signed(InstrId),
-    /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`; `sign` puts the signs of one operand on the other.
+    /// `i16 = u8 * i8 + u8 * i8` (saturating) and `i32 = i16 * i16 + i16 * i16`; `sign` puts the signs of one
+    /// operand on the other.
     Pairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// `i16 = i8 * i8`, and sums of neighbours.
     Long(WideningDot),
@@ -223,7 +228,8 @@ pub enum IntDot {
     Widen,
 }
 
-/// Products of bytes as words of their own: `multiply` 8 of them, `pairs` adds neighbouring words in i32, `join` those of two vectors.
+/// Products of bytes as words of their own: `multiply` 8 of them, `pairs` adds neighbouring words in i32,
+/// `join` those of two vectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WideningDot {
     pub multiply: InstrId,

@@ -1,13 +1,13 @@
-//! Activations as integers for the products with packed weights: the row of a `quantize_rows`, in the order that these
-//! products read.
+//! Activations as integers for the products with packed weights: the row of a `quantize_rows`, in the order
+//! that these products read.
 //!
-//! Each group of columns becomes `round(x / scale)`, borders moved by [`CODE_OFFSET`](mlcc_ir::ops::CODE_OFFSET), with
-//! `scale = max|x| / largest code`: 8-bit codes, or 16-bit ones in two planes, `code = 256 high + low`. With 16 bits the
-//! error is at most `max|x| / 65024` of a group: finer than f16 for the large values of the group, and far below the error
-//! of packed weights.
+//! Each group of columns becomes `round(x / scale)`, borders moved by
+//! [`CODE_OFFSET`](mlcc_ir::ops::CODE_OFFSET), with `scale = max|x| / largest code`: 8-bit codes, or 16-bit
+//! ones in two planes, `code = 256 high + low`. With 16 bits the error is at most `max|x| / 65024` of a
+//! group: finer than f16 for the large values of the group, and far below the error of packed weights.
 //!
-//! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it, and no scale
-//! is below 2^-64 of a larger one before it, so that ratios stay finite.
+//! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it,
+//! and no scale is below 2^-64 of a larger one before it, so that ratios stay finite.
 
 mod measure;
 mod prefetch;
@@ -23,7 +23,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_target::QuantizeTuning;
 use scales::ScaleCarry;
 
-/// How the codes of some rows are interleaved: `columns` codes (4 or 8) of each, then the next columns.
+/// The way in which the codes of some rows are interleaved: `columns` codes (4 or 8) of each, then the next
+/// columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CodeBlock {
     pub rows: u32,
@@ -49,10 +50,11 @@ pub struct RowCodes {
     pub k: usize,
 }
 
-/// Rows whose codes are interleaved: some columns of all rows one after the other, then the next columns.
+/// Rows whose codes are interleaved: some columns of all rows in order, then the next columns.
 pub struct RowBlock<'a, 'f, 'k> {
     pub inliner: &'a Inliner<'f, 'k>,
-    /// Indices of the only row, where rows have several leading axes; else the number of a row is its only index.
+    /// Indices of the only row, where rows have several leading axes; else the number of a row is its only
+    /// index.
     pub leading: Option<&'a [LaneIndex<'k>]>,
     /// Row number of the first.
     pub first: Val<'k>,
@@ -62,10 +64,10 @@ pub struct RowBlock<'a, 'f, 'k> {
     pub size: u32,
     /// Columns of a row that stay together, 4 or 8.
     pub columns: u32,
-    /// What is known of each row: values and what holds them, an element per row of the block.
+    /// The known values of each row and their buffers, which have an element per row of the block.
     pub known: &'a [(ValueId, BufferView<'k, 1>)],
     pub lanes: u32,
-    /// What prefetches f32 elements, and the number of all rows.
+    /// The instruction that prefetches f32 elements, and the number of all rows.
     pub prefetch: Option<(InstrId, Val<'k>)>,
     pub sizes: QuantizeTuning,
 }
@@ -104,8 +106,8 @@ impl RowCodes {
     }
 }
 
-/// Quantizes the rows of a block. On the way it stores other values of the rows, whole vectors of as many columns as the
-/// first of the codes have.
+/// Quantizes the rows of a block. On the way it stores other values of the rows, whole vectors of as many
+/// columns as the first of the codes have.
 pub fn emit<'k>(
     k: &'k Recorder,
     block: &RowBlock<'_, '_, 'k>,
@@ -120,8 +122,8 @@ pub fn emit<'k>(
     }
 }
 
-/// How many groups of each row are worked on before the next row, of codes of equal shape: all pieces have as many if
-/// possible.
+/// The number of groups of each row that are worked on before the next row, of codes of equal shape: all
+/// pieces have as many if possible.
 fn groups_of_piece(block: &RowBlock, codes: &[RowCodes]) -> usize {
     let full = (codes[0].k / codes[0].group).max(1);
     let computed = codes.iter().filter(|codes| !codes.loaded(block)).count();
@@ -131,7 +133,7 @@ fn groups_of_piece(block: &RowBlock, codes: &[RowCodes]) -> usize {
     (most / 2 + 1..=most).rev().find(|by| full.is_multiple_of(*by)).unwrap_or(most)
 }
 
-/// What one of the codes needs while a block is quantized.
+/// Buffers for one of the codes while a block is quantized.
 struct QuantizeBuffers<'k> {
     /// An element per row.
     carry: ScaleCarry<BufferView<'k, 1>>,
@@ -211,8 +213,8 @@ impl<'f, 'k> RowQuantizer<'_, 'f, 'k> {
         self.each_row(|r, row| self.each_code(|(codes, work)| self.store_unit(codes, work, r, row)));
     }
 
-    /// `groups` groups of every row, with `columns` columns each. Magnitudes of all groups of a row come first, then their
-    /// scales, then the codes: steps of different groups need not wait for each other.
+    /// `groups` groups of every row, with `columns` columns each. Magnitudes of all groups of a row come
+    /// first, then their scales, then the codes: steps of different groups need not wait for each other.
     fn piece(&self, first: Val<'k>, groups: usize, columns: usize) {
         let (k, groups) = (self.k, groups as i64);
         let each_group = |body: &dyn Fn(CodeGroup<'k>)| {

@@ -1,9 +1,9 @@
-//! The kernel for groups of elementwise ops and last-axis reductions: one pass per row. Reductions become scalars of
-//! the row, then every output is stored in one loop over the columns, all loads of an iteration before its stores (so an
-//! output may take the place of an input read at the same index).
+//! The kernel for groups of elementwise ops and last-axis reductions: one pass per row. Reductions become
+//! scalars of the row, then every output is stored in one loop over the columns, all loads of an iteration
+//! before its stores (so an output may take the place of an input read at the same index).
 //!
-//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail. GPU: blocks for each
-//! row of the first two axes ([`gpu`]).
+//! CPU: rows are shared out among workers along their first axis, columns are vectors with a scalar tail.
+//! GPU: blocks for each row of the first two axes ([`gpu`]).
 
 mod columns;
 mod gpu;
@@ -29,16 +29,16 @@ pub struct RowKernel<'a, 'f, 'k> {
     pub inliner: &'a Inliner<'f, 'k>,
     /// The axes before the last one, the same for all outputs.
     pub leading: &'a [Dim],
-    /// What is stored where.
+    /// The values that are stored, with their buffers.
     pub outputs: &'a [(ValueId, BufId)],
-    /// What is quantized (CPU). With one leading axis rows are shared out in blocks of `block`, as their codes are ordered; where
-    /// there are further leading axes, the codes follow row by row.
+    /// The codes to make (CPU). With one leading axis rows are shared in blocks of `block`, as their codes
+    /// are ordered; where there are further leading axes, the codes follow row by row.
     pub codes: &'a [RowCodes],
     pub block: CodeBlock,
     pub machine: MachineKind,
 }
 
-/// Who computes a row.
+/// The executor of a row.
 #[derive(Clone, Copy)]
 enum RowExecutor<'k> {
     /// A CPU worker, with vectors of `lanes` lanes.
@@ -80,7 +80,8 @@ impl<'k> RowKernel<'_, '_, 'k> {
         }
     }
 
-    /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then the row itself.
+    /// Loops over further leading axes (on a GPU, blocks for the second one where its size is known), then
+    /// the row itself.
     fn inner(self, leading: Vec<LaneIndex<'k>>, executor: RowExecutor<'k>) {
         let Some(size) = self.leading.get(leading.len()) else { return self.row(&leading, executor) };
         let gpu = matches!(self.machine, MachineKind::Gpu { .. });
@@ -121,7 +122,8 @@ impl<'k> RowKernel<'_, '_, 'k> {
     }
 }
 
-/// Stores one row of `outputs` where `at` says (CPU). Only the first axis of the buffers may be longer than the values'.
+/// Stores one row of `outputs` where `at` says (CPU). Only the first axis of the buffers may be longer than
+/// the values'.
 pub(crate) fn emit_at<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,
@@ -134,7 +136,7 @@ pub(crate) fn emit_at<'k>(
     columns::store(k, &inliner, at, outputs, worker);
 }
 
-/// The same in a block of a GPU with so many threads.
+/// The same computation in a block of a GPU with `threads` threads.
 pub(crate) fn emit_in_block<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,
@@ -148,7 +150,8 @@ pub(crate) fn emit_in_block<'k>(
     columns::store(k, &inliner, at, outputs, block);
 }
 
-/// Hands a value `[1, columns]` to `keep`, vector by vector with the first column, in the threads of a block of a GPU.
+/// Hands a value `[1, columns]` to `keep`, vector by vector with the first column, in the threads of a block
+/// of a GPU.
 pub(crate) fn for_each_column<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,
@@ -180,7 +183,7 @@ fn flat_row<'k>(k: &'k Recorder, dims: &[Dim], leading: &[LaneIndex<'k>]) -> Val
     flat.named("row")
 }
 
-/// With the reductions over a row computed and bound.
+/// The inliner with the reductions over a row computed and bound.
 fn with_reductions<'f, 'k>(
     k: &'k Recorder,
     inliner: &Inliner<'f, 'k>,

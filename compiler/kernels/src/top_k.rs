@@ -1,11 +1,12 @@
 //! The largest elements of long rows on a GPU: the tokens of a vocabulary among which the next one is chosen.
 //!
-//! A block takes a tile of a row. Its elements become keys: integers that are larger where the element is, and of equal elements for
-//! the earlier one. Runs of as many keys as are wanted are sorted; then two runs become one of the largest of both, until one is
-//! left ("bitonic top-k" of Shanbhag, Pirk and Madden, "Efficient Top-K Query Processing on Massively Parallel Hardware", SIGMOD
-//! 2018). Of rows of several tiles a second kernel does the same with what the tiles have left.
+//! A block takes a tile of a row. Its elements become keys: integers that are larger where the element is,
+//! and of equal elements for the earlier one. Runs of as many keys as are wanted are sorted; then two runs
+//! become one of the largest of both, until one is left ("bitonic top-k" of Shanbhag, Pirk and Madden,
+//! "Efficient Top-K Query Processing on Massively Parallel Hardware", SIGMOD 2018). Of rows of several tiles
+//! a second kernel does the same with what the tiles have left.
 //!
-//! NaN comes after all numbers, and -0 equals 0, which is what is stored for it.
+//! NaN comes after all numbers, and -0 equals 0, which is stored for it.
 
 use crate::inline::{Inliner, LaneIndex};
 use mlcc_ir::dim::Dim;
@@ -18,14 +19,14 @@ use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
 const TILE: i64 = 4096;
 /// Most threads of a block.
 const THREADS: i64 = 512;
-/// Fewer are chosen faster one after the other, as the experts of a token.
+/// Fewer are chosen faster one by one, as the experts of a token.
 const FEW: i64 = 16;
 /// Less than every key of an element.
 const NOTHING: i64 = -i64::MAX;
 /// Numbers of elements are below this.
 const LAST_ID: i64 = i32::MAX as i64;
 
-/// How the largest `count` of `columns` elements of a row are found.
+/// The way in which the largest `count` of `columns` elements of a row are found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TopKPlan {
     pub count: i64,
@@ -53,8 +54,8 @@ impl TopKPlan {
         self.tile_count() * self.list_length()
     }
 
-    /// Records the kernel that looks at rows of `x`, one lane each. The keys of a tile go to `between`, or where there is one tile what
-    /// was chosen to `results`.
+    /// Records the kernel that looks at rows of `x`, one lane each. The keys of a tile go to `between`, or
+    /// where there is one tile what was chosen to `results`.
     pub fn emit(self, inliner: &Inliner<'_, '_>, k: &Recorder, x: ValueId, to: TopKOutput) {
         let rows = inliner.f.ty(x).dims[0].clone();
         let element = |row, column| {
@@ -104,8 +105,8 @@ impl TopKPlan {
         });
     }
 
-    /// The largest of `size` keys in falling order, valid in all threads. `load` gives the key at a place to its second argument, or
-    /// nothing.
+    /// The largest of `size` keys in falling order, valid in all threads. `load` gives the key at a place to
+    /// its second argument, or nothing.
     fn sort_keys<'k>(
         self,
         k: &'k Recorder,
@@ -151,10 +152,10 @@ impl TopKPlan {
     }
 }
 
-/// What the first kernel writes.
+/// The output of the first kernel.
 #[derive(Clone, Copy)]
 pub enum TopKOutput {
-    /// Of `[rows, count]` each.
+    /// `[rows, count]` values and indices.
     Results { values: Option<BufId>, ids: Option<BufId> },
     /// `[rows, tiles, list]` keys.
     Partial(BufId),
@@ -173,8 +174,8 @@ struct BitonicSorter<'k> {
 }
 
 impl<'k> BitonicSorter<'k> {
-    /// Puts bitonic runs of `run` keys in order. `place(pair, distance)` tells of each of so many pairs where its first key lies (the
-    /// other one is `distance` further), and whether the larger one comes first.
+    /// Puts bitonic runs of `run` keys in order. `place(pair, distance)` returns for each of `pairs` pairs
+    /// where its first key is (the other one is `distance` further), and whether the larger one comes first.
     fn sort_runs(&self, run: i64, pairs: i64, place: impl FnOnce(Val<'k>, Val<'k>) -> (Val<'k>, Val<'k>)) {
         let BitonicSorter { k, team, keys } = self;
         k.serial("step", i64::from(run.ilog2()), |step| {
@@ -192,7 +193,7 @@ impl<'k> BitonicSorter<'k> {
     }
 }
 
-/// Where the first key of a pair lies whose keys are `distance` apart, a power of two.
+/// The place of the first key of a pair whose keys are `distance` apart, a power of two.
 fn pair_start<'k>(pair: Val<'k>, distance: Val<'k>) -> Val<'k> {
     let within = pair & (distance + -1);
     (pair - within) * 2 + within

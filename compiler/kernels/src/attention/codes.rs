@@ -17,8 +17,8 @@ pub(super) fn encode_magic<'k>(x: Val<'k>, inverse: Val<'k>, magic: Val<'k>) -> 
     x.fma(inverse, magic).bits(DType::I32).named("bits")
 }
 
-/// 16-bit codes of `x`: the bits of [`encode_magic`] with 128 added, and words whose two lowest bytes are the signed ones of the
-/// code, the less significant one below the other.
+/// 16-bit codes of `x`: the bits of [`encode_magic`] with 128 added, and words whose two lowest bytes are the
+/// signed ones of the code, the less significant one below the other.
 pub(super) fn signed_codes<'k>(x: Val<'k>, inverse: Val<'k>) -> (Val<'k>, Val<'k>) {
     let bits = encode_magic(x, inverse, x.recorder().float(MAGIC + 128.0));
     (bits, (bits ^ 128).named("bytes"))

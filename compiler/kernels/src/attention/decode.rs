@@ -1,12 +1,12 @@
-//! Attention of one query on a CPU. All query heads of a key head go together over its keys. The cache is cut into slices
-//! that workers share; each leaves unfinished sums, and a second kernel ([`super::merge`]) joins them ("flash-decoding"). Of few slices
-//! they share the key heads as well ([`super::shares`]).
+//! Attention of one query on a CPU. All query heads of a key head work on its keys together. The cache is cut
+//! into slices that workers share; each leaves unfinished sums, and a second kernel ([`super::merge`]) joins
+//! them ("flash-decoding"). If there are few slices, workers share the key heads as well ([`super::shares`]).
 //!
-//! A worker goes block by block through all its key heads of a slice, so that it reads whole rows one after the other, and
-//! prefetches the next block while it works on this one. It loads its first block at once.
+//! A worker goes block by block through all its key heads of a slice, so that it reads whole rows in order,
+//! and prefetches the next block while it works on this one. It loads its first block at once.
 //!
-//! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of weights need
-//! no reduction over lanes (see [`super::key_block`]).
+//! A vector of scores holds some keys times all heads of the group, so that maxima, exponentials and sums of
+//! weights need no reduction over lanes (see [`super::key_block`]).
 
 use super::key_block::KeyBlock;
 use super::key_head::KeyHead;
@@ -23,18 +23,18 @@ use mlcc_ir::kernel::BufId;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
-/// Rows of this step that a cache gets: values `[1, kv, _]` of a group, and the caches that they go to, after the rows of
-/// earlier tokens.
+/// Rows of this step that a cache gets: values `[1, kv, _]` of a group, and the caches that they go to, after
+/// the rows of earlier tokens.
 pub struct NewRows<'a> {
     /// Binds the operands of the group; one lane.
     pub inliner: Inliner<'a, 'static>,
     pub stores: Vec<(ValueId, BufId)>,
-    /// Where rows of these caches lie, if they are in pages.
+    /// The pages of caches whose rows are in pages.
     pub pages: Vec<(BufId, PagedBuffer)>,
 }
 
-/// Writes unfinished sums, `out: f32[slices, heads, partial]`. Whoever has the last key appends its row first (`new_rows`), for the key
-/// heads that it has: nobody else reads that.
+/// Writes unfinished sums, `out: f32[slices, heads, partial]`. The worker with the last key appends its row
+/// first (`new_rows`), for the key heads that it has: no other worker reads that row.
 pub fn emit(
     kb: &mut KernelBuilder,
     a: &AttentionProblem,
@@ -51,7 +51,7 @@ pub fn emit(
         let per_lane = [a.kv, plan.sets, plan.lanes.into()];
         let operands = DecodeOperands::new(k, a, plan);
         let slopes = a.slopes.map(|_| k.stack("slopes", DType::F32, per_lane));
-        // By key head: 1 once its queries are there.
+        // For each key head: 1 once its queries are loaded.
         let loaded = k.stack("loaded", DType::I32, [a.kv]);
         k.serial("key_head", a.kv, |head| loaded.set([head], k.int32(0)));
         let run = WorkerSlices::new(a, &shares);
@@ -88,15 +88,15 @@ pub fn emit(
     });
 }
 
-/// What a worker has of a slice of the cache.
+/// A worker's part of a slice of the cache.
 #[derive(Clone, Copy)]
 struct WorkerSlice<'k, 'a> {
     at: KeyHead<'k, 'a>,
     operands: DecodeOperands<'k>,
-    /// How many slices the worker had before, and the number of this one.
+    /// The number of slices that the worker had before, and the number of this one.
     number: Val<'k>,
     slice: Val<'k>,
-    /// How many there are.
+    /// The number of all slices.
     slices: Val<'k>,
 }
 

@@ -1,6 +1,7 @@
-//! Attention on a GPU: a thread block takes some query rows of a key head (positions times heads of its group) against
-//! tiles of keys and values in shared memory. With one query the cache is cut into slices for more blocks, and a second
-//! kernel joins their unfinished sums, as in [`super::decode`]. Where there are tensor cores, [`matrix`] computes the products.
+//! Attention on a GPU: a thread block takes some query rows of a key head (positions times heads of its
+//! group) against tiles of keys and values in shared memory. With one query the cache is cut into slices for
+//! more blocks, and a second kernel joins their unfinished sums, as in [`super::decode`]. Where there are
+//! tensor cores, [`matrix`] computes the products.
 
 mod halves;
 mod matrix;
@@ -28,16 +29,17 @@ struct ThreadBlock<'k, 'a> {
     team: ThreadTeam<'k>,
     /// Scaled queries, `[rows, size]`, in shared memory as all of these ([`shared_floats`]).
     q: BufferView<'k, 2>,
-    /// Keys, then values of a tile, `[keys, size]`. Rows have one element more than the longer of both needs, so that the threads of a
-    /// warp read one column of all rows from different banks.
+    /// Keys, then values of a tile, `[keys, size]`. Rows have one element more than the longer of both needs,
+    /// so that the threads of a warp read one column of all rows from different banks.
     tile: BufferView<'k, 1>,
     /// Scores, then weights, `[rows, keys]`.
     s: BufferView<'k, 2>,
-    /// Of each row: running maximum, sum of weights, and what the last tile made of older sums.
+    /// For each row: running maximum, sum of weights, and the factor by which the last tile rescaled older
+    /// sums.
     max: BufferView<'k, 1>,
     row_sum: BufferView<'k, 1>,
     rescale: BufferView<'k, 1>,
-    /// In the registers of a thread: its share of `[rows, value_size]`.
+    /// The registers of a thread: its share of `[rows, value_size]`.
     accumulators: BufferView<'k, 1>,
     /// Key head, first query head, first position among the queries.
     head: Val<'k>,
@@ -52,8 +54,9 @@ struct ThreadBlock<'k, 'a> {
     border: Option<Val<'k>>,
 }
 
-/// Writes results to `out: [n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel does. The block that has the
-/// last key of a key head appends its row first (`new_rows`), where each block has all query heads of it.
+/// Writes results to `out: [n, heads, value_size]`, or with several slices unfinished sums as the CPU kernel
+/// does. The block that has the last key of a key head appends its row first (`new_rows`), where each block
+/// has all query heads of it.
 pub fn emit(
     kb: &mut KernelBuilder,
     a: &AttentionProblem,
@@ -160,7 +163,8 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         });
     }
 
-    /// Position among the queries and query head of a row; positions after the last query stand for it.
+    /// Position among the queries and query head of a row; positions after the last query count as the last
+    /// one.
     fn query_of(self, row: Val<'k>) -> (Val<'k>, Val<'k>) {
         let heads = self.plan.heads;
         ((self.first + row / heads).min(self.n + -1), self.first_head + row % heads)
@@ -196,7 +200,7 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         self.k.barrier();
     }
 
-    /// Fills the tile; the last row stands in for those after it.
+    /// Fills the tile; rows after the last one repeat it.
     fn load_tile(self, j: Val<'k>, size: i64, load: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) {
         let tile = self.tile.rows(size).pitch(size + 1);
         self.team.each(self.plan.keys * size, |at| {
@@ -230,7 +234,8 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
         });
     }
 
-    /// Scores to weights: `s = exp(s - max)`, with the new maxima, and the factors of sums with the older ones.
+    /// Scores to weights: `s = exp(s - max)`, with the new maxima, and the factors of sums with the older
+    /// ones.
     fn compute_weights(self) {
         let (k, keys) = (self.k, self.plan.keys);
         self.team.each(self.plan.rows(), |row| {
@@ -304,7 +309,8 @@ impl<'k, 'a> ThreadBlock<'k, 'a> {
     }
 }
 
-/// Appends the rows of the last key to the caches of a key head, in the block of so many threads whose keys `start..end` end with it.
+/// Appends the rows of the last key to the caches of a key head, in the block of `threads` threads whose keys
+/// `start..end` end with it.
 fn append<'k>(
     a: &AttentionProblem,
     new_rows: &[NewRows],
@@ -363,13 +369,13 @@ fn store_slice_count<'k>(
     }
 }
 
-/// How many slices are in use for one query.
+/// The number of slices in use for one query.
 fn slices_used<'k>(k: &'k Recorder, a: &AttentionProblem, plan: GpuAttentionPlan) -> Val<'k> {
     let t = k.dim(&a.t);
     split_keys(plan, plan.tile_of(a.first_key(t + -1)), a.end_of_span(t))[0]
 }
 
-/// How many slices are in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
+/// The number of slices in use, and the keys of each (a multiple of those of a tile), for keys `first .. t`.
 fn split_keys<'k>(plan: GpuAttentionPlan, first: Val<'k>, t: Val<'k>) -> [Val<'k>; 2] {
     let count = t - first;
     let used = count.div_ceil(SLICE_KEYS).min(plan.slices).named("slices");

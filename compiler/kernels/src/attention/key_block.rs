@@ -1,8 +1,8 @@
 //! A block of keys of decode attention, for all query heads of a key head: from products to weights.
 //!
-//! Weights: vectors with equal heads in equal lanes need no reduction. Values: sums of several heads and columns stay in
-//! registers over all keys of the block, so that every row is converted once. Scales of rows are factors of scores and
-//! weights, not of elements.
+//! Weights: vectors with equal heads in equal lanes need no reduction. Values: sums of several heads and
+//! columns stay in registers over all keys of the block, so that every row is converted once. Scales of rows
+//! are factors of scores and weights, not of elements.
 
 use super::codes::size_bits;
 use super::key_head::{KeyHead, RowsAhead};
@@ -20,12 +20,12 @@ const MOST_SCALE_LINES: i64 = 2;
 /// Floats of a cache line.
 const LINE_FLOATS: i64 = 16;
 
-/// When a step prefetches keys: memory is to be busy all the time.
+/// The point at which a step prefetches keys: memory is to be busy all the time.
 #[derive(Clone, Copy)]
 pub(super) enum PrefetchTiming<'k> {
     /// Before rows are unpacked.
     Before,
-    /// With the products: number, and how many there are.
+    /// With the products: the number of this one, and how many there are.
     Within(Val<'k>, i64),
     /// Before products become scores.
     After,
@@ -41,7 +41,7 @@ pub(super) struct KeyBlock<'k, 'a> {
     pub last: Val<'k>,
     /// The page that it lies in.
     pub page: Option<CachePage<'k>>,
-    /// What is prefetched meanwhile.
+    /// The rows that are prefetched meanwhile.
     pub next: RowsAhead<'k>,
 }
 
@@ -55,7 +55,7 @@ impl<'k> KeyBlock<'k, '_> {
         count.div_ceil(plan.keys())
     }
 
-    /// The row of key `i` of the block; the last row stands in for those after it.
+    /// The row of key `i` of the block; keys after the last one repeat its row.
     pub fn row(&self, i: Val<'k>) -> Val<'k> {
         (self.first + i).min(self.last).named("row")
     }
@@ -81,14 +81,16 @@ impl<'k> KeyBlock<'k, '_> {
 
     // ---- prefetching the next block
 
-    /// Prefetches `width` elements of the next block, from number `at` of the share of this head on (`[block, size]`).
+    /// Prefetches `width` elements of the next block, from number `at` of the share of this head on
+    /// (`[block, size]`).
     fn prefetch_next(&self, rows: Option<RowPrefetch>, at: Val<'k>, width: i64) {
         let Some(rows) = rows.filter(|_| !self.at.plan.in_order) else { return };
         self.at.prefetch(rows, self.next, (at, width));
     }
 
-    /// Elements of the values of the next block that are prefetched while scores become weights, a line for every vector of
-    /// them; at most half of this head's share. Memory would have nothing to do in this part of the time.
+    /// Elements of the values of the next block that are prefetched while scores become weights, a line for
+    /// every vector of them; at most half of this head's share. Memory would have nothing to do in this part
+    /// of the time.
     fn prefetched_by_weights(&self) -> i64 {
         let plan = self.at.plan;
         if matches!(plan.products, AttentionDot::Words(_)) {
@@ -99,7 +101,8 @@ impl<'k> KeyBlock<'k, '_> {
         (plan.block / plan.keys() * line).min(plan.block * self.at.a.value_size / 2)
     }
 
-    /// Prefetches more values of the next block: turn `turn` of `turns` that share what weights have left.
+    /// Prefetches more values of the next block: share `turn` of `turns` equal ones of what the loop over
+    /// weights does not prefetch.
     pub fn prefetch_values(&self, turn: Val<'k>, turns: i64) {
         let fetched = self.prefetched_by_weights();
         let left = self.at.plan.block * self.at.a.value_size - fetched;
@@ -132,7 +135,8 @@ impl<'k> KeyBlock<'k, '_> {
         self.prefetch_next(plan.prefetch[0], at, width);
     }
 
-    /// Prefetches the scales of the next block, for the keys of a step. As many heads share their lines as fit.
+    /// Prefetches the scales of the next block, for the keys of a step. As many heads share their lines as
+    /// fit.
     fn prefetch_scales(&self, offset: Val<'k>) {
         let plan = self.at.plan;
         for rows in plan.scale_prefetch {
@@ -159,8 +163,8 @@ impl<'k> KeyBlock<'k, '_> {
         });
     }
 
-    /// Stores the scores of all keys; gives the largest of each lane. `products(offset)`: those of the keys of a step with
-    /// all heads, in vectors of scores.
+    /// Stores the scores of all keys; gives the largest of each lane. `products(offset)`: those of the keys
+    /// of a step with all heads, in vectors of scores.
     pub fn store_scores(&self, set: Val<'k>, products: impl FnOnce(Val<'k>) -> Vec<Val<'k>>) -> Val<'k> {
         let (at, plan, k) = (self.at, self.at.plan, self.at.k);
         let lanes = plan.lanes;
@@ -198,7 +202,7 @@ impl<'k> KeyBlock<'k, '_> {
         best.get().named("best")
     }
 
-    /// The key that a lane of a vector of scores stands for, the first being `offset` of the block: `i32`.
+    /// The key of each lane of a vector of scores, the first being `offset` of the block: `i32`.
     fn key_of_lane(&self, offset: Val<'k>) -> Val<'k> {
         let plan = self.at.plan;
         let lane = self.at.k.int32(0).ramp(1, plan.lanes) & (plan.part() - 1);
@@ -227,8 +231,8 @@ impl<'k> KeyBlock<'k, '_> {
         max
     }
 
-    /// Scores to weights, and their sums. Where weights are to become codes, gives the largest sizes of scaled weights of
-    /// each lane as bits, and their signs.
+    /// Scores to weights, and their sums. Where weights are to become codes, gives the largest sizes of
+    /// scaled weights of each lane as bits, and their signs.
     pub fn softmax(&self, set: Val<'k>, max: Val<'k>) -> (Val<'k>, Val<'k>) {
         let (at, plan, k) = (self.at, self.at.plan, self.at.k);
         let lanes = plan.lanes;
@@ -252,8 +256,8 @@ impl<'k> KeyBlock<'k, '_> {
         (largest.get().named("largest"), signs.get().named("signs"))
     }
 
-    /// Number `at` of at least 1 that only looks as if it depended on the block: unrolled, a loop over it would have its loads
-    /// and prefetches moved together, and sums in memory.
+    /// Number `at` of at least 1 that only looks as if it depended on the block: unrolled, a loop over it
+    /// would have its loads and prefetches moved together, and sums in memory.
     pub fn as_if_unknown(&self, number: i64) -> Val<'k> {
         let number = self.at.k.int(number);
         number.min(self.count * number)

@@ -1,4 +1,4 @@
-//! What a worker of decode attention has on the stack for a slice of the cache, and one of its key heads.
+//! Buffers of a worker of decode attention on the stack, for a slice of the cache and one of its key heads.
 
 use super::plan::{DecodePlan, RowPrefetch, lanes_of};
 use super::problem::{AttentionProblem, MASKED};
@@ -35,7 +35,7 @@ pub(super) struct KeyHead<'k, 'a> {
     pub weights: BufferView<'k, 2>,
     /// Some keys as f32, `[keys that are summed together, padded size]`, where products are those of floats.
     pub rows: BufferView<'k, 2>,
-    /// What the change of the maxima makes of older sums: `[lanes]`.
+    /// The factor of older sums for the new maxima: `[lanes]`.
     pub rescale: BufferView<'k, 1>,
     pub head: Val<'k>,
     /// Key heads of the worker in this slice: the first, and how many.
@@ -88,7 +88,7 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         }
     }
 
-    /// No distances: lanes may stand for no head, and for no key.
+    /// No distances: lanes may have no head, and no key.
     pub fn clear_terms(&self) {
         let (plan, lanes) = (self.plan, self.plan.lanes);
         if let Some(terms) = self.terms {
@@ -120,9 +120,9 @@ impl<'k, 'a> KeyHead<'k, 'a> {
         RowsAhead { first, last: first + (self.plan.block - 1), page }
     }
 
-    /// Prefetches `width` elements of a block ahead of its turn: from number `at` of the share of this head on. The heads share
-    /// the block in the order of memory. Prefetches are spread over the work, because a core keeps track of few lines at a time
-    /// and waits when there are more.
+    /// Prefetches `width` elements of a block ahead of its turn: from number `at` of the share of this head
+    /// on. The heads share the block in the order of memory. Prefetches are spread over the work, because a
+    /// core keeps track of few lines at a time and waits when there are more.
     pub fn prefetch(
         &self,
         RowPrefetch { rows, instr }: RowPrefetch,

@@ -12,8 +12,8 @@ pub(super) struct BroadcastMatrix<'k> {
     pub k: i64,
 }
 
-/// A tile of a matrix product with its sums in registers: rows of `a` times columns of `b` from `column` on. With `pairs`
-/// elements are words of two codes, and sums are integers.
+/// A tile of a matrix product with its sums in registers: rows of `a` times columns of `b` from `column` on.
+/// With `pairs` elements are words of two codes, and sums are integers.
 pub(super) struct MatmulTile<'k> {
     pub a: BroadcastMatrix<'k>,
     pub b: BufferView<'k, 2>,
@@ -27,13 +27,14 @@ pub(super) struct MatmulTile<'k> {
 }
 
 impl<'k> MatmulTile<'k> {
-    /// Place of a vector of the tile in a matrix with the columns of `b`, whose row `first` is the tile's first.
+    /// Place of a vector of the tile in a matrix with the columns of `b`, whose row `first` is the tile's
+    /// first.
     pub fn place(&self, first: Val<'k>, (r, v): (i64, i64)) -> [Val<'k>; 2] {
         [first + r, self.column + v * i64::from(self.lanes)]
     }
 
-    /// The sums by row and vector, over `0..extent`; on top of those in `start` (buffer, first row) times the factors of
-    /// the rows.
+    /// The sums by row and vector, over `0..extent`; on top of those in `start` (buffer, first row) times the
+    /// factors of the rows.
     pub fn sum_products(
         &self,
         extent: Val<'k>,

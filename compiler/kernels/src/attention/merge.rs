@@ -9,13 +9,14 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::math::exp2_below_zero;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
-/// `f32[slices, heads, partial]`: of each head the unfinished sums, their maximum and the sum of their weights.
+/// `f32[slices, heads, partial]`: of each head the unfinished sums, their maximum and the sum of their
+/// weights.
 pub(super) fn partial_results<'k>(k: &'k Recorder, a: &AttentionProblem, buf: BufId) -> BufferView<'k, 3> {
     k.view(buf, [1, a.heads(), DecodePlan::partial_floats(a)])
 }
 
-/// How many slices there are, where that stands behind the sums of each head of each slice: a count of keys in memory tells it,
-/// which the kernel that joins them has not.
+/// The number of slices, which is stored after the sums of each head of each slice: it depends on a count of
+/// keys in memory that the kernel that joins them does not get.
 pub(super) fn load_slice_count<'k>(
     a: &AttentionProblem,
     partial: BufferView<'k, 3>,
@@ -25,12 +26,13 @@ pub(super) fn load_slice_count<'k>(
     said.cast(DType::I64).named("slices")
 }
 
-/// What [`load_slice_count`] reads.
+/// The bits that [`load_slice_count`] reads.
 pub(super) fn slice_count_bits(slices: Val<'_>) -> Val<'_> {
     slices.cast(DType::I32).bits_as(ExprType::F32)
 }
 
-/// Joins the unfinished sums of all slices: `partial: f32[slices, heads, partial]` to `out: f32[heads, value_size]`.
+/// Joins the unfinished sums of all slices: `partial: f32[slices, heads, partial]` to
+/// `out: f32[heads, value_size]`.
 pub fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: DecodePlan, partial: BufId, out: BufId) {
     Recorder::within(kb, |k| {
         let (partial, out) = (partial_results(k, a, partial), k.view(out, [a.heads(), a.value_size]));

@@ -1,5 +1,5 @@
-//! Operands of decode attention on the stack: queries, some keys, weights and values as floats ([`floats`]), as bytes
-//! ([`bytes`]) or as words of two codes ([`words`]). [`pairs`]: the same of prefill.
+//! Operands of decode attention on the stack: queries, some keys, weights and values as floats ([`floats`]),
+//! as bytes ([`bytes`]) or as words of two codes ([`words`]). [`pairs`]: operands of prefill.
 
 mod byte_values;
 mod bytes;
@@ -116,8 +116,8 @@ impl<'k> DecodeOperands<'k> {
     }
 }
 
-/// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have loops of their own
-/// (see [`part_borders`]).
+/// A serial loop over vectors of columns of a query: parts of it that are computed in different ways have
+/// loops of their own (see [`part_borders`]).
 pub(super) fn query_columns<'k>(
     k: &'k Recorder,
     a: &AttentionProblem,
@@ -130,7 +130,8 @@ pub(super) fn query_columns<'k>(
     }
 }
 
-/// Stores the scaled query of `head` in the one row that integers are made from; gives its largest size, as [`size_bits`].
+/// Stores the scaled query of `head` in the one row that integers are made from; gives its largest size, as
+/// [`size_bits`].
 fn keep_query<'k>(at: &KeyHead<'k, '_>, to: BufferView<'k, 1>, head: Val<'k>) -> Val<'k> {
     let (k, lanes) = (at.k, lanes_of(at.a.size, at.plan.lanes));
     let largest = k.reg("largest", k.zeros(DType::I32, lanes));
@@ -142,8 +143,8 @@ fn keep_query<'k>(at: &KeyHead<'k, '_>, to: BufferView<'k, 1>, head: Val<'k>) ->
     largest.get().reduce_lanes(BinOp::Max)
 }
 
-/// Place of query head `g` of the group in queries `[kv, sets, ..]`, of which a set has a part of each head of a vector side
-/// by side, with all elements of such a row: its first part.
+/// Place of query head `g` of the group in queries `[kv, sets, ..]`, of which a set has a part of each head
+/// of a vector side by side, with all elements of such a row: its first part.
 fn query_row<'k>(at: &KeyHead<'k, '_>, queries: BufferView<'k, 3>, g: Val<'k>) -> BufferView<'k, 1> {
     let plan = at.plan;
     let (set, slot) = (g / plan.heads, g % plan.heads);
@@ -161,7 +162,7 @@ struct QuantizedCache<'k> {
     view: BufferView<'k, 3>,
 }
 
-/// Those of keys and of values.
+/// The codes of keys and of values.
 fn codes<'k>(k: &'k Recorder, a: &AttentionProblem) -> Option<[QuantizedCache<'k>; 2]> {
     let of = |rows: CacheRows| QuantizedCache { rows, view: k.view(rows.buf, [1, a.kv, rows.size]) };
     Some([of(a.codes_of(a.key)?), of(a.codes_of(a.value)?)])

@@ -60,8 +60,8 @@ impl AttentionPlan {
     }
 }
 
-/// Rows of one operand in a cache, `[t, kv, size]` elements of `bytes`, and the instruction that fetches a line of them ahead
-/// of its use.
+/// Rows of one operand in a cache, `[t, kv, size]` elements of `bytes`, and the instruction that fetches a
+/// line of them ahead of its use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowPrefetch {
     pub rows: CacheRows,
@@ -69,7 +69,7 @@ pub struct RowPrefetch {
 }
 
 impl RowPrefetch {
-    /// Those of keys and of values, with the instruction for each type.
+    /// Prefetches of rows of keys and of values, with the instruction for each type.
     fn of_rows(a: &AttentionProblem, instr: impl Fn(DType) -> Option<InstrId>) -> [Option<RowPrefetch>; 2] {
         let [keys, values] = a.cache_rows();
         // Rows that are keys and values (latent attention) are fetched once.
@@ -106,11 +106,12 @@ pub struct DecodePlan {
     /// Lanes of a vector, and how many of them are in registers.
     pub lanes: u32,
     pub registers: i64,
-    /// Query heads that are worked on together, and how many such sets the group has (the last may have fewer).
+    /// Query heads that are worked on together, and how many such sets the group has (the last may have
+    /// fewer).
     pub heads: i64,
     pub sets: i64,
-    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two. [`DecodePlan::lane_of`] tells
-    /// which.
+    /// Lanes of a vector of scores that belong to one key: `heads` rounded up to a power of two.
+    /// [`DecodePlan::lane_of`] tells which.
     pub slots: i64,
     /// Heads that share a vector of products of queries and keys.
     pub across: i64,
@@ -118,22 +119,22 @@ pub struct DecodePlan {
     pub block: i64,
     /// Sums of values kept in registers, in vectors.
     pub accumulators: i64,
-    /// How rows of keys and of values are prefetched, a block ahead.
+    /// Prefetches of rows of keys and of values, a block ahead.
     pub prefetch: [Option<RowPrefetch>; 2],
-    /// The same of their scales, `[t, kv]`.
+    /// Prefetches of their scales, `[t, kv]`.
     pub scale_prefetch: [Option<RowPrefetch>; 2],
-    /// How a worker goes through its first block in the order of memory before the heads' turns on it: nobody prefetched that,
-    /// and of hundreds of prefetches at once a core drops some.
+    /// Loads of a worker's first block in the order of memory before the heads' turns on it: it was not
+    /// prefetched, and of hundreds of prefetches at once a core drops some.
     pub touch: [Option<RowPrefetch>; 2],
-    /// It goes through every block like that, and prefetches none.
+    /// The worker goes through every block like that, and prefetches none.
     pub in_order: bool,
     pub products: AttentionDot,
 }
 
-/// What is multiplied: queries with keys, and weights with values.
+/// The operands of the products: queries with keys, and weights with values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttentionDot {
-    /// Floats, and what codes of a cache stand for.
+    /// Floats, or the values of the codes of a cache.
     Floats,
     /// Bytes, four at a time; those of queries and weights are planes of 16-bit codes.
     Bytes(ByteDot),
@@ -150,8 +151,8 @@ pub struct ByteDot {
 }
 
 impl ByteDot {
-    /// The instruction, if this machine has one and keys and values are codes in rows that it can take: `part` quads of
-    /// columns at a time from keys, and vectors of bytes from values.
+    /// The instruction, if this machine has one and keys and values are codes in rows that it can take:
+    /// `part` quads of columns at a time from keys, and vectors of bytes from values.
     fn choose(a: &AttentionProblem, target: &KernelTarget, part: i64) -> Option<ByteDot> {
         let dot = match target.int_dot() {
             IntDot::Unsigned(instr) => ByteDot { instr, signed: false },
@@ -262,11 +263,12 @@ impl DecodePlan {
         let elements = size / self.products.columns();
         (elements + self.part() - 1) / self.part() * self.part()
     }
-    /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors` lanes apart.
+    /// The lane of a slot and the first key in a vector of scores; those of further keys follow `vectors`
+    /// lanes apart.
     pub fn lane(&self, slot: i64) -> i64 {
         slot % self.across * self.part() + slot / self.across
     }
-    /// The same of a slot that the kernel computes.
+    /// The lane of a slot that the kernel computes.
     pub(super) fn lane_of<'k>(&self, slot: Val<'k>) -> Val<'k> {
         slot % self.across * self.part() + slot / self.across
     }
@@ -285,7 +287,8 @@ impl DecodePlan {
     pub fn rows(&self) -> i64 {
         self.sets * self.heads
     }
-    /// Floats of one head's unfinished sums: values, then maximum and sum of weights, then the number of slices where it is said.
+    /// Floats of one head's unfinished sums: values, then maximum and sum of weights, then the number of
+    /// slices where it is said.
     pub fn partial_floats(a: &AttentionProblem) -> i64 {
         let numbers = if a.stores_slice_count() { 3 } else { 2 };
         (a.value_size + numbers + 15) / 16 * 16
@@ -317,11 +320,12 @@ fn block_keys(a: &AttentionProblem, block: KeyBlockLimit) -> i64 {
     (PAGE_ROWS / blocks) as i64
 }
 
-/// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have to be added up.
+/// Heads that share a vector of products of floats: the others of its lanes are columns of a head, which have
+/// to be added up.
 ///
-/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is loaded is used twice. Where
-/// a load that repeats a part takes a unit that also multiplies, a vector has two columns of eight heads, or, for fewer heads, a whole
-/// part of a row that is not repeated at all.
+/// Two vectors for all heads where that leaves at least four columns, so that each part of a key that is
+/// loaded is used twice. Where a load that repeats a part takes a unit that also multiplies, a vector has two
+/// columns of eight heads, or, for fewer heads, a whole part of a row that is not repeated at all.
 fn floats_across(target: &KernelTarget, slots: i64) -> i64 {
     match (!target.tune.attention.repeats && target.f32_lanes() == 16, slots) {
         (true, 8..) => 8,
@@ -330,8 +334,8 @@ fn floats_across(target: &KernelTarget, slots: i64) -> i64 {
     }
 }
 
-/// Heads that share a vector of products of words: every part of a key is loaded for two vectors, and a product more is
-/// cheaper than adding up lanes.
+/// Heads that share a vector of products of words: every part of a key is loaded for two vectors, and a
+/// product more is cheaper than adding up lanes.
 fn words_across(slots: i64, lanes: i64) -> i64 {
     (slots / 2).clamp(1, lanes / 2)
 }
@@ -354,13 +358,13 @@ pub struct PrefillPlan {
     pub by_lane: bool,
     /// Adds products of pairs of codes, where both products are in integers.
     pub pairs: Option<PairDot>,
-    /// How rows of keys and of values are prefetched, and how many of each with a register tile of scores.
+    /// Prefetches of rows of keys and of values, and how many of each with a register tile of scores.
     pub prefetch: [Option<RowPrefetch>; 2],
     pub rows_ahead: i64,
-    /// How a worker goes through a block in the order of memory before its key heads' turns on it, in place of prefetches: for a
-    /// single query, where it has all its key heads go together.
+    /// Loads of a block in the order of memory before its key heads' turns on it, in place of prefetches: for
+    /// a single query, where the worker has all its key heads work together.
     pub touch: [Option<RowPrefetch>; 2],
-    /// Why tiles have so many positions.
+    /// The reason for the number of positions of a tile.
     pub why: &'static str,
 }
 
@@ -404,7 +408,8 @@ impl PrefillPlan {
         PrefillPlan { rows_ahead: (scores.0 + plan.sets(a) - 1) / plan.sets(a), ..plan }
     }
 
-    /// The same arithmetic for a single query: no larger than its heads, and as many columns at a time as that leaves registers for.
+    /// The same arithmetic for a single query: no larger than its heads, and as many columns at a time as
+    /// that leaves registers for.
     fn of_one_query(self, a: &AttentionProblem, target: &KernelTarget) -> PrefillPlan {
         let lanes = i64::from(self.lanes);
         let rows = (a.group as u64).next_power_of_two() as i64;

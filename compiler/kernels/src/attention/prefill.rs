@@ -1,11 +1,11 @@
-//! Attention of several queries on a CPU, by tiles: some positions with all query heads of a key head against blocks of
-//! keys. Both products of a tile are small matrix products with their sums in registers: keys times transposed queries,
-//! lanes over rows; weights times values, lanes over columns.
+//! Attention of several queries on a CPU, by tiles: some positions with all query heads of a key head against
+//! blocks of keys. Both products of a tile are small matrix products with their sums in registers: keys times
+//! transposed queries, lanes over rows; weights times values, lanes over columns.
 //!
-//! Keys and values are unpacked once per tile and block, so a tile has many rows, and queries are transposed once per tile.
-//! Then a set of rows goes all the way from scores to sums (see [`super::row_set`]), so that what it needs stays in the
-//! first-level cache: its queries and scores, a few keys, and some columns of the values. Rows before a block are left out,
-//! and those on the diagonal take as many of its keys as they see.
+//! Keys and values are unpacked once per tile and block, so a tile has many rows, and queries are transposed
+//! once per tile. Then a set of rows goes all the way from scores to sums (see [`super::row_set`]), so that
+//! what it needs stays in the first-level cache: its queries and scores, a few keys, and some columns of the
+//! values. Rows before a block are left out, and those on the diagonal take as many of its keys as they see.
 
 use super::operand::pairs::PairOperands;
 use super::operand::query_columns;
@@ -40,8 +40,8 @@ pub fn emit(kb: &mut KernelBuilder, a: &AttentionProblem, plan: PrefillPlan, out
     });
 }
 
-/// The same arithmetic for a single query: a worker goes block by block through all its key heads, as in [`super::decode`], because
-/// what one of them reads of a block lies between that of the others.
+/// The same arithmetic for a single query: a worker goes block by block through all its key heads, as in
+/// [`super::decode`], because what one of them reads of a block lies between that of the others.
 fn one_query(k: &Recorder, a: &AttentionProblem, plan: PrefillPlan, out: BufferView<3>) {
     let (t, buffers) = (k.dim(&a.t), PrefillBuffers::new(k, a, plan, a.kv));
     let (first_head, heads) =
@@ -65,7 +65,7 @@ fn one_query(k: &Recorder, a: &AttentionProblem, plan: PrefillPlan, out: BufferV
     each(&|one| one.tile.store(out));
 }
 
-/// What tiles have on the stack: state of `heads` key heads each, and of one at a time.
+/// Buffers of tiles on the stack: state of `heads` key heads each, and of one at a time.
 struct PrefillBuffers<'k, 'a> {
     tile: QueryTile<'k, 'a>,
     pairs: Option<PairOperands<'k>>,
@@ -170,7 +170,7 @@ impl<'k> PrefillTile<'k, '_> {
         of_sinks.each_block((k.int(0), count), |j, count| of_sinks.add_block(j, count));
     }
 
-    /// The keys that some of the queries see: the first, and the one after the last.
+    /// The keys that some of the queries see: the first, and the end of the range.
     fn keys(self) -> (Val<'k>, Val<'k>) {
         let tile = self.tile;
         let first = tile.past + tile.first;
@@ -239,7 +239,7 @@ impl<'k> PrefillTile<'k, '_> {
         });
     }
 
-    /// At least `count` keys, in whole register tiles.
+    /// Encodes at least `count` keys, in whole register tiles.
     fn load_keys(self, j: Val<'k>, count: Val<'k>) {
         let (tile, by) = (self.tile, self.tile.plan.scores.0);
         let count = count.div_ceil(by) * by;

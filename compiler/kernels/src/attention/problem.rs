@@ -1,4 +1,5 @@
-//! One attention: the op, its sizes, its operands as values of the kernel, and the scores that its mask leaves.
+//! One attention: the op, its sizes, its operands as values of the kernel, and the scores that its mask
+//! leaves.
 
 use crate::inline::{Binding, CachePage, Inliner, LaneIndex, PagedBuffer};
 use mlcc_ir::dim::Dim;
@@ -11,7 +12,7 @@ use mlcc_kernel_lang::{BufferView, Recorder, Val};
 /// The score of a key that is masked, and the first running maximum.
 pub(super) const MASKED: f64 = -1e30;
 
-/// Which keys a pass over the cache is for.
+/// The keys that a pass over the cache is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeySubset {
     /// All that the mask shows; with sinks those of the window.
@@ -28,12 +29,13 @@ pub struct AttentionProblem<'a> {
     q: ValueId,
     pub(super) k: ValueId,
     pub(super) v: ValueId,
-    /// Rows of keys and of values without their scale, and the scale (`[t, kv, 1]`), where that is a factor of whole rows.
+    /// Rows of keys and of values without their scale, and the scale (`[t, kv, 1]`), where that is a factor
+    /// of whole rows.
     pub(super) key: (ValueId, Option<ValueId>),
     pub(super) value: (ValueId, Option<ValueId>),
     pub(super) slopes: Option<ValueId>,
     prefix: Option<ValueId>,
-    /// How many keys are the first ones, where not all are seen.
+    /// The number of first keys, where not all are seen.
     span: Option<ValueId>,
     /// Terms by distance.
     pub(super) terms: Option<ValueId>,
@@ -42,7 +44,7 @@ pub struct AttentionProblem<'a> {
     /// Logits of the key without a value.
     pub(super) null: Option<ValueId>,
     pub(super) keys: KeySubset,
-    /// What scores count in: 1, or log2(e) where weights are powers of two.
+    /// The unit of scores: 1, or log2(e) where weights are powers of two.
     unit: f64,
     /// The table of pages, if some of keys and values are in pages.
     pub(super) table: Option<BufId>,
@@ -56,7 +58,7 @@ pub struct AttentionProblem<'a> {
     pub value_size: i64,
 }
 
-/// Where rows of keys or of values lie in memory: `[t, kv, size]`.
+/// The place of rows of keys or of values in memory: `[t, kv, size]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheRows {
     pub buf: BufId,
@@ -129,13 +131,13 @@ impl<'a> AttentionProblem<'a> {
         })
     }
 
-    /// The same problem with weights that are powers of two: it costs nothing to scale queries, slopes and bounds by log2(e), and
-    /// such powers take fewer operations.
+    /// The same problem with weights that are powers of two: it costs nothing to scale queries, slopes and
+    /// bounds by log2(e), and such powers take fewer operations.
     pub fn in_powers_of_two(self) -> AttentionProblem<'a> {
         AttentionProblem { unit: std::f64::consts::LOG2_E, ..self }
     }
 
-    /// Where keys and values lie in memory.
+    /// The places of keys and values in memory.
     pub(super) fn cache_rows(&self) -> [Option<CacheRows>; 2] {
         [self.k, self.v].map(|v| self.rows_of(v))
     }
@@ -158,7 +160,7 @@ impl<'a> AttentionProblem<'a> {
         }
     }
 
-    /// Where keys and values lie as rows of 16-bit floats that no more than a cast makes operands of.
+    /// The places of keys and values that are rows of 16-bit floats, of which only a cast makes operands.
     pub(super) fn halves(&self) -> [Option<CacheRows>; 2] {
         [self.k, self.v].map(|v| self.halves_of(v))
     }
@@ -206,9 +208,9 @@ impl<'a> AttentionProblem<'a> {
         self.kv * self.group
     }
 
-    /// The same problem over the sinks that the window has left, the first `op.sinks` keys; `None` if there are none. Where a
-    /// query still has all of them in its window all scores are masked, and what that adds up to counts nothing once a
-    /// key of the window was seen.
+    /// The same problem over the sinks that the window has left, the first `op.sinks` keys; `None` if there
+    /// are none. Where a query still has all of them in its window all scores are masked, and what that adds
+    /// up to counts nothing once a key of the window was seen.
     pub(super) fn over_sinks(&self) -> Option<AttentionProblem<'a>> {
         let q = self.sink_q?;
         Some(AttentionProblem {
@@ -222,8 +224,8 @@ impl<'a> AttentionProblem<'a> {
         })
     }
 
-    /// How many sinks the window of the query at position `last` has left, and so that of any before it. The others
-    /// have no part in a pass over sinks: there may not even be that many keys yet.
+    /// The number of sinks that the window of the query at position `last` has left, and so that of any
+    /// before it. The others have no part in a pass over sinks: there may not even be that many keys yet.
     pub(super) fn sinks_left<'k>(&self, last: Val<'k>) -> Val<'k> {
         (last - (self.op.window as i64 - 1)).max(0).min(self.op.sinks as i64)
     }
@@ -261,8 +263,8 @@ impl<'a> AttentionProblem<'a> {
     pub(super) fn slope<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
         Some(self.head_number(self.slopes?, head))
     }
-    /// Logit of the key without a value for a query head; `None` if there is no such key. Running maxima begin with it, and
-    /// sums of weights with 1.
+    /// Logit of the key without a value for a query head; `None` if there is no such key. Running maxima
+    /// begin with it, and sums of weights with 1.
     pub(super) fn null_logit<'k>(&self, head: Val<'k>) -> Option<Val<'k>> {
         Some(self.head_number(self.null?, head))
     }
@@ -276,7 +278,7 @@ impl<'a> AttentionProblem<'a> {
         let count = self.inliner.value(k, self.prefix?, &[LaneIndex::scalar(k.int(0))]);
         Some(count.cast(DType::I64).min(k.dim(&self.t)).named("prefix"))
     }
-    /// Where the first keys end, if not all are seen; each query sees one at least.
+    /// The end of the first keys, if not all are seen; each query sees at least one.
     pub(super) fn span_end<'k>(&self, k: &'k Recorder) -> Option<Val<'k>> {
         let count = self.inliner.value(k, self.span?, &[LaneIndex::scalar(k.int(0))]).cast(DType::I64);
         let t = k.dim(&self.t);
@@ -285,7 +287,7 @@ impl<'a> AttentionProblem<'a> {
             KeySpan::All | KeySpan::Rest => count.min(t + -1).max(0).named("border"),
         })
     }
-    /// Whether the number of slices depends on memory, so that unfinished sums have it beside them.
+    /// True if the number of slices depends on memory, so that it is stored with the unfinished sums.
     pub(super) fn stores_slice_count(&self) -> bool {
         self.span.is_some()
     }
@@ -294,7 +296,7 @@ impl<'a> AttentionProblem<'a> {
         let count = self.terms.and_then(|terms| self.inliner.f.ty(terms).dims[1].as_const()).unwrap_or(1);
         (distance + self.op.terms.unwrap_or(0) as i64).max(0).min(count - 1).named("column_of_terms")
     }
-    /// What a column of the table of terms has for a query head; `None` without terms.
+    /// The entry of a column of the table of terms for a query head; `None` without terms.
     pub(super) fn term<'k>(&self, column: Val<'k>, head: Val<'k>) -> Option<Val<'k>> {
         let at = [head, column].map(LaneIndex::scalar);
         let term = self.inliner.value(column.recorder(), self.terms?, &at);
@@ -329,7 +331,8 @@ impl<'a> AttentionProblem<'a> {
         })
     }
 
-    /// Whether the mask shows the keys `j .. to` to all queries at positions `from ..= last`, and `to` is not beyond `end`.
+    /// True if the mask shows the keys `j .. to` to all queries at positions `from ..= last`, and `to` is not
+    /// beyond `end`.
     pub(super) fn all_seen<'k>(
         &self,
         [from, last]: [Val<'k>; 2],
@@ -376,7 +379,7 @@ impl<'a> AttentionProblem<'a> {
         }
     }
 
-    /// Which keys `j` the mask shows to the queries at `p`.
+    /// A mask of the keys `j` that the queries at `p` see.
     fn visible<'k>(
         &self,
         (prefix, border): (Option<Val<'k>>, Option<Val<'k>>),
@@ -411,7 +414,7 @@ impl<'a> AttentionProblem<'a> {
         }
     }
 
-    /// Which keys `j` are sinks that the window of the query at `p` has left.
+    /// A mask of the keys `j` that are sinks which the window of the query at `p` has left.
     fn left_sink<'k>(&self, p: Val<'k>, j: Val<'k>) -> Val<'k> {
         j.lt(self.op.sinks as i64) & j.le(p - self.op.window as i64)
     }
@@ -434,16 +437,16 @@ fn without_scale(inliner: &Inliner, v: ValueId) -> (ValueId, Option<ValueId>) {
     }
 }
 
-/// Which scores: those of a query with keys `j ..` in the lanes (or one in each lane of `j`, `i32`), or of a key with a
-/// query in each lane of `p` (`i32`).
+/// The scores that are meant: those of a query with keys `j ..` in the lanes (or one in each lane of `j`,
+/// `i32`), or of a key with a query in each lane of `p` (`i32`).
 pub(super) struct ScoreIndex<'k> {
     /// Position of the query, or one for each lane.
     pub p: Val<'k>,
     /// The first key, or a key for each lane; the key where lanes have queries.
     pub j: Val<'k>,
-    /// Of the query, or for each lane.
+    /// Slope of the query, or one for each lane.
     pub slope: Option<Val<'k>>,
-    /// What is added by distance, likewise.
+    /// Term that is added by distance, likewise.
     pub term: Option<Val<'k>>,
     pub prefix: Option<Val<'k>>,
     /// See [`AttentionProblem::span_end`].

@@ -1,4 +1,5 @@
-//! A tile of prefill attention: some positions with all query heads of a key head, and its buffers on the stack.
+//! A tile of prefill attention: some positions with all query heads of a key head, and its buffers on the
+//! stack.
 
 use super::plan::{PrefillPlan, lanes_of};
 use super::problem::{AttentionProblem, KeySubset, MASKED};
@@ -27,7 +28,7 @@ pub(super) struct QueryTile<'k, 'a> {
     pub rescale: BufferView<'k, 1>,
     /// `[rows, value_size]`.
     pub accumulators: BufferView<'k, 2>,
-    /// By row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
+    /// For each row: running maxima and sums of weights, positions in the sequence (`i32`) and slopes.
     pub max: BufferView<'k, 1>,
     pub row_sum: BufferView<'k, 1>,
     pub positions: BufferView<'k, 1>,
@@ -35,7 +36,8 @@ pub(super) struct QueryTile<'k, 'a> {
     /// Terms of the scores of a block: those of key `i` from `(keys - 1 - i) * group` on, by row.
     pub terms: Option<BufferView<'k, 1>>,
     pub head: Val<'k>,
-    /// First position of the tile among the queries, how many it has, position of the first query in the sequence.
+    /// First position of the tile among the queries, how many it has, position of the first query in the
+    /// sequence.
     pub first: Val<'k>,
     pub count: Val<'k>,
     pub past: Val<'k>,
@@ -49,7 +51,7 @@ pub(super) struct QueryTile<'k, 'a> {
 }
 
 impl<'k> QueryTile<'k, '_> {
-    /// The first row that sees key `j` or one after it.
+    /// The first row that sees key `j` or a later one.
     pub fn first_row(&self, j: Val<'k>) -> Val<'k> {
         let zero = self.rec.int(0);
         if self.a.keys == KeySubset::Sinks || self.a.op.ahead == AttentionOp::ALL {
@@ -68,7 +70,7 @@ impl<'k> QueryTile<'k, '_> {
         (self.count * self.a.group).div_ceil(self.plan.set).named("sets")
     }
 
-    /// Runs `body(row, position among the queries, query head)` for every row that stands for one.
+    /// Runs `body(row, position among the queries, query head)` for every row that has a query.
     fn each_row(&self, body: impl FnOnce(Val<'k>, Val<'k>, Val<'k>)) {
         let group = self.a.group;
         self.rec.serial("i", self.count, |i| {
@@ -76,7 +78,8 @@ impl<'k> QueryTile<'k, '_> {
         });
     }
 
-    /// No keys seen yet but that without a value. Rows after the last one in use have the queries and positions of the last position.
+    /// No keys seen yet but that without a value. Rows after the last one in use have the queries and
+    /// positions of the last position.
     pub fn clear(&self) {
         let (k, size) = (self.rec, self.a.value_size);
         k.serial("row", self.sets() * self.plan.set, |row| {
@@ -96,7 +99,8 @@ impl<'k> QueryTile<'k, '_> {
         });
     }
 
-    /// Terms of the rows' scores against the keys of the block from `j` on: there are as many as there are distances.
+    /// Terms of the rows' scores against the keys of the block from `j` on: there are as many as there are
+    /// distances.
     pub fn load_terms(&self, j: Val<'k>) {
         let (Some(terms), k, group) = (self.terms, self.rec, self.a.group) else { return };
         let distances = (self.sets() * self.plan.set).div_ceil(group) + (self.plan.keys - 1);
@@ -111,13 +115,13 @@ impl<'k> QueryTile<'k, '_> {
         });
     }
 
-    /// The row of key `j + i`; the last row stands in for those after it.
+    /// The row of key `j + i`; keys after the last one repeat its row.
     pub fn key_row(&self, j: Val<'k>, i: Val<'k>) -> Val<'k> {
         (j + i).min(self.last).named("row")
     }
 
-    /// Prefetches some rows of the keys and values of the block after that from row `j` on: turn `turn` of those that share
-    /// them.
+    /// Prefetches some rows of the keys and values of the block after that from row `j` on: turn `turn` of
+    /// those that share them.
     pub fn prefetch(&self, j: Val<'k>, turn: Val<'k>) {
         let first = turn * self.plan.rows_ahead + self.plan.keys;
         for i in 0..self.plan.rows_ahead {

@@ -1,6 +1,6 @@
-//! Some rows of a tile of attention against a block of keys: from scores to sums of values. Scores have rows in their lanes, so
-//! maxima and sums of weights go along vectors, keys are read as they lie in memory, and weights are where the product with
-//! the values broadcasts them from.
+//! Some rows of a tile of attention against a block of keys: from scores to sums of values. Scores have rows
+//! in their lanes, so maxima and sums of weights go along vectors, keys are read in the order of memory, and
+//! weights are where the product with the values broadcasts them from.
 
 use super::matmul_tile::{BroadcastMatrix, MatmulTile};
 use super::operand::pairs::{PairOperands, load_words};
@@ -19,7 +19,7 @@ pub(super) struct RowSet<'k, 'a> {
     tile: QueryTile<'k, 'a>,
     plan: PrefillPlan,
     pairs: Option<PairOperands<'k>>,
-    /// How many sets of the tile have met the block.
+    /// The number of sets of the tile that have met the block.
     set_number: Val<'k>,
     /// The first row, and how many are in use from there on.
     row: Val<'k>,
@@ -95,7 +95,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
         self.k.vectors("vector", self.plan.set, self.plan.lanes, body);
     }
 
-    /// Scores of the vectors of rows that are in use and see some of the keys; those of the others are masked.
+    /// Scores of the vectors of rows that are in use and see some of the keys; those of the others are
+    /// masked.
     fn mask_unseen(&self, from: Val<'k>, key: Val<'k>) {
         let (k, tile, lanes) = (self.k, self.tile, i64::from(self.plan.lanes));
         let (across, vectors) = self.plan.scores;
@@ -116,7 +117,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
         }
     }
 
-    /// Scores of `vectors` vectors of rows from row `from` of the set on, against the keys of a register tile from `key` on.
+    /// Scores of `vectors` vectors of rows from row `from` of the set on, against the keys of a register tile
+    /// from `key` on.
     fn score_tile(&self, (from, vectors): (Val<'k>, i64), key: Val<'k>, visible: bool) {
         let (tile, plan, lanes) = (self.tile, self.plan, self.plan.lanes);
         let size = if self.pairs.is_some() { tile.a.size / PAIR } else { tile.a.size };
@@ -232,7 +234,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
         });
     }
 
-    /// Adds the weighted values of the block to the sums, as many columns at a time as registers have room for.
+    /// Adds the weighted values of the block to the sums, as many columns at a time as registers have room
+    /// for.
     pub fn add_values(&self) {
         let size = self.tile.a.value_size;
         let (lanes, most) = (lanes_of(size, self.plan.lanes), self.plan.accumulators.1);
@@ -279,8 +282,8 @@ impl<'k, 'a> RowSet<'k, 'a> {
         });
     }
 
-    /// Adds a product of weights and values over `keys` keys to the sums of the rows from `row` of the tile and `offset` of
-    /// the set on, after what the new maxima make of these.
+    /// Adds a product of weights and values over `keys` keys to the sums of the rows from `row` of the tile
+    /// and `offset` of the set on, after what the new maxima make of these.
     fn add_product(&self, product: &MatmulTile<'k>, (row, offset): (Val<'k>, Val<'k>), keys: Val<'k>) {
         let (tile, lanes) = (self.tile, product.lanes);
         let factor = |r: i64| tile.rescale.at([offset + r]).splat(lanes).named("factor");
@@ -332,7 +335,8 @@ fn all_visible<'k>(tile: &QueryTile<'k, '_>, j: Val<'k>, (first, last): (Val<'k>
     }
 }
 
-/// How many of the `count` keys from `j` on the query at position `last` sees, or are in the prefix.
+/// The number of keys among the `count` keys from `j` on that the query at position `last` sees or that are
+/// in the prefix.
 fn count_seen_keys<'k>(tile: &QueryTile<'k, '_>, (j, count): (Val<'k>, Val<'k>), last: Val<'k>) -> Val<'k> {
     match tile.a.keys {
         KeySubset::Sinks => count,

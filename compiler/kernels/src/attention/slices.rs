@@ -1,4 +1,4 @@
-//! How decode attention ([`super::decode`]) is shared among workers: by slices of the keys, and by key heads.
+//! Shares of decode attention ([`super::decode`]) among workers: by slices of the keys, and by key heads.
 
 use super::plan::SLICES;
 use super::problem::AttentionProblem;
@@ -6,13 +6,13 @@ use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 
-/// A slice has at least [`SLICE_KEYS`] keys while there are few of them, and at least [`LONG_SLICE`] where there are more than
-/// [`FEW_SLICES`]: each leaves sums that are joined, which takes as long as 5 to 10 keys.
+/// A slice has at least [`SLICE_KEYS`] keys while there are few of them, and at least [`LONG_SLICE`] where
+/// there are more than [`FEW_SLICES`]: each leaves sums that are joined, which takes as long as 5 to 10 keys.
 pub(super) const SLICE_KEYS: i64 = 64;
 const FEW_SLICES: i64 = 8;
 const LONG_SLICE: i64 = 256;
 
-/// How the keys `first .. end` are shared: by length alone, so that any number of workers gives the same sums.
+/// The shares of the keys `first .. end`: by length alone, so that any number of workers gives the same sums.
 pub(super) struct KeySlices<'k> {
     pub slices: Val<'k>,
     /// Keys of a slice.
@@ -28,12 +28,12 @@ impl<'k> KeySlices<'k> {
     }
 }
 
-/// Most slices of which workers share the key heads too: a short cache has fewer slices than there are workers, or numbers of them
-/// that workers cannot share evenly.
+/// Most slices of which workers share the key heads too: a short cache has fewer slices than there are
+/// workers, or numbers of them that workers cannot share evenly.
 const SHARED_SLICES: i64 = 8;
 
-/// What one worker has of all slices and key heads: a run of both. Heads know nothing of each other, so this changes no result, and
-/// key heads of a slice that one worker has go together over its rows.
+/// A worker's part of all slices and key heads: a run of both. Heads are independent of each other, so this
+/// changes no result, and key heads of a slice that one worker has go over its rows together.
 pub(super) struct WorkerSlices<'k> {
     /// The first slice that it has something of, and how many.
     pub first: Val<'k>,
@@ -47,13 +47,13 @@ pub(super) struct WorkerSlices<'k> {
 }
 
 impl<'k> WorkerSlices<'k> {
-    /// Of the worker that runs this.
+    /// The part of the worker that runs this.
     pub fn new(a: &AttentionProblem, shares: &KeySlices<'k>) -> WorkerSlices<'k> {
         let k = shares.slices.recorder();
         let few = shares.slices.le(SHARED_SLICES);
         let units = few.select(k.int(a.kv), 1).named("units");
         let heads = few.select(1, k.int(a.kv)).named("heads");
-        // The first item of this worker's share, and the one after its last.
+        // The first item of this worker's share, and the end of the share.
         let bounds = k.alloc("bounds", DType::I32, [2], MemorySpace::Local);
         bounds.set([0], k.int32(0));
         bounds.set([1], k.int32(0));

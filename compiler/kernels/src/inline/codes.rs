@@ -9,9 +9,9 @@ use mlcc_kernel_lang::math::nearest_i32;
 use mlcc_kernel_lang::{Recorder, Val};
 
 impl<'k> Inliner<'_, 'k> {
-    /// A code of a `group_quantize` for products: with the reciprocal of its scale and one rounding, step by step as in `quantize`. What is
-    /// sent to another rank as a code has to be the one that this rank would have made there. Codes of caches, one group to a row, are by
-    /// their compute definition.
+    /// A code of a `group_quantize` for products: with the reciprocal of its scale and one rounding, step by
+    /// step as in `quantize`. What is sent to another rank as a code has to be the one that this rank would
+    /// have made there. Codes of caches, one group to a row, are by their compute definition.
     pub(super) fn code(&self, k: &'k Recorder, node: &GraphNode, index: &[LaneIndex<'k>]) -> Option<Val<'k>> {
         let &Op::GroupQuantize { group, bits: 8, part } = &node.op else { return None };
         let columns = self.f.ty(node.inputs[0]).dims.last()?.as_const()?;

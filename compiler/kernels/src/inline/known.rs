@@ -1,6 +1,7 @@
-//! What is known at compile time of the indices of a kernel: comparisons that have one answer, and where parts of a row meet
-//! that are made in different ways (the halves of a rotary embedding). In one loop over all columns every vector would compute
-//! all parts, by masked loads, and what depends on the row alone (the scale of a norm) each time.
+//! Facts about the indices of a kernel that are known at compile time: comparisons that have one answer, and
+//! where parts of a row meet that are made in different ways (the halves of a rotary embedding). In one loop
+//! over all columns every vector would compute all parts, by masked loads, and terms that depend on the row
+//! alone (the scale of a norm) each time.
 
 use super::Inliner;
 use mlcc_ir::builder::KernelBuilder;
@@ -61,7 +62,7 @@ fn bounds(kb: &KernelBuilder, e: ExprId) -> Option<(i64, i64)> {
 /// Most parts of a row that have a loop of their own.
 const MOST_PARTS: usize = 4;
 
-/// Where the parts of a row of `end` columns meet, in whole vectors, with the row's begin and end.
+/// The borders between the parts of a row of `end` columns, in whole vectors, with the row's begin and end.
 pub(crate) fn part_borders(inliner: &Inliner, lanes: i64, end: i64) -> Vec<i64> {
     let mut inside = BTreeSet::new();
     for (_, node) in inliner.f.live_nodes() {

@@ -1,5 +1,5 @@
-//! Rows of a cache in pages: [`PAGE_ROWS`] rows of it are together in a page, between those of other caches, and a table of the
-//! sequence has the numbers of its pages.
+//! Rows of a cache in pages: [`PAGE_ROWS`] rows of it are together in a page, between those of other caches,
+//! and a table of the sequence has the numbers of its pages.
 
 use super::{Inliner, LaneIndex};
 use mlcc_ir::kernel::{BinOp, BufId};
@@ -10,7 +10,7 @@ use mlcc_kernel_lang::{Recorder, Val};
 /// The exponent of [`PAGE_ROWS`].
 const SHIFT: i64 = PAGE_ROWS.trailing_zeros() as i64;
 
-/// Where the rows of a cache lie, whose buffer is page 0 and all that follow.
+/// The place of the rows of a cache, whose buffer is page 0 and all that follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PagedBuffer {
     /// Numbers of pages, `i32`.
@@ -30,12 +30,12 @@ pub struct CachePage<'k> {
 }
 
 impl<'k> CachePage<'k> {
-    /// That of a row.
+    /// The page of a row.
     pub fn of_row(k: &'k Recorder, table: BufId, row: Val<'k>) -> CachePage<'k> {
         CachePage::of_some(k, table, row, None)
     }
 
-    /// Those of a row for each lane; where `mask` does not hold, nothing is read.
+    /// The pages of a row for each lane; where `mask` does not hold, nothing is read.
     fn of_some(k: &'k Recorder, table: BufId, row: Val<'k>, mask: Option<Val<'k>>) -> CachePage<'k> {
         let index = row >> SHIFT;
         let number = match mask {
@@ -64,8 +64,8 @@ impl PagedBuffer {
 }
 
 impl<'k> Inliner<'_, 'k> {
-    /// Where the element lies that has index `index` in a value of type `ty` and number `flat` of all: the value is the cache or
-    /// a view of it.
+    /// The place of the element that has index `index` in a value of type `ty` and number `flat` of all: the
+    /// value is the cache or a view of it.
     pub(super) fn in_page(
         &self,
         k: &'k Recorder,

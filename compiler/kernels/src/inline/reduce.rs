@@ -29,8 +29,8 @@ impl<'k> Inliner<'_, 'k> {
         })
     }
 
-    /// True if the body may be evaluated for several values of the reduction variable at once: no nested reductions,
-    /// nothing that is read element by element.
+    /// True if the body may be evaluated for several values of the reduction variable at once: no nested
+    /// reductions, nothing that is read element by element.
     fn vectorizes(&self, at: &ScalarIndices, body: &ScalarExpr) -> bool {
         match body {
             ScalarExpr::Reduce { .. } => false,
@@ -76,8 +76,8 @@ fn chains(vectors: Option<i64>) -> i64 {
     vectors.and_then(|v| [4, 2].into_iter().find(|c| v % c == 0)).unwrap_or(1)
 }
 
-/// Folds `body(i)` over `0..extent`: a vector loop with a vector accumulator, a scalar loop for the rest, and the lanes
-/// of the accumulator at the end. `body` gets the first index and the number of lanes wanted.
+/// Folds `body(i)` over `0..extent`: a vector loop with a vector accumulator, a scalar loop for the rest, and
+/// the lanes of the accumulator at the end. `body` gets the first index and the number of lanes wanted.
 pub fn reduce_loop<'k>(
     k: &'k Recorder,
     op: RedOp,

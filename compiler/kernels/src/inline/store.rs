@@ -11,7 +11,7 @@ use mlcc_kernel_lang::{Recorder, Val};
 pub(crate) struct RowAt<'a, 'k> {
     pub row: &'a [LaneIndex<'k>],
     pub stored: &'a [LaneIndex<'k>],
-    /// Of buffers in pages: how many elements further.
+    /// Offsets of buffers in pages, in elements.
     pub shifts: &'a [(BufId, Val<'k>)],
 }
 

@@ -40,7 +40,8 @@ pub(super) fn max_slices(f: &Function) -> Option<i64> {
     (f.ty(node.inputs[0]).dims[0].as_const() == Some(1)).then_some(SLICES)
 }
 
-/// The most keys that a query of an attention looks at, up to those of other queries of its call; `None` for other groups.
+/// The most keys that a query of an attention looks at, up to those of other queries of its call; `None` for
+/// other groups.
 pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     let node = find_attention(f)?;
     let Op::Attention(op) = &node.op else { return None };
@@ -53,8 +54,8 @@ pub(super) fn keys_of_row(f: &Function) -> Option<Dim> {
     })
 }
 
-/// True for an attention that can append rows to the caches it reads: of one query that sees the last row, and on a GPU where a block has
-/// all query heads of a key head, so that nobody else reads the row.
+/// True for an attention that can append rows to the caches it reads: it has one query that sees the last
+/// row, and on a GPU a block has all query heads of a key head, so that no other block reads the row.
 pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     let Some(node) = find_attention(f).filter(|node| f.ty(node.inputs[0]).dims[0].as_const() == Some(1))
     else {
@@ -79,7 +80,8 @@ pub(super) fn appends_rows(f: &Function, target: &KernelTarget) -> bool {
     }
 }
 
-/// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes head by head.
+/// True for a group of rows `[1, kv, _]` that the attention `f` can append to its caches, which it computes
+/// head by head.
 pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
     let heads = find_attention(f).map(|node| &f.ty(node.inputs[1]).dims[1]);
     let by_head = |v: &ValueId| {
@@ -90,7 +92,7 @@ pub(super) fn appended_by(f: &Function, rows: &Function) -> bool {
     rows.outputs.iter().all(by_head) && !quantized
 }
 
-/// Whether a group stores the results of its attention as what a cast makes of them.
+/// True if a group stores the results of its attention rounded by a cast.
 fn is_rounded(f: &Function, node: &GraphNode) -> bool {
     let cast = |v: &ValueId| {
         f.defining_node(*v).is_some_and(|cast| matches!(cast.op, Op::Cast(_)) && cast.inputs == node.outputs)

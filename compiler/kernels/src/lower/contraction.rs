@@ -1,5 +1,5 @@
-//! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its epilogue or, on a GPU, as the
-//! computation of its activations.
+//! Groups around one matrix product: the generator of `crate::product` with the rest of the group as its
+//! epilogue or, on a GPU, as the computation of its activations.
 
 use super::error::LowerError;
 use super::kernel::{ArgContract, TemplateResult};
@@ -27,7 +27,8 @@ use mlcc_target::Arch;
 pub struct Contraction {
     node: NodeId,
     x: ActivationSource,
-    /// Slices of the result, equally long, that are all that the epilogue reads of it; none where it reads the result.
+    /// Slices of the result, equally long, that are all that the epilogue reads of it; none where it reads
+    /// the result.
     parts: Vec<ValueId>,
     /// Positions among the group's inputs.
     scales: Option<usize>,
@@ -38,7 +39,7 @@ pub struct Contraction {
     group: usize,
 }
 
-/// Where the activations come from.
+/// The source of the activations.
 #[derive(Clone, Debug)]
 enum ActivationSource {
     /// An input of the group.
@@ -48,7 +49,7 @@ enum ActivationSource {
 }
 
 impl Contraction {
-    /// Whether the product itself, or what computes its activations, reads an input.
+    /// True if the product itself, or the nodes that compute its activations, read an input.
     fn reads(&self, i: usize) -> bool {
         let activations = match &self.x {
             ActivationSource::Input(x) => *x == i,
@@ -58,10 +59,12 @@ impl Contraction {
     }
 }
 
-/// Columns from which on weights come in fragments: eight warps have 64 each. With fewer a product of one row leaves warps without work.
+/// Columns from which on weights come in fragments: eight warps have 64 each. With fewer a product of one row
+/// leaves warps without work.
 const FRAGMENT_COLUMNS: usize = 512;
 
-/// The packing that the generators read best of the weights of a product: fragments where tensor cores multiply them as they are.
+/// The packing that the generators read best of the weights of a product: fragments where tensor cores
+/// multiply them as they are.
 pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -> Packing {
     match target.arch {
         Arch::X86_64 | Arch::Aarch64 => Packing::Tile16,
@@ -79,7 +82,7 @@ pub fn weight_packing(f: &Function, inputs: &[ValueId], target: &KernelTarget) -
     }
 }
 
-/// Whether the generators read weights in this packing.
+/// True if the generators read weights in this packing.
 fn reads_packing(packing: Packing, target: &KernelTarget) -> bool {
     match target.arch {
         Arch::X86_64 | Arch::Aarch64 => packing == Packing::Tile16,
@@ -87,7 +90,8 @@ fn reads_packing(packing: Packing, target: &KernelTarget) -> bool {
     }
 }
 
-/// How activations that are no codes enter products with a weight; `None` where there is no kernel.
+/// The type in which activations that are no codes enter products with a weight; `None` where there is no
+/// kernel.
 pub(super) fn float_activation(x: DType, weight: DType) -> Option<MatmulActivation> {
     match (x, weight) {
         (DType::F32, _) => Some(MatmulActivation::F32),
@@ -111,8 +115,8 @@ pub fn is_contraction(f: &Function, op: &Op, inputs: &[ValueId]) -> bool {
     }
 }
 
-/// Finds the product of a group whose other nodes are an elementwise epilogue of its shape or of a part of its columns, or compute its
-/// activations.
+/// Finds the product of a group whose other nodes are an elementwise epilogue of its shape or of a part of
+/// its columns, or compute its activations.
 pub fn find_contraction(
     f: &Function,
     packings: &[Option<Packing>],
@@ -159,7 +163,7 @@ pub fn find_contraction(
         ActivationSource::Input(_) => false,
         ActivationSource::Computed { nodes, .. } => nodes.contains(&n),
     };
-    // Constants may stand on both sides.
+    // Constants may be on both sides.
     let apart = |v: &ValueId| f.def_id(*v).is_none_or(|d| !before(d) || f.nodes[d].inputs.is_empty());
     let epilogue = f.live_nodes().filter(|(n, _)| *n != id && !before(*n)).all(|(_, node)| {
         found.parts.contains(&node.outputs[0])
@@ -171,8 +175,8 @@ pub fn find_contraction(
     (epilogue && stores).then_some(found)
 }
 
-/// The slices that a product `[m, n]` is read through, in the order of its columns; none if they are not equally long or something else
-/// reads it.
+/// The slices that a product `[m, n]` is read through, in the order of its columns; none if they are not
+/// equally long or something else reads it.
 pub fn result_parts(f: &Function, product: ValueId) -> Vec<ValueId> {
     let mut slices = Vec::new();
     for (_, node) in f.live_nodes().filter(|(_, n)| n.inputs.contains(&product)) {
@@ -191,13 +195,14 @@ pub fn result_parts(f: &Function, product: ValueId) -> Vec<ValueId> {
     slices.into_iter().map(|s| s.2).collect()
 }
 
-/// Whether the kernel of a product computes its activations of these dims, where more than inputs of the group make them.
+/// True if the kernel of a product computes its activations of these dims, where they are made of more than
+/// inputs of the group.
 pub fn computes_activations(target: &KernelTarget, dims: &[Dim]) -> bool {
     let columns = dims.last().and_then(Dim::as_const);
     target.joins_single_rows(dims) && columns.is_some_and(|k| GemvPlan::can_compute(k as usize))
 }
 
-/// Where activations come from; `None` where the target does not compute them around a product.
+/// The source of activations; `None` where the target does not compute them around a product.
 fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<ActivationSource> {
     if let Some(input) = f.inputs.iter().position(|&i| i == x) {
         return Some(ActivationSource::Input(input));
@@ -223,7 +228,7 @@ fn activations_of(f: &Function, x: ValueId, target: &KernelTarget) -> Option<Act
     nodes.iter().all(fits).then_some(ActivationSource::Computed { nodes, reads })
 }
 
-/// What a block computes an activation of a row of heads with.
+/// True for ops that a block can compute an activation of a row of heads with.
 pub fn is_of_heads(f: &Function, node: &GraphNode, heads: RowHeads) -> bool {
     match node.op {
         Op::Reduce { axis, .. } => {
@@ -233,7 +238,7 @@ pub fn is_of_heads(f: &Function, node: &GraphNode, heads: RowHeads) -> bool {
     }
 }
 
-/// What a block computes an activation with.
+/// True for ops that a block can compute an activation with.
 fn is_of_row(f: &Function, node: &GraphNode) -> bool {
     match node.op {
         Op::Slice { .. } | Op::Concat { .. } | Op::Permute { .. } | Op::Iota { .. } => true,
@@ -285,7 +290,8 @@ pub(super) fn emit(
     let x_value = x;
     let x = match c.x {
         ActivationSource::Input(i) => inputs[i],
-        // A block that computes activations has a place for them; what else the group reads stands for it here.
+        // A block that computes activations has a buffer for them; here another buffer of the group takes
+        // their place.
         ActivationSource::Computed { .. } => inputs[c.w],
     };
     let epilogue_operands = epilogue_operands(f, c, inputs, outputs);
@@ -319,7 +325,8 @@ pub(super) fn emit(
             } else {
                 let mut problem = problem;
                 if computed {
-                    // Those of a block are few: they lie there as f32, so that they are widened once.
+                    // A block has few activations: they are stored as f32 there, so that they are widened
+                    // once.
                     let x = kb.alloc("activations", DType::F32, k, MemorySpace::Shared);
                     problem = MatmulProblem { x, activation: MatmulActivation::F32, ..problem };
                 }
@@ -358,7 +365,8 @@ pub(super) fn emit(
     Ok(TemplateResult { args, generator, plan })
 }
 
-/// The results, and the operands of their shape, that the epilogue reads and writes at the places of the sums.
+/// The results, and the operands of their shape, that the epilogue reads and writes at the places of the
+/// sums.
 fn epilogue_operands(
     f: &Function,
     c: &Contraction,
@@ -392,7 +400,7 @@ fn store_sums<'k>(
     }
 }
 
-/// The same of a row whose product, or parts of it, have these sums in a column.
+/// Stores the results of a row from the sums of its product, or of parts of it, in a column.
 fn store_columns<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,

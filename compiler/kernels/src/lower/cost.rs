@@ -1,4 +1,5 @@
-//! What a kernel has to move and to compute at least, from its group function: for profiles, not for decisions.
+//! The least memory traffic and arithmetic of a kernel, from its group function: for profiles, not for
+//! decisions.
 
 use super::attention;
 use super::error::LowerError;
@@ -17,7 +18,8 @@ pub enum ComputeType {
     BF16,
     /// Dot products of bytes.
     I8,
-    /// Dot products of 4-bit weights with bytes. As `I8` where an instruction takes bytes; without one their pairs meet in 16 bits.
+    /// Dot products of 4-bit weights with bytes. As `I8` where an instruction takes bytes; without one their
+    /// pairs meet in 16 bits.
     I4,
 }
 
@@ -41,14 +43,14 @@ pub struct LaunchCost {
     /// A multiplication and an addition are two.
     pub ops: Dim,
     pub arithmetic: ComputeType,
-    /// Matrices that each worker reads its share of, one after the other: those of chosen experts.
+    /// Matrices that each worker reads its share of in turn: those of chosen experts.
     pub matrices: Dim,
     /// Most parts that the work can be cut into, where those may be few.
     pub parts: Option<i64>,
 }
 
 impl LaunchCost {
-    /// Of kernels in one launch, their arguments one after the other.
+    /// The cost of kernels in one launch, with their arguments in order.
     pub fn combine(parts: &[&LaunchCost]) -> LaunchCost {
         let sum = |ops: &dyn Fn(&LaunchCost) -> Dim| {
             parts.iter().fold(Dim::from(0), |sum, part| sum.add(&ops(part)))
@@ -65,7 +67,7 @@ impl LaunchCost {
     }
 }
 
-/// Of a group function whose inputs `i` with `packings[i]` are parameters.
+/// The cost of a group function whose inputs `i` with `packings[i]` are parameters.
 pub fn of_group(
     module: &Module,
     f: &Function,
@@ -86,7 +88,7 @@ pub fn of_group(
     Ok(LaunchCost { bytes, ops, arithmetic, matrices, parts })
 }
 
-/// Of an attention that appends the rows of other groups to its caches.
+/// The cost of an attention that appends the rows of other groups to its caches.
 pub fn of_appending(
     module: &Module,
     f: &Function,
@@ -134,7 +136,7 @@ pub fn weight_matmul(f: &Function, node: &GraphNode) -> Option<WeightMatmul> {
     Some(WeightMatmul { weight: *node.inputs.get(weight)?, arithmetic, planes })
 }
 
-/// Of a kernel that joins unfinished results of `between` bytes, given its outputs.
+/// The cost of a kernel that joins unfinished results of `between` bytes, given its outputs.
 pub fn of_merge(f: &Function, between: &Dim, reads: &[usize]) -> Result<LaunchCost, LowerError> {
     let mut bytes = vec![between.clone()];
     for &v in reads.iter().map(|&i| &f.inputs[i]).chain(&f.outputs) {
@@ -221,7 +223,7 @@ fn attention_ops(f: &Function, node: &GraphNode, a: &AttentionOp) -> Dim {
     seen.scale(2 * heads * (size(&keys.dims) + size(&values.dims)))
 }
 
-/// What the steps of a scan compute; other ops of the structure compute nothing.
+/// The operations of the steps of a scan; other ops of the structure compute nothing.
 fn scan_ops(module: &Module, f: &Function, node: &GraphNode) -> Dim {
     let Op::Scan { body, carries, .. } = &node.op else { return Dim::from(0) };
     let body = &module.functions[*body];

@@ -32,17 +32,17 @@ pub(super) struct EntryLowering<'a> {
     /// Most rows of a call.
     max_rows: i64,
     locations: Vec<Option<ValueLocation>>,
-    /// Of a batched function, which rows its values are about.
+    /// The rows that values of a batched function are about.
     scopes: Option<Vec<RowScope>>,
 }
 
-/// Where a value lies.
+/// The place of a value.
 #[derive(Clone, Copy)]
 struct ValueLocation {
     buffer: BufferId,
     /// The parameter that it is.
     param: Option<ParamId>,
-    /// Of a value of one sequence: where those of the others are.
+    /// Strides from a value of one sequence to those of the others.
     strides: SequenceStrides,
 }
 
@@ -119,8 +119,8 @@ impl<'a> EntryLowering<'a> {
         Ok(self.entry)
     }
 
-    /// New rows of a cache: the kernel that makes them writes them there, or they are copied: several of them may be in several
-    /// pages.
+    /// New rows of a cache: the kernel that makes them writes them there, or they are copied: several of them
+    /// may be in several pages.
     fn append(
         &mut self,
         kernels: &mut KernelCache,
@@ -178,7 +178,7 @@ impl<'a> EntryLowering<'a> {
         row_elements(&self.module.states[state].ty)
     }
 
-    /// Where a value lies outside of pages: there already, or after a copy.
+    /// The place of a value outside of pages: its own, or that of a copy.
     fn dense(&mut self, kernels: &mut KernelCache, v: ValueId) -> Result<ValueLocation, LowerError> {
         let location = self.at(v)?;
         let Some(row) = self.in_pages(kernels, &location) else { return Ok(location) };
@@ -228,7 +228,7 @@ impl<'a> EntryLowering<'a> {
         Ok(())
     }
 
-    /// Whether a state gets this buffer as its new value.
+    /// True if a state gets this buffer as its new value.
     fn is_update(&self, buffer: BufferId) -> bool {
         self.entry.updates.iter().any(|(_, b)| *b == buffer)
     }
@@ -254,7 +254,7 @@ impl<'a> EntryLowering<'a> {
         Ok(())
     }
 
-    /// The rows of all sequences: where they lie, if they are one behind another in memory that is of no other use, else a
+    /// The rows of all sequences: in place, if they are adjacent in memory that has no other use, else a
     /// copy.
     fn join(&mut self, kernels: &mut KernelCache, own: ValueId, all: ValueId) -> Result<(), LowerError> {
         let from = self.at(own)?;
@@ -325,8 +325,8 @@ impl<'a> EntryLowering<'a> {
         self.locations[v.0 as usize].ok_or_else(missing)
     }
 
-    /// Launches that do nothing but append rows to caches of this attention, in their order: it can do that itself, so that no
-    /// barrier has to stand between the rows and those who read them.
+    /// Launches that only append rows to caches of this attention, in their order: it can do that itself, so
+    /// that no barrier is needed between the rows and their readers.
     fn appends(
         &self,
         kernels: &KernelCache,
@@ -341,7 +341,7 @@ impl<'a> EntryLowering<'a> {
         launches.filter_map(|at| Some((at, self.append_of(kernels, f, ins, at)?))).collect()
     }
 
-    /// What launch `at` appends, if only the attention `f` needs that.
+    /// The rows that launch `at` appends, if only the attention `f` needs them.
     fn append_of(
         &self,
         kernels: &KernelCache,
@@ -432,8 +432,9 @@ impl<'a> EntryLowering<'a> {
         self.launches(kernels, &launched, (&ins, &outs), scope)
     }
 
-    /// Launches of a group: of one kernel, or of one for the sequences of one row and of another one for those of several. What
-    /// finishes the unfinished results of the first ones comes last: no barrier has to stand for that between those.
+    /// Launches of a group: of one kernel, or of one for the sequences of one row and of another one for
+    /// those of several. Kernels that finish unfinished results come last, so that the others need no barrier
+    /// between them.
     fn launches(
         &mut self,
         kernels: &KernelCache,
@@ -474,8 +475,8 @@ impl<'a> EntryLowering<'a> {
         Ok(())
     }
 
-    /// Of launches for each sequence workers have runs of equal work; what one would do alone for a sequence it does for some of
-    /// the sequences.
+    /// Builds a launch. In launches for each sequence workers have runs of equal work; a kernel that one
+    /// worker would run alone for a sequence is run for some of the sequences by each.
     fn launch(
         &self,
         kernels: &KernelCache,
@@ -527,8 +528,8 @@ impl<'a> EntryLowering<'a> {
         Ok(LoweredLaunch { work, args, dims, grid, repeat, schedule: WorkSchedule::Static })
     }
 
-    /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units, so that it can be
-    /// divided; a row's first keys take longer than the others.
+    /// The work of a sequence: `keys` are those that each row looks at. Not by rows it comes in many units,
+    /// so that it can be divided; a row's first keys take longer than the others.
     fn work(&self, made: &GroupKernel, keys: Option<&Dim>) -> Dim {
         const UNITS: i64 = 64;
         let rows = match self.entry.batching {

@@ -1,6 +1,6 @@
-//! What can go wrong in lowering.
+//! Errors of lowering.
 
-/// Why a function could not be lowered.
+/// The reasons why a function could not be lowered.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LowerError {
     #[error("internal error in lowering: {0}; please report it with the output of --debug-dump")]

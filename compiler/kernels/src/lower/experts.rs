@@ -48,7 +48,7 @@ pub fn weight_packing(target: &KernelTarget) -> Packing {
     }
 }
 
-/// How the activations of a product that takes no codes enter it.
+/// The type in which the activations of a product that takes no codes enter it.
 fn activation_of(f: &Function, node: &GraphNode) -> Option<MatmulActivation> {
     float_activation(f.ty(node.inputs[0]).dtype, f.ty(node.inputs[1]).dtype)
 }
@@ -73,7 +73,7 @@ pub fn find_experts<'f>(
     fits.then_some(node)
 }
 
-/// How the choice of a group is made on a GPU by whole blocks; `None` for other groups.
+/// The choice of a group when it is made on a GPU by whole blocks; `None` for other groups.
 pub(super) fn long_choice(f: &Function, node: &GraphNode, target: &KernelTarget) -> Option<LongChoice> {
     let Op::TopK { k } = node.op else { return None };
     let columns = f.ty(node.inputs[0]).dims[1].as_const()?;

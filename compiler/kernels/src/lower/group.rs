@@ -48,7 +48,7 @@ pub fn choose_template<'a>(
     }
 }
 
-/// Whether the kernel of a group reads caches where they lie in pages.
+/// True if the kernel of a group reads caches in their pages.
 pub(super) fn reads_pages(f: &Function, template: &KernelTemplate) -> bool {
     match template {
         KernelTemplate::Attention(_) => true,
@@ -57,7 +57,7 @@ pub(super) fn reads_pages(f: &Function, template: &KernelTemplate) -> bool {
     }
 }
 
-/// Whether a group reads codes that lie in blocks and planes, as only the generators of products know them.
+/// True if a group reads codes that are in blocks and planes, as only the generators of products know them.
 fn reads_codes(f: &Function, target: &KernelTarget) -> bool {
     target.arch != Arch::Nvptx && f.live_nodes().any(|(_, n)| matches!(n.op, Op::MatMulI8 { .. }))
 }
@@ -73,8 +73,9 @@ pub fn lower_group(
     lower_appending(module, f, name, (packings, None), &[], target)
 }
 
-/// Lowers a group function; if it is an attention, the results of the groups `rows` are appended to its caches first. The inputs
-/// of these groups are arguments after the inputs of `f`; then comes the table of pages, if there is one.
+/// Lowers a group function; if it is an attention, the results of the groups `rows` are appended to its
+/// caches first. The inputs of these groups are arguments after the inputs of `f`; then comes the table of
+/// pages, if there is one.
 pub fn lower_appending(
     module: &Module,
     f: &Function,

@@ -22,18 +22,18 @@ pub struct GroupKernel {
     pub made: KernelExplanation,
 }
 
-/// How a kernel was made, for `--explain-passes`.
+/// The ops and the plan of a kernel, for `--explain-passes`.
 #[derive(Clone, Debug)]
 pub struct KernelExplanation {
     /// Ops of the group and the shapes of their results.
     pub ops: String,
     pub generator: &'static str,
-    /// What the generator chose, and why.
+    /// The choices of the generator and their reasons.
     pub plan: String,
 }
 
 impl KernelExplanation {
-    /// Of kernels in one launch.
+    /// The explanation of kernels in one launch.
     pub fn combine(parts: &[&KernelExplanation]) -> KernelExplanation {
         let all = parts.iter().map(|made| made.to_string()).collect::<Vec<_>>().join(" | ");
         KernelExplanation {
@@ -51,14 +51,15 @@ impl fmt::Display for KernelExplanation {
     }
 }
 
-/// A second kernel that finishes what the first one left unfinished: the first one's arguments end in the unfinished
-/// results instead of the group's outputs; the second one takes those, some of the group's inputs, then its outputs.
+/// A second kernel that finishes what the first one left unfinished: the first one's arguments end in the
+/// unfinished results instead of the group's outputs; the second one takes those, some of the group's inputs,
+/// then its outputs.
 #[derive(Clone)]
 pub struct MergeKernel {
     pub kernel: Box<GroupKernel>,
     /// Size of the unfinished results in bytes.
     pub bytes: Dim,
-    /// Which inputs.
+    /// The inputs of the group that it reads.
     pub reads: Vec<usize>,
 }
 
@@ -70,7 +71,7 @@ pub struct ArgContract {
     pub in_place: Vec<usize>,
 }
 
-/// What a template gives beside the statements of the kernel.
+/// The output of a template besides the statements of the kernel.
 pub(super) struct TemplateResult {
     pub args: Vec<ArgContract>,
     pub generator: &'static str,

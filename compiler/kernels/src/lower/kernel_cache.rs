@@ -26,14 +26,14 @@ use mlcc_kernel_lang::Recorder;
 pub(super) struct KernelCache<'a> {
     pub module: &'a Module,
     pub target: &'a KernelTarget,
-    /// Of the caches, if there are any.
+    /// The page layout of the caches, if there are any.
     pub pages: Option<PageLayout>,
     made: Vec<(KernelKey, usize)>,
     pub kernels: Vec<GroupKernel>,
     pub costs: Vec<LaunchCost>,
-    /// By kernel, of an attention: keys that a row looks at.
+    /// For each kernel of an attention: the keys that a row looks at.
     pub keys: Vec<Option<Dim>>,
-    /// By kernel: the one that finishes what it left.
+    /// For each kernel: the one that finishes its results.
     pub merges: Vec<Option<CachedMerge>>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct CachedMerge {
 pub(super) struct PackedGroup {
     pub f: FuncId,
     pub packings: Vec<Option<Packing>>,
-    /// By input: elements of a row, of caches in pages.
+    /// For each input that is a cache in pages: elements of a row.
     pub rows: Vec<Option<i64>>,
 }
 
@@ -72,7 +72,7 @@ enum KernelKey {
     Copy(TensorType, [u32; 2]),
     /// Rows of this type to a cache in pages.
     Append(TensorType),
-    /// A cache of so many elements in a row out of its pages, as a tensor of this type.
+    /// A cache with `row` elements in a row out of its pages, as a tensor of this type.
     Gather(TensorType, i64),
 }
 
@@ -96,7 +96,8 @@ impl<'a> KernelCache<'a> {
         self.get(KernelKey::Appending(group, rows.to_vec()), f, f.name.clone(), (&packings, &pages), rows)
     }
 
-    /// The kernel of a group for one row, if it has another one for that: attention of one query, a step of a scan over matrices.
+    /// The kernel of a group for one row, if it has another one for that: attention of one query, a step of a
+    /// scan over matrices.
     pub fn one_row(&mut self, group: &PackedGroup) -> Result<Option<usize>, LowerError> {
         let several = &self.module.functions[group.f];
         let is_other = attention::find_attention(several).is_some() || self.steps_matrices_otherwise(several);
@@ -108,8 +109,8 @@ impl<'a> KernelCache<'a> {
         self.get(KernelKey::OneRow(group.clone()), &f, name, (&group.packings, &group.rows), &[]).map(Some)
     }
 
-    /// Whether it is a scan over matrices, of which a CPU computes a single step in another way than several, and a GPU where several are
-    /// products.
+    /// True for a scan over matrices of which a single step is computed in another way than several: on a CPU
+    /// always, on a GPU where several are products.
     fn steps_matrices_otherwise(&self, f: &Function) -> bool {
         let is_other = |node: &GraphNode| match node.op {
             Op::Scan { body, carries, .. } => {
@@ -147,7 +148,8 @@ impl<'a> KernelCache<'a> {
         Ok(index)
     }
 
-    /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it there.
+    /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it
+    /// there.
     pub fn gather_kernel(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
         let f = identity_function(self.module, "gather", ty).map_err(LowerError::internal)?;
         let key = KernelKey::Gather(ty.clone(), row);
@@ -236,7 +238,7 @@ impl<'a> KernelCache<'a> {
         if let Some(merge) = &merge
             && f.outputs.len() > 1
         {
-            // One unfinished result stands for all of them.
+            // One unfinished result represents all of them.
             cost.bytes.truncate(cost.bytes.len() - f.outputs.len());
             cost.bytes.push(merge.bytes.clone());
         }

@@ -23,7 +23,7 @@ pub fn buffer_dtype(ty: &TensorType) -> DType {
 /// Bytes of a value in memory.
 pub fn value_bytes(ty: &TensorType, packing: Option<Packing>) -> Result<Dim, LowerError> {
     match (packing, ty.dtype.bytes()) {
-        // Plain elements one after the other need no layout, whatever the number of axes.
+        // Plain contiguous elements need no layout, whatever the number of axes.
         (None | Some(Packing::RowMajor), Some(bytes)) => Ok(ty.elements().scale(bytes as i64)),
         (packing, _) => {
             let layout = param_layout(ty, packing.unwrap_or(Packing::RowMajor))?;
@@ -49,7 +49,7 @@ pub fn param_layout(ty: &TensorType, packing: Packing) -> Result<TensorLayout, L
 #[derive(Clone, Copy)]
 pub struct InPages<'a> {
     pub layout: &'a PageLayout,
-    /// By input: elements of a row of the cache. `None` for other inputs.
+    /// For each input: elements of a row of the cache. `None` for other inputs.
     pub rows: &'a [Option<i64>],
 }
 
@@ -74,8 +74,8 @@ pub(super) fn page_table_param(kb: &mut KernelBuilder, layout: &PageLayout) -> B
     kb.param("page_table", DType::I32, Dim::from(layout.pages as i64), ParamAccess::In, 4)
 }
 
-/// Elements of the buffer of a cache in pages, from its rows in page 0 to those in the last one that sequences need: a pool may
-/// have more of them.
+/// Elements of the buffer of a cache in pages, from its rows in page 0 to those in the last one that
+/// sequences need: a pool may have more of them.
 pub(super) fn elements_of_pages(layout: &PageLayout, dtype: DType, row: i64) -> Dim {
     let page = layout.bytes as i64 / dtype.bytes().unwrap_or(1) as i64;
     Dim::sym(SizeSymbol::B).scale(layout.pages as i64 * page).add(&Dim::from(PAGE_ROWS as i64 * row - page))
@@ -85,11 +85,12 @@ pub(super) fn elements_of_pages(layout: &PageLayout, dtype: DType, row: i64) -> 
 pub struct AppendedRows<'a> {
     pub f: &'a Function,
     pub packings: &'a [Option<Packing>],
-    /// For each of its results, the input of the attention that is the cache.
+    /// The input of the attention that is the cache, for each of the results.
     pub into: &'a [usize],
 }
 
-/// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are both.
+/// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are
+/// both.
 pub(super) fn bind_inputs<'a>(
     kb: &mut KernelBuilder,
     f: &'a Function,
@@ -126,7 +127,7 @@ pub(super) fn bind_inputs<'a>(
     Ok((inputs, inliner))
 }
 
-/// What an input is in its group: the name of its buffer in the text of the kernel.
+/// The role of an input in its group: the name of its buffer in the text of the kernel.
 fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
     let named = |node: &GraphNode| (0..node.inputs.len()).any(|i| operand_of(&node.op, i).is_some());
     let unnamed = match packing {
@@ -137,8 +138,8 @@ fn operand_name(f: &Function, v: ValueId, packing: Option<Packing>) -> String {
     name_of_use(f, v).unwrap_or_else(|| unnamed.into())
 }
 
-/// What a value is for the first op that has names for its operands, through what is computed element by element. Beside rows
-/// of that op, a factor of fewer elements is their scales.
+/// The role of a value for the first op that has names for its operands, through elementwise ops. Next to
+/// rows of that op, a factor of fewer elements is their scales.
 fn name_of_use(f: &Function, v: ValueId) -> Option<String> {
     let users = f.live_nodes().filter(|(_, node)| node.inputs.contains(&v));
     users.into_iter().find_map(|(_, node)| {
@@ -156,7 +157,7 @@ fn name_of_use(f: &Function, v: ValueId) -> Option<String> {
     })
 }
 
-/// What operand `i` is for an op that is not element by element.
+/// The role of operand `i` for an op that is not elementwise.
 fn operand_of(op: &Op, i: usize) -> Option<&'static str> {
     let names: &[&str] = match op {
         Op::MatMul { .. } => &["x", "w"],
@@ -184,7 +185,7 @@ fn operand_of(op: &Op, i: usize) -> Option<&'static str> {
     names.get(i).copied()
 }
 
-/// What a result is for the op that makes it, likewise.
+/// The role of a result for the op that makes it, likewise.
 pub(super) fn result_name(f: &Function, v: ValueId) -> &'static str {
     let Some(node) = f.defining_node(v) else { return "y" };
     let at = node.outputs.iter().position(|&o| o == v).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Lowered entry functions before memory is planned: launches on buffers that have no addresses yet, with what the
-//! planners need to know about each access.
+//! Lowered entry functions before memory is planned: launches on buffers that have no addresses yet, with
+//! what the planners need to know about each access.
 
 use mlcc_ir::dim::Dim;
 use mlcc_ir::entity::{EntityArena, EntityId};
@@ -22,7 +22,7 @@ impl EntityId for BufferId {
     }
 }
 
-/// What a buffer is.
+/// The contents of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum BufferKind {
     Param(ParamId),
@@ -48,13 +48,13 @@ pub struct LoweredBuffer {
     pub apart: bool,
 }
 
-/// How the iterations of a CPU kernel, and with them the elements of an argument, are shared out among workers. Two
-/// accesses with equal partitions touch an element from the same worker.
+/// The partition of the iterations of a CPU kernel, and with them of the elements of an argument, among
+/// workers. Two accesses with equal partitions touch an element from the same worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Partition {
     /// Slices of axis 0.
     Rows(Dim),
-    /// That many slices of the last axis, all but the last of equal whole tiles of 16 columns.
+    /// The last axis in this many slices, all but the last of equal whole tiles of 16 columns.
     Tiles(i64),
 }
 
@@ -71,7 +71,7 @@ impl Partition {
     }
 }
 
-/// How a launch uses a buffer.
+/// The use of a buffer by a launch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferArg {
     pub buffer: BufferId,
@@ -81,13 +81,13 @@ pub struct BufferArg {
     /// Outputs: the input arguments whose memory it may take over, because each element is read before the
     /// element at the same place is written, by the same worker.
     pub in_place: Vec<usize>,
-    /// In launches for each sequence: bytes from row to row. 0 if all sequences share the buffer.
+    /// Bytes from row to row in launches for each sequence. 0 if all sequences share the buffer.
     pub row_bytes: u64,
-    /// And from sequence to sequence, beyond their rows.
+    /// Bytes from sequence to sequence, beyond their rows.
     pub sequence_bytes: u64,
 }
 
-/// What a launch does.
+/// The work of a launch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LaunchWork {
     /// Index into the kernels of the [`LoweredModule`](super::LoweredModule) program.
@@ -114,8 +114,8 @@ impl LoweredLaunch {
         }
     }
 
-    /// An exchange by the first worker, who need not be the one that has the only share of a kernel: nobody's shares are those of an
-    /// exchange.
+    /// An all-gather by the first worker, which need not be the one that has the only share of a kernel: its
+    /// partition matches that of no kernel.
     pub fn all_gather(part: BufferId, all: BufferId, parts: GatherShape, wanted: bool) -> LoweredLaunch {
         let arg = |buffer, access| BufferArg {
             buffer,

@@ -56,7 +56,8 @@ pub(super) fn emit(
         .map(|&v| ArgContract { access: ParamAccess::In, partition: partition(v, false), in_place: vec![] })
         .collect();
     for &v in &f.outputs {
-        // A row that is reduced is read again after the first store of a later loop would have overwritten it.
+        // A row that is reduced is read again after the first store of a later loop would have overwritten
+        // it.
         let one_loop = f.outputs.iter().all(|&o| f.ty(o).dims.last() == f.ty(v).dims.last())
             && f.outputs.iter().all(|&o| is_reduction(f, o) == is_reduction(f, v));
         let same = |&i: &usize| {

@@ -1,4 +1,5 @@
-//! Groups of one scan; of one over channels also with what is computed of its stacked values element by element.
+//! Groups of one scan; of one over channels also with what is computed of its stacked values element by
+//! element.
 
 use super::error::LowerError;
 use super::kernel::{ArgContract, GroupKernel, MergeKernel, TemplateResult, finish_kernel};
@@ -26,7 +27,7 @@ struct GroupScan<'a> {
     body: &'a Function,
     carries: usize,
     seqs: usize,
-    /// Which inputs of the group its operands are: a value may be several operands and is one input.
+    /// The inputs of the group that are its operands: a value may be several operands and is one input.
     positions: Vec<usize>,
     /// Steps.
     length: Dim,
@@ -83,7 +84,7 @@ impl<'a> GroupScan<'a> {
         stacked.is_some_and(|&of| self.f.ty(of).dims == self.f.ty(v).dims)
     }
 
-    /// What the arguments promise.
+    /// The contracts of the arguments.
     fn args(&self, shares: ScanShares) -> Vec<ArgContract> {
         let of_input = |i: usize| {
             // A value that is several operands is read as the least orderly of them.
@@ -103,7 +104,7 @@ impl<'a> GroupScan<'a> {
     }
 }
 
-/// How a scan over matrices goes in chunks, if it does.
+/// The plan of a scan over matrices in chunks, if it has one.
 pub(super) fn chunks_of(
     (module, f, node): (&Module, &Function, &GraphNode),
     target: &KernelTarget,
@@ -115,7 +116,8 @@ pub(super) fn chunks_of(
     }))
 }
 
-/// A scan over matrices in chunks: one kernel prepares them, another one goes through them. `kb` has the inputs.
+/// A scan over matrices in chunks: one kernel prepares them, another one goes through them. `kb` has the
+/// inputs.
 pub(super) fn in_chunks(
     mut kb: KernelBuilder,
     (module, f, node): (&Module, &Function, &GraphNode),
@@ -202,7 +204,7 @@ pub(super) fn emit(
     Ok(TemplateResult { args: scanned.args(shares), generator: "scan::channels", plan })
 }
 
-/// How workers share the scan over channels that this records.
+/// The shares of workers in the scan over channels that this records.
 fn of_channels(
     kb: &mut KernelBuilder,
     scanned: &GroupScan,
@@ -232,18 +234,18 @@ fn of_channels(
     })
 }
 
-/// Which scan bodies have a kernel.
+/// The scan bodies that have a kernel.
 pub const SCAN_BODIES: &str = "a body has a kernel if it is elementwise on f32 over one channel axis, or over the rows of a matrix \
     with reductions over its last axis";
 
-/// How the elements of a scan's operands and results are shared among workers.
+/// The partition of the elements of a scan's operands and results among workers.
 struct ScanShares {
     inputs: Vec<Option<Partition>>,
     outputs: Vec<Option<Partition>>,
 }
 
-/// Vectors along the rows are sliced as the results of contractions are, in blocks of whole tiles; vectors along the
-/// columns are read by all rows of their head.
+/// Vectors along the rows are sliced as the results of contractions are, in blocks of whole tiles; vectors
+/// along the columns are read by all rows of their head.
 fn row_shares(scan: &MatrixScan, block_rows: i64) -> ScanShares {
     let rows = scan.shape.heads * scan.shape.rows;
     let tiles = (block_rows % ROWS == 0).then_some(Partition::Tiles(rows / block_rows));

@@ -1,4 +1,4 @@
-//! How values that exist once per sequence lie in memory: one after another, in a buffer that all sequences have together.
+//! The layout of values that exist once per sequence: in sequence order, in one buffer for all sequences.
 
 use mlcc_ir::dim::{Dim, DimAtom, SizeBounds, SizeSymbol};
 use mlcc_ir::sequences::RowBatching;
@@ -11,7 +11,7 @@ pub struct SequenceStrides {
     pub sequence: u64,
 }
 
-/// What a sequence has at most.
+/// Limits of a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SequenceBounds {
     /// Rows of one call.
@@ -21,8 +21,8 @@ pub struct SequenceBounds {
 }
 
 impl SequenceStrides {
-    /// Places of values of so many bytes, by the rows `n` of the sequence and its `past`. None overlaps the next, and each is
-    /// aligned. `None` if a size has no limit.
+    /// Strides for values of `bytes` bytes, by the rows `n` of the sequence and its `past`. None overlaps the
+    /// next, and each is aligned. `None` if a size has no limit.
     pub fn for_batching(
         bytes: &Dim,
         batching: RowBatching,

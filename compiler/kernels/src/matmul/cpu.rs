@@ -1,8 +1,9 @@
 //! The product on a CPU, over weights in tiles of 16 rows.
 //!
-//! Workers take contiguous runs of slices of the weights; for each slice, register tiles of activation rows; for each of
-//! those, k with the sums of all its rows in registers. So a tile is read from memory once, in order, and from cache for all
-//! further rows. Lanes are rows of w: activations are broadcast and no sum crosses lanes.
+//! Workers take contiguous runs of slices of the weights; for each slice, register tiles of activation rows;
+//! for each of those, k with the sums of all its rows in registers. So a tile is read from memory once, in
+//! order, and from cache for all further rows. Lanes are rows of w: activations are broadcast and no sum
+//! crosses lanes.
 
 mod activations;
 mod bf16;
@@ -25,8 +26,8 @@ use slice::{CpuMatmul, RowRange};
 /// Emits a product for a CPU. Panics where x or w contradict their declared types (a bug in lowering), as the
 /// builder does. int8 activations need packed weights.
 ///
-/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker. None where
-/// it depends on the number of rows, or workers share rows too.
+/// Gives the number of slices of columns that workers share out: equal numbers mean equal columns per worker.
+/// None where it depends on the number of rows, or workers share rows too.
 pub fn emit_matmul(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,

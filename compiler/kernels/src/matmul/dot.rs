@@ -1,8 +1,9 @@
 //! Products of integer codes, exact within each group of 32 columns: one module per family of instructions.
 //!
-//! Stored weight codes are unsigned with a zero point z, so `sum (c - z) x = sum c x - z sum x`: the dot instructions take
-//! the codes as they are, and `-z sum x`, known per group of activations, is what sums start with. With two planes of
-//! activation bytes, `sum c x = 256 sum c high + sum c low`; the largest total, 255 * 32512 * 32, fits i32.
+//! Stored weight codes are unsigned with a zero point z, so `sum (c - z) x = sum c x - z sum x`: the dot
+//! instructions take the codes as they are, and `-z sum x`, known per group of activations, is the start of
+//! the sums. With two planes of activation bytes, `sum c x = 256 sum c high + sum c low`; the largest total,
+//! 255 * 32512 * 32, fits i32.
 
 mod columns;
 mod dot4;
@@ -22,7 +23,8 @@ use mlcc_quant::tile::{quad_codes, quad_signed};
 /// Quads of a group: four columns each.
 pub(super) const QUADS: usize = DOT_COLUMNS / 4;
 
-/// Vectors of sums beyond which the planes of the activations follow each other instead of having sums of their own.
+/// Vectors of sums beyond which the planes of the activations follow each other instead of having sums of
+/// their own.
 const SEPARATE_PLANES: u32 = 8;
 
 /// A group of 32 columns of a register tile, as a family of instructions sees it.
@@ -39,7 +41,7 @@ pub(super) trait DotOperands<'k> {
     fn x(&self, row: u32, plane: usize, quad: usize) -> Val<'k>;
     /// Eight codes each of rows `row` and `row + 1`, from a quad on, pinned.
     fn x_square(&self, row: u32, plane: usize, quad: usize) -> Val<'k>;
-    /// Pins a sum, where the plan wants that, also against the code generator.
+    /// Pins a sum if the plan asks for it, also against the code generator.
     fn pin(&self, name: &str, sum: Val<'k>) -> Val<'k>;
 
     /// The number of sums, and which are those of a row and part.
@@ -94,7 +96,8 @@ pub(super) fn dot_operand<'k>(
     codes.bits_as(ExprType::vector(dot.codes_type(), codes.lanes()))
 }
 
-/// The exact sums of a group, i32, one for each row and part. `starts` are what they start with; `None` where that is zero.
+/// The exact sums of a group, i32, one for each row and part. `starts` are their initial values; `None` means
+/// zero.
 pub(super) fn group_dots<'k>(
     dot: CodeDot,
     group: &impl DotOperands<'k>,
@@ -150,8 +153,8 @@ fn add<'k>(dot: CodeDot, group: &impl DotOperands<'k>, first: usize, totals: &mu
     }
 }
 
-/// `body(set, sum, weights, x)` for every product of a quad, in the order in which the operands are read: of which set and
-/// sum it is, and its operands.
+/// `body(set, sum, weights, x)` for every product of a quad, in the order in which the operands are read: of
+/// which set and sum it is, and its operands.
 fn each_product<'k>(
     group: &impl DotOperands<'k>,
     first: usize,

@@ -1,9 +1,10 @@
-//! Segmented products: rows meet the matrices that were chosen for them (experts). All rows of a matrix go together through
-//! the product of many rows, so that its weights are read and unpacked once for them, whatever the order of the choices.
+//! Segmented products: rows meet the matrices that were chosen for them (experts). All rows of a matrix go
+//! together through the product of many rows, so that its weights are read and unpacked once for them,
+//! whatever the order of the choices.
 //!
-//! Which rows those are is told by a list of all choices in the order of their matrices (a counting sort), which every
-//! worker makes for itself: a few thousand numbers, against thousands of multiplications for each of them. The workers then
-//! share the columns of each matrix, so that a matrix with many rows keeps all of them busy.
+//! These rows come from a list of all choices in the order of their matrices (a counting sort), which every
+//! worker makes for itself: a few thousand numbers, against thousands of multiplications for each of them.
+//! The workers then share the columns of each matrix, so that a matrix with many rows keeps all of them busy.
 
 use super::cpu::slice::{CpuMatmul, ExpertMatrix, RowRange};
 use super::plan::CpuPlan;
@@ -28,9 +29,9 @@ pub struct ExpertChoice {
 /// Most rows of the result whose choices are sorted at a time: 16 KiB on the stack.
 const LIST: i64 = 4096;
 
-/// Emits, for a CPU, the product of each of `problem.m` rows with the matrices that it chose; `problem.n` is the number of
-/// rows of one matrix (whole tiles), the epilogue sees row `row * slots + slot`. Codes of integer activations come one row
-/// after the other.
+/// Emits, for a CPU, the product of each of `problem.m` rows with the matrices that it chose; `problem.n` is
+/// the number of rows of one matrix (whole tiles), the epilogue sees row `row * slots + slot`. Codes of
+/// integer activations come one row after the other.
 ///
 /// Gives the number of slices of columns that workers share out, as [`super::emit_matmul`] does.
 pub fn emit_experts(
@@ -68,13 +69,14 @@ impl<'k, 'a> ExpertMatmul<'k, 'a> {
         });
     }
 
-    /// As many rows as can be sorted at a time, matrix by matrix.
+    /// Computes many rows, as many as can be sorted at a time, matrix by matrix.
     fn many_rows(self, epilogue: &mut MatmulEpilogue) {
         let (k, m, slots) = (self.cpu.k, self.cpu.row_count(), self.choice.slots);
         let experts = self.choice.experts as i64;
         let together = (LIST / slots).max(1);
         let list = k.alloc("rows", DType::I32, [together * slots], MemorySpace::Stack);
-        // First the end of each matrix's rows, shifted by one: what is before the rows of matrix `e` lies at `e`.
+        // First the end of each matrix's rows, shifted by one: what is before the rows of matrix `e` lies at
+        // `e`.
         let bounds = k.alloc("bounds", DType::I32, [experts + 2], MemorySpace::Stack);
         k.serial("pass", m.div_ceil(together), |pass| {
             let before = pass * together;
@@ -111,8 +113,8 @@ impl<'k, 'a> ExpertMatmul<'k, 'a> {
         self.ids.at([row]).cast(DType::I64).named("expert")
     }
 
-    /// Lists some rows of the result in the order of their matrices; those of matrix `e` lie from `bounds[e]` to
-    /// `bounds[e + 1]`.
+    /// Lists some rows of the result in the order of their matrices; those of matrix `e` lie from `bounds[e]`
+    /// to `bounds[e + 1]`.
     fn sort(self, rows: RowRange<'k>, list: BufferView<'k, 1>, bounds: BufferView<'k, 1>) {
         let (k, experts) = (self.cpu.k, self.choice.experts as i64);
         k.serial("e", experts + 2, |e| bounds.set([e], k.int32(0)));

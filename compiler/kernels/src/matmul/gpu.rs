@@ -1,5 +1,6 @@
-//! The product on a GPU, over row-major weights and those in fragments: for one activation row, rows of weights for each warp ([`row`]); for more, tensor cores
-//! ([`matrix`]), or square tiles through shared memory.
+//! The product on a GPU, over row-major weights and those in fragments: for one activation row, rows of
+//! weights for each warp ([`row`]); for more, tensor cores ([`matrix`]), or square tiles through shared
+//! memory.
 
 mod codes;
 mod fragments;
@@ -28,12 +29,12 @@ const SIDE: i64 = 16;
 /// Elements from one row of a shared tile to the next: odd, so that a column touches every bank.
 const PITCH: i64 = EDGE + 1;
 
-/// How a product is computed on a GPU.
+/// The plan of a product on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GpuMatmulPlan {
-    /// Of one row.
+    /// A product of one row.
     Row(GemvPlan),
-    /// Of any number of rows: square tiles through shared memory.
+    /// A product of any number of rows: square tiles through shared memory.
     Tiles,
     /// The same on tensor cores.
     Matrix(MatrixTile),
@@ -78,8 +79,8 @@ fn layout(problem: &MatmulProblem) -> Result<TensorLayout, QuantError> {
     Ok(TensorLayout::new(weight.dtype(), packing, n, k)?.at_offset(w_offset))
 }
 
-/// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives single
-/// sums, each in the one thread that holds it. Activations are floats.
+/// Emits the product as one nest of block and thread loops: the whole body of a kernel. The epilogue receives
+/// single sums, each in the one thread that holds it. Activations are floats.
 pub fn emit_gpu_matmul(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,

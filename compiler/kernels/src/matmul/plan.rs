@@ -1,4 +1,4 @@
-//! How a product is computed on a machine: plain data, chosen from the target without tuning by [`choose`].
+//! The plan of a product on a machine: plain data, chosen from the target without tuning by [`choose`].
 
 use super::problem::MatmulActivation;
 use crate::params::{IntDot, KernelTarget, WideningDot};
@@ -17,8 +17,8 @@ use std::fmt;
 pub struct CpuPlan {
     /// Vector lanes of 32 bits: 4, 8 or 16; a tile of 16 weight rows is `16 / lanes` vectors.
     pub lanes: u32,
-    /// Activation rows of a register tile, which share one unpacking of the weights, in falling order; the last entry is 1
-    /// so that every count can be met.
+    /// Activation rows of a register tile, which share one unpacking of the weights, in falling order; the
+    /// last entry is 1 so that every count can be met.
     pub rows: Vec<u32>,
     /// Tiles of weights in a register tile: they share each activation that is broadcast.
     pub tiles: u32,
@@ -27,35 +27,36 @@ pub struct CpuPlan {
     /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
     pub in_flight: u32,
     pub dot: IntDot,
-    /// For integer products of many rows, in place of `dot`: see [`CodeDot::Mmla`].
+    /// The instruction for integer products of many rows, in place of `dot`: see [`CodeDot::Mmla`].
     pub mmla: Option<InstrId>,
     /// Activations are lanes of a vector ([`KernelTarget::by_lane`]).
     pub by_lane: bool,
     /// 16-entry f32 lookup for 4-bit codes; needs 16 lanes.
     pub lookup: Option<InstrId>,
-    /// 16-entry lookup of bytes, for 4-bit codes that stand for other numbers than themselves.
+    /// 16-entry lookup of bytes, for 4-bit codes whose values are not the codes themselves.
     pub byte_lookup: Option<InstrId>,
     /// `f32 += dot2(bf16, bf16)` of `lanes` lanes, for bf16 weights against bf16 activations.
     pub bf16_dot: Option<InstrId>,
-    /// How a single row prefetches its weights.
+    /// The prefetch method of a single row for its weights.
     pub stream: PrefetchMethod,
-    /// With several rows: prefetches the weights that come next, a few lines at a time.
+    /// Prefetches of several rows: of the weights that come next, a few lines at a time.
     pub spread: Option<SpreadPrefetch>,
     /// Most rows of integer products that pass by the weights together; more take panels of many columns.
     pub few: u32,
-    /// Register tiles of integer products whose number of rows, at most `few`, is a multiple of that: more rows share an
-    /// unpacking.
+    /// Register tiles of integer products whose number of rows, at most `few`, is a multiple of that: more
+    /// rows share an unpacking.
     pub tall: Option<TallTile>,
     /// Activation rows per pass over the weights, so that they stay in cache; `None` takes all.
     pub chunk: Option<u32>,
-    /// Keeps the products of each quad together, where a product is several instructions: sums in i16 and in i32.
+    /// Keeps the products of each quad together, where a product is several instructions: sums in i16 and in
+    /// i32.
     pub in_order: Option<[InstrId; 2]>,
     /// Prefetches what the epilogue touches while the last columns of a register tile are worked on.
     pub epilogue_prefetch: Option<InstrId>,
     pub shares: MatmulShares,
     /// Sizes of the machine.
     pub sizes: MatmulTuning,
-    /// What of this is not as usual, and why.
+    /// The choices that are not as usual, with their reasons.
     pub why: Vec<&'static str>,
 }
 
@@ -93,7 +94,7 @@ impl fmt::Display for CpuPlan {
     }
 }
 
-/// What workers share out.
+/// The work that workers share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MatmulShares {
     /// Slices of the weights: each worker has some columns of all rows.
@@ -110,20 +111,22 @@ pub struct SpreadPrefetch {
     pub groups: u32,
 }
 
-/// How codes of weights and activations are multiplied and added, four columns (a quad) or more at a time.
+/// The way in which codes of weights and activations are multiplied and added, four columns (a quad) or more
+/// at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CodeDot {
     /// `i32 += dot4`; `centred`: of weights with the zero point removed.
     Dot4 { instr: InstrId, centred: bool },
-    /// The 16-bit sums of pairs of small numbers meet in i16 over `quads` quads: of 4-bit codes over all 8 (16 products of at most
-    /// 15 * 128 fit), of E2M1 over 4 (8 of at most 24 * 128).
+    /// The 16-bit sums of pairs of small numbers meet in i16 over `quads` quads: of 4-bit codes over all 8
+    /// (16 products of at most 15 * 128 fit), of E2M1 over 4 (8 of at most 24 * 128).
     PairSums { bytes: InstrId, words: InstrId, quads: usize },
-    /// Magnitudes of centred weights times activations with their signs: a pair of at most 128 * 127 each fits i16.
+    /// Magnitudes of centred weights times activations with their signs: a pair of at most 128 * 127 each
+    /// fits i16.
     SignedPairs { bytes: InstrId, words: InstrId, sign: Option<InstrId> },
     /// Codes of even and odd columns widened to 16 bits, times 16-bit activations of both planes.
     WidePairs { words: InstrId },
-    /// Widening multiplies: products of `quads` quads meet in i16 before they are added in i32; `centred`: of weights with
-    /// the zero point removed.
+    /// Widening multiplies: products of `quads` quads meet in i16 before they are added in i32; `centred`: of
+    /// weights with the zero point removed.
     Long { long: WideningDot, quads: usize, centred: bool },
     /// `i32 +=` every product of two rows of 8 centred codes with two of activations.
     Mmla { instr: InstrId },
@@ -132,7 +135,8 @@ pub enum CodeDot {
 }
 
 impl CodeDot {
-    /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at most 127.
+    /// The product of weights of `format` and activations in one or two planes of bytes; single ones are at
+    /// most 127.
     pub fn for_weights(dot: IntDot, format: QuantFormat, planes: usize) -> CodeDot {
         const SMALL: usize = 24;
         match (dot, format.largest_number()) {
@@ -147,7 +151,8 @@ impl CodeDot {
                 CodeDot::SignedPairs { bytes, words, sign }
             }
             (IntDot::Pairs { words, .. }, _) => CodeDot::WidePairs { words },
-            // 8 products of at most 24 * 128 fit i16, two of at most 128 * 127, and one where activations may be -128.
+            // 8 products of at most 24 * 128 fit i16, two of at most 128 * 127, and one where activations may
+            // be -128.
             (IntDot::Long(long), ..=SMALL) => CodeDot::Long { long, quads: 8, centred: false },
             (IntDot::Long(long), _) => {
                 CodeDot::Long { long, quads: if planes == 1 { 2 } else { 1 }, centred: true }
@@ -156,7 +161,7 @@ impl CodeDot {
         }
     }
 
-    /// Whether weights come with the zero point removed, so that it need not be repaired with sums.
+    /// True if weights come with the zero point removed, so that it need not be corrected with sums.
     pub fn is_centred(self) -> bool {
         match self {
             CodeDot::Dot4 { centred, .. } | CodeDot::Long { centred, .. } => centred,
@@ -263,7 +268,7 @@ pub fn choose(
     }
 }
 
-/// How a single row prefetches its weights.
+/// The prefetch method of a single row for its weights.
 fn stream(streams: &StreamTuning, weight: DType, prefetch: InstrId) -> PrefetchMethod {
     let stream = match weight {
         DType::F32 => streams.f32,
@@ -280,14 +285,14 @@ fn stream(streams: &StreamTuning, weight: DType, prefetch: InstrId) -> PrefetchM
 }
 
 impl CpuPlan {
-    /// How codes of activations lie for these products.
+    /// The layout of codes of activations for these products.
     pub fn code_block(&self) -> CodeBlock {
         CodeBlock { rows: self.rows[0], columns: if self.mmla.is_some() { 8 } else { 4 } }
     }
 
-    /// The same for a dense product with weights of `n` rows and `k` columns. Small plain weights of few rows and many
-    /// columns (the first of a pair of low rank) have too few slices to go round, and many rows of activations that are read
-    /// once: so workers share those rows, and slices are as wide as they can be.
+    /// The same for a dense product with weights of `n` rows and `k` columns. Small plain weights of few rows
+    /// and many columns (the first of a pair of low rank) have too few slices to go round, and many rows of
+    /// activations that are read once: so workers share those rows, and slices are as wide as they can be.
     pub fn for_dense(mut self, weight: DType, n: usize, k: usize) -> CpuPlan {
         let small = weight.bytes().is_some_and(|size| n * k * size <= self.sizes.small_bytes as usize);
         if !small || self.rows.len() == 1 || n > self.sizes.thin_rows as usize || n >= k {
@@ -307,8 +312,8 @@ impl CpuPlan {
         self.tiles = even_tiles(self.tiles, n.div_ceil(TILE) as u32);
         let bytes = weight.bytes().map(|size| n * k * size);
         if self.rows.len() > 1 && bytes.is_some_and(|b| b <= self.sizes.small_bytes as usize) {
-            // Long rows of results, not a few columns of all rows: those would be in as many pages. With few columns of
-            // weights what the epilogue touches is most of the work.
+            // Long rows of results, not a few columns of all rows: those would be in as many pages. With few
+            // columns of weights what the epilogue touches is most of the work.
             let few = self.sizes.tiles_per_chunk * self.rows[0];
             let narrow = k < self.sizes.few_columns as usize;
             self.chunk = Some(if narrow { few } else { few.max(self.sizes.small_rows) });
@@ -318,7 +323,8 @@ impl CpuPlan {
     }
 }
 
-/// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that there are.
+/// At most `most` tiles per slice, fewer where that makes an even number of equal slices out of the few that
+/// there are.
 fn even_tiles(most: u32, tiles: u32) -> u32 {
     if tiles >= 4 * most {
         return most;
@@ -327,7 +333,7 @@ fn even_tiles(most: u32, tiles: u32) -> u32 {
     (1..=most).rev().find(even).unwrap_or(most)
 }
 
-/// How the codes of integer activations lie for products with more than one row.
+/// The layout of the codes of integer activations for products with more than one row.
 pub fn code_block(target: &KernelTarget) -> CodeBlock {
     let rows = target.tune.tile.codes.rows[0];
     CodeBlock { rows, columns: if target.mmla_instr().is_some() { 8 } else { 4 } }
@@ -340,8 +346,8 @@ fn tall(target: &KernelTarget, weight: DType, activation: MatmulActivation, dot:
     target.tune.tile.tall.filter(|_| unpacked && matches!(dot, IntDot::Unsigned(_)) && codes.planes == 1)
 }
 
-/// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows * tiles *
-/// 16 / lanes) and their operands fit the registers.
+/// Rows of activations and tiles of weights that are worked on together, so that the accumulators (rows *
+/// tiles * 16 / lanes) and their operands fit the registers.
 fn register_tile(
     target: &KernelTarget,
     weight: DType,

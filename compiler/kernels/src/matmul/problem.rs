@@ -1,4 +1,5 @@
-//! A product as a problem: `y[i][j] = sum over k of x[i][k] * w[j][k]`, with its operands and what becomes of the sums.
+//! A product as a problem: `y[i][j] = sum over k of x[i][k] * w[j][k]`, with its operands and the epilogue of
+//! the sums.
 
 use crate::quantize::CodeBlock;
 use mlcc_ir::kernel::{BufId, ExprId};
@@ -111,10 +112,11 @@ pub enum MatmulActivation {
 
 /// Integer activations, with zeros after k up to whole groups of 32.
 ///
-/// The codes are bytes in planes: one plane of -127..=127, or two for 16-bit codes `256 high + low`. Rows come in blocks of
-/// `block`, each ordered `[groups of 32][planes][32 / columns][rows][columns]`, so that a product reads one stream; the rows
-/// after the last whole block follow one by one, in the same order with one row per block. Rows for chosen experts, which
-/// meet other rows than their neighbours, all come one by one. The buffer has elements of as many bytes as there are planes.
+/// The codes are bytes in planes: one plane of -127..=127, or two for 16-bit codes `256 high + low`. Rows
+/// come in blocks of `block`, each ordered `[groups of 32][planes][32 / columns][rows][columns]`, so that a
+/// product reads one stream; the rows after the last whole block follow one by one, in the same order with
+/// one row per block. Rows for chosen experts, which meet other rows than their neighbours, all come one by
+/// one. The buffer has elements of as many bytes as there are planes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QuantizedActivations {
     /// 1 or 2.
@@ -122,9 +124,9 @@ pub struct QuantizedActivations {
     /// Columns per scale, a multiple of 32.
     pub group: usize,
     pub block: CodeBlock,
-    /// f32 `[rows, groups of columns per scale]`: first the scale of the last group; then for each further group the scale
-    /// of the group before it over its own. So a sum over k is kept in units of the group that it has come to, and needs
-    /// one set of accumulators.
+    /// f32 `[rows, groups of columns per scale]`: first the scale of the last group; then for each further
+    /// group the scale of the group before it divided by its own. So a sum over k is kept in units of the
+    /// group that it has reached, and needs one set of accumulators.
     pub scales: BufId,
     /// i32 `[rows, groups of 32]`: minus the zero point of the weights times the sum of the codes.
     pub starts: BufId,
@@ -169,7 +171,7 @@ pub struct FinishedSums<'k> {
     pub lanes: u32,
     /// f32, `lanes` consecutive columns.
     pub acc: Val<'k>,
-    /// Which of them exist; `None` means all.
+    /// The columns that exist; `None` means all.
     pub mask: Option<Val<'k>>,
 }
 

@@ -1,5 +1,5 @@
-//! Weights as the product on a CPU reads them: views of the tiles in memory ([`packed`], [`plain`]), and panels of unpacked
-//! weights on the worker's stack ([`panel`], [`float_panel`]).
+//! Weights as the product on a CPU reads them: views of the tiles in memory ([`packed`], [`plain`]), and
+//! panels of unpacked weights on the worker's stack ([`panel`], [`float_panel`]).
 
 pub(super) mod float_panel;
 mod packed;
@@ -11,7 +11,7 @@ pub(super) use plain::PlainTiles;
 
 use mlcc_kernel_lang::Val;
 
-/// Where a matrix of weights begins in its buffer.
+/// The start of a matrix of weights in its buffer.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixOrigin<'k> {
     /// Elements of the tensor before the matrix, of several in it.
@@ -21,7 +21,7 @@ pub(super) struct MatrixOrigin<'k> {
 }
 
 impl<'k> MatrixOrigin<'k> {
-    /// Where element `at` of the matrix lies.
+    /// The place of element `at` of the matrix.
     pub fn element_offset(self, at: Val<'k>) -> Val<'k> {
         self.matrix.map_or(at, |matrix| matrix + at) + self.offset
     }

@@ -8,12 +8,13 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Val;
 use mlcc_kernel_lang::math::is_long;
 
-/// Bits of a float without its sign; those of magnitudes are ordered as the magnitudes are, NaN after infinity.
+/// Bits of a float without its sign; those of magnitudes are ordered as the magnitudes are, NaN after
+/// infinity.
 const MAGNITUDE: i64 = 0x7fff_ffff;
 
 impl<'k> RowQuantizer<'_, '_, 'k> {
-    /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are compared by their
-    /// bits: an instruction, where the larger of two floats that may be NaN takes four.
+    /// Computes the values of a group, all codes together, and their largest magnitudes. Magnitudes are
+    /// compared by their bits: an instruction, where the larger of two floats that may be NaN takes four.
     pub(super) fn measure_absmax(&self, row: &BlockRow<'_, 'k>, group: CodeGroup<'k>) {
         let mut sizes: Vec<Option<Val>> = vec![None; self.codes.len()];
         let lanes = self.lanes_at_once(group.columns);
@@ -42,8 +43,9 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         }
     }
 
-    /// Columns whose values are computed together: several vectors where that takes many steps (an activation), so that
-    /// their steps alternate. One after the other they fill the scheduler of a core before it has found enough to do.
+    /// Columns whose values are computed together: several vectors where that takes many steps (an
+    /// activation), so that their steps alternate. In sequence they fill the scheduler of a core before it
+    /// has found enough to do.
     fn lanes_at_once(&self, columns: usize) -> u32 {
         let block = self.block;
         let wide = block.sizes.vectors * block.lanes;

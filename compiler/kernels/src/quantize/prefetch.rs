@@ -1,5 +1,5 @@
-//! Prefetches rows: what is in the third-level cache or in memory takes longer to come than a processor looks ahead, and
-//! its own prefetcher stops at the end of a page, which is hardly longer than a run of a row.
+//! Prefetches rows: what is in the third-level cache or in memory takes longer to come than a processor looks
+//! ahead, and its own prefetcher stops at the end of a page, which is hardly longer than a run of a row.
 
 use super::{BlockRow, CodeGroup, RowQuantizer};
 use crate::inline::{Inliner, LaneIndex};
@@ -15,9 +15,9 @@ use std::collections::BTreeSet;
 const LINE: usize = 16;
 
 impl<'k> RowQuantizer<'_, '_, 'k> {
-    /// What is worked on after a row's piece, `groups` groups from `first` on: the same piece of the next row of the block,
-    /// or the next piece of its first row, or the first piece of the next block. Gives that row, and how many columns further
-    /// right the piece is there.
+    /// The work after a row's piece, which has `groups` groups from `first` on: the same piece of the next
+    /// row of the block, or the next piece of its first row, or the first piece of the next block. Returns
+    /// that row, and how many columns further right the piece is there.
     pub(super) fn next_row(
         &self,
         (r, row): (Val<'k>, Val<'k>),
@@ -36,7 +36,8 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         Some((next.named("next"), within.select(0, right).named("shift")))
     }
 
-    /// Prefetches the operands of what is in the place of `lanes` columns of a group when its row's successor is worked on.
+    /// Prefetches the operands of what is in the place of `lanes` columns of a group when its row's successor
+    /// is worked on.
     pub(super) fn prefetch(
         &self,
         row: &BlockRow<'_, 'k>,
@@ -53,8 +54,8 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
     }
 }
 
-/// Prefetches the elements that `values` are computed from at column `column` of row `next`, but not those that row `row`
-/// shares with it.
+/// Prefetches the elements that `values` are computed from at column `column` of row `next`, but not those
+/// that row `row` shares with it.
 fn prefetch_operands<'k>(
     k: &'k Recorder,
     inliner: &Inliner<'_, 'k>,
@@ -77,7 +78,8 @@ fn prefetch_operands<'k>(
     }
 }
 
-/// The loads of f32 arguments below an expression that are made in any case; none of those that tell where others are.
+/// The loads of f32 arguments below an expression that are made in any case; none of those that tell where
+/// others are.
 fn collect(kb: &KernelBuilder, value: ExprId, found: &mut BTreeSet<ExprId>) {
     let mut left = vec![value];
     let mut seen = BTreeSet::new();

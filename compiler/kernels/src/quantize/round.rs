@@ -1,5 +1,5 @@
-//! The codes themselves, from values and the reciprocals of their scales, to where products read them: those of a block of
-//! rows interleaved quad by quad, others row by row.
+//! The codes themselves, from values and the reciprocals of their scales, to where products read them: those
+//! of a block of rows interleaved quad by quad, others row by row.
 
 use super::{BlockRow, CodeGroup, QuantizeBuffers, RowCodes, RowQuantizer};
 use mlcc_ir::kernel::ExprType;
@@ -36,8 +36,9 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         self.starts(codes, row, group.g, sums.0);
     }
 
-    /// The codes of a group of all rows of a block. A byte of each row makes a number of four, whose bytes are then put in
-    /// order: far fewer operations than to narrow the codes of each row and to interleave these.
+    /// The codes of a group of all rows of a block. A byte of each row makes a number of four, whose bytes
+    /// are then put in order: far fewer operations than to narrow the codes of each row and to interleave
+    /// these.
     pub(super) fn round_block(&self, (codes, work): (&RowCodes, &QuantizeBuffers<'k>), group: CodeGroup<'k>) {
         let (k, out) = (self.k, self.k.flat(codes.codes));
         let (lanes, size) = (self.block.lanes as usize, self.block.size as usize);
@@ -52,7 +53,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         let group_begin = group.g * (codes.group_elements() * size as i64);
         let begin = (self.block.first * codes.row_elements() + group_begin).named("begin");
         let firsts: Vec<usize> = self.vectors(group.columns).collect();
-        // By plane: places and bytes of vectors that have to be put in order together.
+        // For each plane: places and bytes of vectors that have to be put in order together.
         let mut waiting: Vec<Vec<(i64, Val)>> = vec![Vec::new(); codes.planes()];
         for together in firsts.chunks(BYTES / size) {
             let mut numbers: Vec<Vec<Val>> = vec![Vec::new(); codes.planes()];
@@ -139,7 +140,7 @@ impl RowCodes {
 struct CodeSums<'k>(Vec<Val<'k>>);
 
 impl<'k> CodeSums<'k> {
-    /// Parts come one after the other.
+    /// The parts are in sequence.
     fn add(&mut self, part: usize, number: Val<'k>) {
         match self.0.get_mut(part) {
             Some(sum) => *sum = (*sum + number).named("sum"),
@@ -157,8 +158,8 @@ fn planes<'k>(codes: &RowCodes, number: Val<'k>) -> Vec<Val<'k>> {
     vec![high, number - (high << 8)]
 }
 
-/// The low bytes of four vectors, quad by quad: those of `rows` rows of the first columns, then of the next. Vectors come
-/// with all rows of the first columns before those of the next.
+/// The low bytes of four vectors, quad by quad: those of `rows` rows of the first columns, then of the next.
+/// Vectors come with all rows of the first columns before those of the next.
 fn interleaved<'k>(vectors: &[Val<'k>], rows: usize) -> Val<'k> {
     let lanes = vectors[0].lanes() as usize;
     let shift = |(i, &v): (usize, &Val<'k>)| if i == 0 { v } else { v << (8 * i as i64) };
@@ -174,7 +175,8 @@ fn interleaved<'k>(vectors: &[Val<'k>], rows: usize) -> Val<'k> {
     }))
 }
 
-/// Two vectors with a quad of each of `rows` rows, in the order in which both quads of a row follow each other.
+/// Two vectors with a quad of each of `rows` rows, in the order in which both quads of a row follow each
+/// other.
 fn quads_by_row<'k>(first: Val<'k>, second: Val<'k>, rows: usize) -> [Val<'k>; 2] {
     let bytes = first.ty();
     assert_eq!(bytes.lanes as usize, 4 * rows, "a vector has one quad of every row");

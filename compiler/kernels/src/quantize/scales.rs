@@ -11,7 +11,8 @@ const TINY: f64 = 1e-30;
 /// Least scale, relative to the largest one before it.
 const LEAST: f64 = 1.0 / (1_u128 << 64) as f64;
 
-/// What is carried from group to group: the last scale, the largest one, and the bits of the largest magnitude.
+/// Values that are carried from group to group: the last scale, the largest one, and the bits of the largest
+/// magnitude.
 #[derive(Clone, Copy)]
 pub(super) struct ScaleCarry<T> {
     pub scale: T,
@@ -29,7 +30,8 @@ impl<T> ScaleCarry<T> {
 }
 
 impl<'k> RowQuantizer<'_, '_, 'k> {
-    /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their reciprocals.
+    /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their
+    /// reciprocals.
     pub(super) fn compute_scales(&self, row: &BlockRow<'_, 'k>, first: Val<'k>, groups: i64) {
         // What is carried stays in registers meanwhile.
         let load =
@@ -50,8 +52,8 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         }
     }
 
-    /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity: it carries
-    /// them on.
+    /// Stores the scale of the last group of a row in the first place. Integers cannot hold NaN and infinity:
+    /// it carries them on.
     pub(super) fn store_unit(&self, codes: &RowCodes, work: &QuantizeBuffers<'k>, r: Val<'k>, row: Val<'k>) {
         let (scale, size) = (work.carry.scale.at([r]), work.carry.absmax.at([r]));
         let poison = size.bits_as(ExprType::scalar(DType::F32)) * 0.0;

@@ -1,5 +1,5 @@
-//! Rows on a GPU: threads share out the columns of a row in vectors of 16 bytes. A row that something is reduced of has a block, others
-//! have as many as their columns fill.
+//! Rows on a GPU: threads share out the columns of a row in vectors of 16 bytes. A row that something is
+//! reduced of has a block, others have as many as their columns fill.
 
 use super::{MOST_BLOCKS, RowKernel, columns_of, is_over_columns};
 use crate::inline::{Inliner, LaneIndex, RowAt, store_all};
@@ -13,12 +13,12 @@ use mlcc_kernel_lang::{Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// Lanes of f32 that a thread reads at once.
 pub(super) const LANES: u32 = 4;
-/// Most threads of a block: of rows without reductions, of many rows with them, and of a single row, which has no others beside it.
+/// Most threads of a block: of rows without reductions, of many rows with them, and of a single row alone.
 const THREADS: i64 = 128;
 const REDUCING: i64 = 256;
 const ALONE: i64 = 1024;
 
-/// How blocks and threads share out the columns of a row.
+/// The way in which blocks and threads share the columns of a row.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnSplit {
     pub threads: i64,
@@ -56,7 +56,7 @@ impl ColumnSplit {
         ColumnSplit { threads, blocks, lanes }
     }
 
-    /// Of a block with so many threads, which has whole rows.
+    /// The split for a block with `threads` threads, which has whole rows.
     pub fn of_one_block(inliner: &Inliner, threads: i64) -> ColumnSplit {
         ColumnSplit { threads, blocks: 1, lanes: max_lanes(inliner) }
     }
@@ -127,7 +127,8 @@ impl<'k> ColumnBlock<'k> {
         });
     }
 
-    /// Each thread reduces its columns, then lanes of a warp meet, then warps in shared memory. Gives the result, in a register of every thread.
+    /// Each thread reduces its columns, then lanes of a warp meet, then warps in shared memory. Gives the
+    /// result, in a register of every thread.
     pub fn reduce(
         self,
         inliner: &Inliner<'_, 'k>,

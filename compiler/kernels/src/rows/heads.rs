@@ -1,5 +1,6 @@
-//! A row of heads, `[1, heads, size]`, that is read as `[1, heads * size]`: what is reduced is reduced within a head. Neighbouring threads of
-//! a block of a GPU have the columns of a head, so they meet in shuffles alone.
+//! A row of heads, `[1, heads, size]`, that is read as `[1, heads * size]`: what is reduced is reduced within
+//! a head. Neighbouring threads of a block of a GPU have the columns of a head, so they meet in shuffles
+//! alone.
 
 use super::gpu::LANES;
 use crate::inline::{Binding, Inliner, LaneIndex};
@@ -19,7 +20,7 @@ pub struct RowHeads {
 }
 
 impl RowHeads {
-    /// Of a value `[1, heads * size]` whose heads neighbouring lanes of a warp can share out.
+    /// The heads of a value `[1, heads * size]` if neighbouring lanes of a warp can share them.
     pub fn of_value(f: &Function, v: ValueId) -> Option<RowHeads> {
         let node = f.defining_node(v).filter(|node| matches!(node.op, Op::Reshape { .. }))?;
         let rows = node.inputs[0];
@@ -35,7 +36,7 @@ impl RowHeads {
         axis == 2 && f.ty(input).dims == f.ty(self.rows).dims
     }
 
-    /// As [`for_each_column`](super::for_each_column).
+    /// Keeps every column, see [`for_each_column`](super::for_each_column).
     pub(super) fn for_each_column<'k>(
         self,
         k: &'k Recorder,
@@ -48,7 +49,8 @@ impl RowHeads {
         ThreadTeam::new(k, threads).run(|t| {
             k.serial("j", (vectors + threads - 1) / threads, |j| {
                 let vector = (j * threads + t).named("vector");
-                // Threads beyond the last head compute on it, too: lanes meet in shuffles, which no branch may part.
+                // Threads beyond the last head compute on it, too: lanes meet in shuffles, which no branch
+                // may part.
                 let whole = vectors % threads == 0;
                 let own = if whole { vector } else { vector.min(vectors - 1) };
                 let (head, column) = ((own / sharers).named("head"), (own % sharers * lanes).named("column"));
@@ -65,7 +67,7 @@ impl RowHeads {
         });
     }
 
-    /// With the reductions of a head computed and bound, in vectors.
+    /// The inliner with the reductions of a head computed and bound, in vectors.
     fn reduced<'f, 'k>(
         self,
         k: &'k Recorder,

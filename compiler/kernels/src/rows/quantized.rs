@@ -13,7 +13,7 @@ use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_target::QuantizeTuning;
 
 impl<'k> RowKernel<'_, '_, 'k> {
-    /// For each row first what is stored as it is, then the codes of all rows.
+    /// Emits for each row first the values that are stored as they are, then the codes of all rows.
     pub(super) fn emit_quantized(
         self,
         count: &Dim,
@@ -67,7 +67,8 @@ impl<'k> RowKernel<'_, '_, 'k> {
 /// Values and the buffers that they go to.
 type ValueStores = Vec<(ValueId, BufId)>;
 
-/// The outputs that can be stored while rows are quantized, in whole vectors of the same columns, and the others.
+/// The outputs that can be stored while rows are quantized, in whole vectors of the same columns, and the
+/// others.
 fn stored_with(
     inliner: &Inliner,
     outputs: &[(ValueId, BufId)],

@@ -1,5 +1,6 @@
-//! The kernel for a scan whose body is elementwise over channels: every channel runs through time on its own, carries
-//! in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel, or several in parts of the steps.
+//! The kernel for a scan whose body is elementwise over channels: every channel runs through time on its own,
+//! carries in registers. CPU: blocks of channels are shared out among workers. GPU: a thread per channel, or
+//! several in parts of the steps.
 
 mod associative;
 mod block;
@@ -15,7 +16,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, RegisterVar, Val};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Channels that one worker takes at a time: a tile of the contraction kernels, so that both are sliced alike.
+/// Channels that one worker takes at a time: a tile of the contraction kernels, so that both are sliced
+/// alike.
 pub const CHANNELS: i64 = 16;
 
 /// The scan and the buffers of its inputs (carries, sequences, constants) and new carries, all f32.
@@ -32,9 +34,9 @@ pub struct ChannelScan<'a, 'k> {
     pub channels: i64,
 }
 
-/// What is made of the stacked values, element by element, and stored.
+/// The elementwise work on the stacked values, and its results.
 pub struct ScanEpilogue<'a, 'k> {
-    /// Of the group, with its inputs bound.
+    /// The inliner of the group, with its inputs bound.
     pub inliner: Inliner<'a, 'k>,
     /// The stacked values of the scan there.
     pub stacked: &'a [ValueId],
@@ -115,7 +117,7 @@ impl<'k> ChannelScan<'_, 'k> {
         self.body.outputs[outputs].iter().map(result).collect()
     }
 
-    /// What is stored of a step, of its stacked values and of rows of the epilogue whose values are known.
+    /// The results of a step, from its stacked values and from rows of the epilogue whose values are known.
     fn results(
         &self,
         stacked: Vec<Val<'k>>,

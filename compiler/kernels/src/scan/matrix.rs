@@ -1,10 +1,10 @@
-//! The kernel for a scan whose state is a matrix per head, and whose body treats every row of the matrices on its own:
-//! elementwise along the row, with reductions over it, as in the linear attention of RWKV-5 to -7. The columns are the
-//! axis that is summed over; vectors along the columns are shared by the rows of a head.
+//! The kernel for a scan whose state is a matrix per head, and whose body treats every row of the matrices on
+//! its own: elementwise along the row, with reductions over it, as in the linear attention of RWKV-5 to -7.
+//! The columns are the axis that is summed over; vectors along the columns are shared by the rows of a head.
 //!
-//! CPU, several steps: lanes are rows, see `transposed`. CPU otherwise: lanes are columns; blocks of rows are shared out
-//! among workers, a few rows of one head run together (they share the loads of the vectors along the columns), their
-//! states stay in registers. GPU: see `gpu`.
+//! CPU, several steps: lanes are rows, see `transposed`. CPU otherwise: lanes are columns; blocks of rows are
+//! shared out among workers, a few rows of one head run together (they share the loads of the vectors along
+//! the columns), their states stay in registers. GPU: see `gpu`.
 
 mod arithmetic;
 mod chunks;
@@ -28,8 +28,8 @@ use std::ops::Range;
 use step::{HeadRows, RowScan};
 use transposed::TransposedScan;
 
-/// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that both are
-/// sliced alike.
+/// Rows that one worker takes at a time where they divide a head: a tile of the contraction kernels, so that
+/// both are sliced alike.
 pub const ROWS: i64 = 16;
 
 /// Sizes of the state: `heads` is the product of all axes but the last two.
@@ -43,7 +43,7 @@ pub struct StateShape {
 /// Along which axes of the state a value extends; along the others it is broadcast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StateExtent {
-    /// How many heads it has a part for; as many neighbours share one as makes those of the state.
+    /// The number of heads that it has a part for; as many neighbours share one as makes those of the state.
     pub heads: i64,
     pub rows: bool,
     pub columns: bool,
@@ -79,7 +79,8 @@ fn extent_of(ty: &TensorType, state: &TensorType, shape: StateShape) -> Option<S
     let full: Vec<bool> = ty.dims.iter().zip(&state.dims).map(|(d, s)| d == s).collect();
     let fits = ty.dims.iter().zip(&full).all(|(d, &full)| full || *d == one);
     let (heads, last) = full.split_at(full.len() - 2);
-    // Axes of heads are one, outermost first: neighbours share a part where the last of these axes are broadcast.
+    // Axes of heads are one, outermost first: neighbours share a part where the last of these axes are
+    // broadcast.
     let long = |axis: &usize| state.dims[*axis] != one;
     let several = (0..heads.len()).filter(long).map(|axis| heads[axis]);
     let outermost_first = several.skip_while(|&full| full).all(|full| !full);
@@ -88,9 +89,9 @@ fn extent_of(ty: &TensorType, state: &TensorType, shape: StateShape) -> Option<S
     (fits && outermost_first).then_some(StateExtent { heads, rows: last[0], columns: last[1] })
 }
 
-/// The sizes of the state if a body has the structure that this kernel needs: every value is f32 and extends along axes of
-/// the first carry or is broadcast along them; ops are elementwise or reduce the last axis; carries and results have a
-/// value per row.
+/// The sizes of the state if a body has the structure that this kernel needs: every value is f32 and extends
+/// along axes of the first carry or is broadcast along them; ops are elementwise or reduce the last axis;
+/// carries and results have a value per row.
 pub fn shape_of(body: &Function, carries: usize) -> Option<StateShape> {
     let state = body.ty(*body.inputs.first()?);
     if carries == 0 || state.rank() < 2 {
@@ -113,7 +114,8 @@ pub fn shape_of(body: &Function, carries: usize) -> Option<StateShape> {
     fits.then_some(shape)
 }
 
-/// The scan and the buffers of its inputs (carries, sequences, constants) and outputs (carries, stacked values), all f32.
+/// The scan and the buffers of its inputs (carries, sequences, constants) and outputs (carries, stacked
+/// values), all f32.
 pub struct MatrixScan<'a, 'k> {
     pub k: &'k Recorder,
     pub body: &'a Function,

@@ -1,16 +1,18 @@
-//! Sequences of a scan on a GPU. Every step waits for the one before, so none may wait for memory as well: what a block reads of some steps
-//! comes through shared memory, by asynchronous copies where the machine has them, while it computes the steps before those.
+//! Sequences of a scan on a GPU. Every step waits for the one before, so none may wait for memory as well:
+//! what a block reads of some steps comes through shared memory, by asynchronous copies where the machine has
+//! them, while it computes the steps before those.
 
 use mlcc_ir::dim::Dim;
 use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val};
 
-/// Steps that are copied together, and how many such parts shared memory holds: one is read, the other is on its way.
+/// Steps that are copied together, and how many such parts shared memory holds: one is read, the other is on
+/// its way.
 const STEPS: i64 = 8;
 const STAGES: i64 = 2;
 /// Elements of f32 that are copied at once, where all places are multiples of that.
 const TOGETHER: i64 = 4;
 
-/// What a block reads of each step of a sequence.
+/// The part of each step of a sequence that a block reads.
 pub(super) struct SequenceRead<'k> {
     /// `[steps, of_step]`.
     pub from: BufferView<'k, 1>,
@@ -18,7 +20,7 @@ pub(super) struct SequenceRead<'k> {
     /// The elements of a step that are read. Those beyond a step's last are others of the step.
     pub first: Val<'k>,
     pub elements: i64,
-    /// What `first` is a multiple of.
+    /// A divisor of `first`.
     pub multiple: i64,
 }
 
@@ -30,7 +32,7 @@ impl SequenceRead<'_> {
     }
 }
 
-/// Where a step is in shared memory.
+/// The place of a step in shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct RingSlot<'k> {
     stage: Val<'k>,
@@ -48,7 +50,7 @@ pub(super) struct RingSteps<'k> {
 }
 
 impl<'k> RingSteps<'k> {
-    /// At most.
+    /// Most steps.
     pub const MOST: i64 = STEPS;
 
     /// `body(i, time, place)` for each of them, repeated in the code.
@@ -66,7 +68,7 @@ pub(super) struct SequenceRing<'k> {
     k: &'k Recorder,
     team: ThreadTeam<'k>,
     asynchronous: bool,
-    /// With where they come to lie: `[stages, steps, elements]`.
+    /// Sequences and their places in shared memory: `[stages, steps, elements]`.
     sequences: Vec<(SequenceRead<'k>, BufferView<'k, 3>)>,
 }
 
@@ -84,7 +86,7 @@ impl<'k> SequenceRing<'k> {
         SequenceRing { k, team, asynchronous, sequences: sequences.into_iter().map(place).collect() }
     }
 
-    /// `body(thread, steps)` in all threads of the block: some steps in one go, in the end one after the other.
+    /// Runs `body(thread, steps)` in all threads of the block: some steps in one go, the last ones singly.
     pub fn run(&self, length: &Dim, body: impl Fn(Val<'k>, RingSteps<'k>)) {
         let k = self.k;
         let length = k.dim(length).named("length");
@@ -94,7 +96,7 @@ impl<'k> SequenceRing<'k> {
             if self.asynchronous {
                 k.wait_copies(0);
             }
-            // All copies have landed, and nobody reads any more what is filled next.
+            // All copies have landed, and the stage that is filled next is no longer read.
             k.barrier();
             let next = part + 1;
             k.when(next.lt(parts), || self.fill(next, length));

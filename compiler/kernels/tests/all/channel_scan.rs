@@ -1,6 +1,7 @@
-//! Scans over channels through the kernel interpreter against the graph interpreter: a running maximum with weighted sums beside it, as in
-//! RWKV-4, for channels that fill blocks of threads and that do not, and lengths around the steps that a GPU takes together, and around the
-//! parts that it divides them into. Alone, and with what is computed of its results.
+//! Scans over channels through the kernel interpreter against the graph interpreter: a running maximum with
+//! weighted sums, as in RWKV-4, for channels that fill blocks of threads and that do not, and lengths around
+//! the steps that a GPU takes together, and around the parts that it divides them into. Each alone, and with
+//! ops on its results.
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::equivalence::random_inputs;
@@ -17,8 +18,8 @@ use mlcc_kernels::params::KernelTarget;
 
 const GPUS: [&str; 2] = ["sm_70", "sm_80"];
 
-/// Two carries, two sequences, the decay a constant of its channel or one of all; two stacked results. With `gated`, one of them is
-/// computed on in the kernel, with rows in f32 and f16 and with one of the sequences.
+/// Two carries, two sequences, the decay a constant of its channel or one of all; two stacked results. With
+/// `gated`, one of them is computed on in the kernel, with rows in f32 and f16 and with one of the sequences.
 fn module(channels: usize, own_decay: bool, gated: bool) -> Module {
     let mut b = GraphBuilder::new("channels");
     let c = TensorType::new(DType::F32, [channels]);
@@ -56,7 +57,7 @@ fn module(channels: usize, own_decay: bool, gated: bool) -> Module {
     b.finish().unwrap()
 }
 
-/// How bodies of RWKV-4 differ here.
+/// Variants of bodies of RWKV-4.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum WeightVariant {
     Exponentials,
@@ -66,7 +67,8 @@ enum WeightVariant {
     Varying,
 }
 
-/// The step of RWKV-4: sums with and without `v`, and a result of the carries before the step. Inputs: three carries, k and v, decay and bonus.
+/// The step of RWKV-4: sums with and without `v`, and a result of the carries before the step. Inputs: three
+/// carries, k and v, decay and bonus.
 fn wkv(channels: usize, weights: WeightVariant) -> Module {
     let mut b = GraphBuilder::new("wkv");
     let c = TensorType::new(DType::F32, [channels]);
@@ -114,8 +116,8 @@ fn wkv_inputs(module: &Module, n: usize, empty: f64) -> Vec<Tensor> {
         inputs[carry].data.fill(first);
     }
     inputs[3].data.iter_mut().for_each(|k| *k *= 8.0);
-    // From almost nothing to more than an exponential can tell; the first is added up without rounding, which in many steps one after the
-    // other would differ from one product.
+    // From almost nothing to more than an exponential can tell; the first is added up without rounding, which
+    // over many steps would differ from one product.
     let decays = [-1.0 / 1024.0, -0.05, -0.7, -20.0, -400.0, -1e30];
     inputs[5]
         .data

@@ -1,6 +1,6 @@
-//! Scans that are linear in a matrix state, in chunks on tensor cores, through the kernel interpreter against the graph interpreter: the
-//! recurrences of RWKV-5 to -7, of gated delta rules and of state-space models, with lengths around chunks and decays that vanish; and bodies
-//! that are not of that form.
+//! Scans that are linear in a matrix state, in chunks on tensor cores, through the kernel interpreter against
+//! the graph interpreter: the recurrences of RWKV-5 to -7, of gated delta rules and of state-space models,
+//! with lengths around chunks and decays that vanish; and bodies that are not of that form.
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
@@ -21,12 +21,12 @@ enum UpdateRule {
     Bonus,
     /// RWKV-7.
     Replaced,
-    /// With queries and keys that neighbouring heads share.
+    /// A gated delta rule with queries and keys that neighbouring heads share.
     GatedDelta,
     StateSpace,
 }
 
-/// Heads, of which so many share queries and keys; rows; columns.
+/// Heads, and how many of them share queries and keys; rows; columns.
 type ChunkScanSizes = [usize; 4];
 
 const KEYS: [bool; 2] = [false, true];

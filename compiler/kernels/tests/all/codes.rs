@@ -1,5 +1,6 @@
-//! The kernel of `quantize_rows` on every CPU level: codes, scales and starts in the order that products read, with blocks
-//! of rows, rows left over, short groups, groups of zeros, tiny groups, and values that are no numbers.
+//! The kernel of `quantize_rows` on every CPU level: codes, scales and starts in the order that products
+//! read, with blocks of rows, rows left over, short groups, groups of zeros, tiny groups, and values that are
+//! no numbers.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
@@ -16,7 +17,7 @@ use mlcc_target::Arch;
 
 const ZERO: usize = 7;
 
-/// What a kernel made of `x: [m, k]`, brought back to rows.
+/// The result of a kernel for `x: [m, k]`, brought back to rows.
 struct RestoredRows {
     codes: Vec<Vec<i32>>,
     scales: Vec<Vec<f32>>,
@@ -210,8 +211,8 @@ fn what_is_no_number_stays_none() {
     }
 }
 
-/// Codes by themselves, which ranks send to each other, are those that products get: also next to the borders between codes, where another
-/// rounding gives others.
+/// Codes by themselves, which ranks send to each other, are those that products get: also next to the borders
+/// between codes, where another rounding gives others.
 #[test]
 fn codes_alone_are_those_of_products() {
     let (m, k, group) = (6, 256, 128);

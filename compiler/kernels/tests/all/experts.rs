@@ -1,6 +1,6 @@
-//! Products with chosen experts against plain f64 arithmetic, through the kernel interpreter: every weight format, float
-//! and integer activations, with the parameters of every feature level, for few rows and many, experts that nobody or
-//! everybody chose, one row of activations for all slots or one for each.
+//! Products with chosen experts against plain f64 arithmetic, through the kernel interpreter: every weight
+//! format, float and integer activations, with the parameters of every feature level, for few rows and many,
+//! experts that no row or every row chose, one row of activations for all slots or one for each.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
@@ -133,7 +133,7 @@ impl ExpertMatmulCase {
         (buffers[5].to_f32(), values)
     }
 
-    /// What codes stand for: rows one after the other, planes side by side per 32 columns.
+    /// The values of codes: rows in order, planes side by side per 32 columns.
     fn values(&self, codes: &KernelBuffer, scales: &[f32], planes: usize) -> Vec<f64> {
         let k = self.shape.k;
         let padded = k.next_multiple_of(32);
@@ -231,8 +231,8 @@ fn rows_of_every_number() {
     check_all(ExpertMatmulShape { rows: 7, shared: false, n: 48, k: 33, ..rows }, choose);
 }
 
-/// Blocks of threads, with races looked for, over random shapes and choices: routing of a token alone and of prompts, one row for
-/// all slots or one for each, as latent attention has it, whose every row chooses all.
+/// Blocks of threads, with races looked for, over random shapes and choices: routing of a token alone and of
+/// prompts, one row for all slots or one for each, as latent attention has it, whose every row chooses all.
 #[test]
 fn blocks_of_threads() {
     let mut rng = TestRng(5);
@@ -261,7 +261,7 @@ fn blocks_of_threads() {
     }
 }
 
-/// So many rows of one expert that its weights are unpacked for all of them, and none of the others.
+/// Enough rows of one expert that its weights are unpacked for all of them, and none of the others.
 #[test]
 fn all_rows_on_one_expert() {
     check_all(ExpertMatmulShape { rows: 37, slots: 1, shared: false, experts: 2, n: 16, k: 36 }, |_| 1);

@@ -1,4 +1,4 @@
-//! What differs between processors comes from their specs.
+//! Differences between processors come from their specs.
 
 use mlcc_ir::types::{DType, QuantFormat};
 use mlcc_kernel_lang::PrefetchMethod as Plan;
@@ -72,7 +72,8 @@ fn all_levels_have_schedules() {
     }
 }
 
-/// Sources ask for no feature or level by its name: instructions are rows of a table, everything else is in the specs.
+/// Sources ask for no feature or level by its name: instructions are rows of a table, everything else is in
+/// the specs.
 #[test]
 fn no_source_asks_for_a_feature() {
     fn look(folder: &Path, names: &[String]) -> usize {

@@ -1,6 +1,6 @@
-//! The product generators against plain f64 arithmetic, through the kernel interpreter: every weight format and
-//! activation type, with the parameters of every feature level, at shapes that leave short groups, short tiles and
-//! left-over rows.
+//! The product generators against plain f64 arithmetic, through the kernel interpreter: every weight format
+//! and activation type, with the parameters of every feature level, at shapes that leave short groups, short
+//! tiles and left-over rows.
 
 use crate::product_case::{CaseActivation, MatmulTestCase, NoiseStream, activation};
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
@@ -47,8 +47,8 @@ fn kind(x: CaseActivation) -> MatmulActivation {
 
 const SHAPES: [(usize, usize); 6] = [(32, 64), (5, 7), (33, 100), (20, 45), (60, 33), (16, 290)];
 
-/// The plain types, q4g32 and q8g32 meet every case; the other formats, whose products differ in how codes become
-/// numbers, one of `turns`, by turns.
+/// The plain types, q4g32 and q8g32 meet every case; the other formats, whose products differ in how codes
+/// become numbers, one of `turns`, by turns.
 fn meets(weight: DType, case: usize, turns: usize) -> bool {
     match weight {
         DType::Packed(format) if ![QuantFormat::Q4G32, QuantFormat::Q8G32].contains(&format) => {
@@ -118,7 +118,7 @@ fn matvec_int8() {
     check_all(packed(), CaseActivation::I8, 1);
 }
 
-/// So many blocks that the weights are unpacked once for all, with rows left over.
+/// Enough blocks that the weights are unpacked once for all, with rows left over.
 #[test]
 fn matmul_int8() {
     check_all(packed(), CaseActivation::I8, 31);
@@ -155,8 +155,8 @@ fn matmul_int16() {
     check_all(packed(), CaseActivation::I16, 7);
 }
 
-/// Codes as large as they get, in both planes, of one row and of many, whose products have one sign or the other: no sum of words
-/// overflows.
+/// Codes as large as they get, in both planes, of one row and of many, whose products have one sign or the
+/// other: no sum of words overflows.
 #[test]
 fn extreme_codes_of_many_rows() {
     let (n, k) = (16, 128);
@@ -280,7 +280,8 @@ fn chunks_of_rows() {
     }
 }
 
-/// Rows longer than a strip: sums wait between its pieces, the last of which is short, also where rows come in chunks.
+/// Rows longer than a strip: sums wait between its pieces, the last of which is short, also where rows come
+/// in chunks.
 #[test]
 fn pieces_of_long_rows() {
     let level = |level| cpu_levels().into_iter().find(|(name, _)| name == level).unwrap().1;
@@ -338,7 +339,8 @@ fn gpu() {
     }
 }
 
-/// One row and weights in fragments on a machine without tensor cores, for which an artifact may have code as well.
+/// One row and weights in fragments on a machine without tensor cores, for which an artifact may have code as
+/// well.
 #[test]
 fn gpu_rows_of_fragments_lane_by_lane() {
     for (weight, x) in fragment_cases() {
@@ -366,7 +368,8 @@ fn check_with_tile(case: &MatmulTestCase, tile: MatrixTile, seed: usize) -> Opti
     chosen
 }
 
-/// Tiles that leave rows and columns over, with two stages and with more, for weights that are one bf16 and for those that are two.
+/// Tiles that leave rows and columns over, with two stages and with more, for weights that are one bf16 and
+/// for those that are two.
 #[test]
 fn gpu_on_tensor_cores() {
     let tile = |rows, columns, warps, stages| MatrixTile { rows, columns, warps, stages };
@@ -438,7 +441,8 @@ fn fragment_cases() -> Vec<(DType, CaseActivation)> {
     all.chain([(DType::BF16, CaseActivation::BF16)]).collect()
 }
 
-/// One row and weights in fragments: warps that share columns out evenly and not, parts that are joined, tiles that leave some over.
+/// One row and weights in fragments: warps that share columns out evenly and not, parts that are joined,
+/// tiles that leave some over.
 #[test]
 fn gpu_rows_of_fragments() {
     for (i, (weight, x)) in fragment_cases().into_iter().enumerate() {
@@ -468,7 +472,8 @@ fn gpu_rows_of_fragments() {
     }
 }
 
-/// One kernel for up to 16 rows, up to 64 and more, with warps along a depth of as many slices as they are, of half as many, and of one.
+/// One kernel for up to 16 rows, up to 64 and more, with warps along a depth of as many slices as they are,
+/// of half as many, and of one.
 #[test]
 fn gpu_on_tensor_cores_of_few_rows() {
     let tile = MatrixTile { rows: 64, columns: 128, warps: [2, 2], stages: 3 };
@@ -488,7 +493,7 @@ fn gpu_on_tensor_cores_of_few_rows() {
     }
 }
 
-/// Where there is no such kernel, there is another one.
+/// Products without such a kernel get another one.
 #[test]
 fn what_tensor_cores_do_not_take() {
     let target = mlcc_target::level("sm_80").unwrap().unwrap();

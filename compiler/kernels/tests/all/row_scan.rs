@@ -1,5 +1,6 @@
-//! Scans over the rows of matrix states through the kernel interpreter, on CPUs with several workers and in GPU blocks,
-//! against the graph interpreter: random bodies of the structure that the template takes, and bodies that it does not.
+//! Scans over the rows of matrix states through the kernel interpreter, on CPUs with several workers and in
+//! GPU blocks, against the graph interpreter: random bodies of the structure that the template takes, and
+//! bodies that it does not.
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
@@ -37,8 +38,8 @@ fn tensor((heads, rows, columns): RowScanSizes, [h, r, c]: ValueExtents) -> Tens
     TensorType::new(DType::F32, dims)
 }
 
-/// Builds the body from random ops on random inputs: the new states are kept in bounds. With `vectors` only states are
-/// matrices, as in the models: what the form with lanes over rows takes.
+/// Builds the body from random ops on random inputs: the new states are kept in bounds. With `vectors` only
+/// states are matrices, as in the models: what the form with lanes over rows takes.
 fn random_case(seed: u64, sizes: RowScanSizes, vectors: bool) -> MatrixScanCase {
     let mut rng = TestRng(seed);
     let any = |rng: &mut TestRng| {
@@ -64,8 +65,9 @@ fn random_case(seed: u64, sizes: RowScanSizes, vectors: bool) -> MatrixScanCase 
         }
         let (last, matrix) = (pool[pool.len() - 1], inputs[0]);
         let row = b.reduce(RedOp::Sum, matrix, sizes.0.len() + 1);
-        // What extends along heads and rows, whatever `last` does: a part of the states goes into everything. The sum itself
-        // would let an error of rounding grow from step to step, up to the number of columns times as large.
+        // What extends along heads and rows, whatever `last` does: a part of the states goes into everything.
+        // The sum itself would let an error of rounding grow from step to step, up to the number of columns
+        // times as large.
         let mean = b.scale(row, 1.0 / sizes.2 as f64);
         let per_row = |b: &mut GraphBuilder, v: ValueId| {
             let both = b.mul(mean, v);

@@ -1,5 +1,5 @@
-//! Products of one row on a GPU with what is around them in their kernel: a norm before, and gates and residuals behind, against the graph
-//! interpreter.
+//! Products of one row on a GPU with what is around them in their kernel: a norm before, and gates and
+//! residuals behind, against the graph interpreter.
 
 use mlcc_interp::compare::{Tolerance, compare};
 use mlcc_interp::graph::{Interpreter, StateValues};
@@ -16,7 +16,7 @@ use mlcc_kernels::lower::group::{KernelTemplate, choose_template, lower_group};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_quant::{FragmentSizes, PackOptions, dequantize, pack};
 
-/// What is around a product in a case.
+/// The ops around a product in a case.
 #[derive(Clone, Copy, Debug)]
 struct FusedOps {
     norm: bool,
@@ -83,7 +83,7 @@ fn against_interpreter(module: &Module, (weight, n, k): (DType, usize, usize), s
         _ => Packing::RowMajor,
     };
     let mut values = mlcc_interp::equivalence::random_inputs(f, &syms, 7);
-    // What packed weights stand for.
+    // The values of packed weights.
     let packed = matches!(weight, DType::Packed(_)).then(|| {
         let bytes = pack(weight, packing, n, k, &values[2].to_f32(), PackOptions::default()).unwrap();
         let floats = dequantize(weight, packing, n, k, &bytes).unwrap();
@@ -140,13 +140,13 @@ fn products_with_what_is_around_them() {
             check(weight, (27, k), FusedOps { parts: 3, ..plain }, &["3 parts joined"]);
         }
     }
-    // So many rows that blocks take several turns, the last of them with rows for some.
+    // Enough rows that blocks take several turns, the last of them with rows for some.
     let both = FusedOps { norm: true, rounded: false, parts: 2, residual: true };
     check(DType::F16, (2 * 8 * 1030, 32), both, &["2 times"]);
 }
 
-/// Weights in fragments and f16 activations, on tensor cores: columns for some warps only, for all, and in several rounds; blocks with one
-/// tile of rows and with two, the last of them with one.
+/// Weights in fragments and f16 activations, on tensor cores: columns for some warps only, for all, and in
+/// several rounds; blocks with one tile of rows and with two, the last of them with one.
 #[test]
 fn products_on_tensor_cores() {
     let weight = DType::parse("q4g32").unwrap();
@@ -177,8 +177,8 @@ fn products_on_tensor_cores() {
     }
 }
 
-/// Heads of a row are normalized, as behind the recurrences of RWKV, and are the activations: heads for some threads of a block, for all, and
-/// for some in the last of several rounds.
+/// Heads of a row are normalized, as behind the recurrences of RWKV, and are the activations: heads for some
+/// threads of a block, for all, and for some in the last of several rounds.
 #[test]
 fn activations_of_heads() {
     let computed = ["activations computed by each block"];

@@ -1,4 +1,5 @@
-//! Operands of attention on tensor cores: matrices of 16-bit floats in shared memory, one or two of which are the numbers.
+//! Operands of attention on tensor cores: matrices of 16-bit floats in shared memory, one or two of which are
+//! the numbers.
 
 use crate::attention::plan::PAD;
 use crate::halves::{HalfSplit, SplitFragment, split_floats};
@@ -34,8 +35,9 @@ impl<'k> SharedMatrix<'k> {
         }
     }
 
-    /// Fragments of 16 x 16 numbers from a row and a column on: as first factor, or two as second factor side by side. The matrix is that
-    /// factor or, of a second one that is not `transposed`, that with rows and columns exchanged.
+    /// Fragments of 16 x 16 numbers from a row and a column on: as first factor, or two as second factor side
+    /// by side. The matrix is that factor or, of a second one that is not `transposed`, that with rows and
+    /// columns exchanged.
     pub fn load(
         self,
         [row, column]: [Val<'k>; 2],
@@ -55,7 +57,7 @@ impl<'k> SharedMatrix<'k> {
     }
 }
 
-/// What a matrix in shared memory is in a product.
+/// The role of a matrix in shared memory in a product.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum MmaOperandRole {
     /// Its rows are those of the product.

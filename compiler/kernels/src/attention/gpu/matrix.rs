@@ -1,12 +1,13 @@
-//! Attention on tensor cores: a block has rows of queries (positions times heads of a group) in shared memory and meets tiles of keys, then of
-//! values there. Scores and weights stay in the registers of a warp, whose sums of scores are the first factor of the product with
-//! values (Dao, FlashAttention-2, 2023). While one of both tiles is multiplied the other is on its way. With one query the rows are the
-//! heads of a group, and the warps of a block share the keys of a tile.
+//! Attention on tensor cores: a block has rows of queries (positions times heads of a group) in shared memory
+//! and meets tiles of keys, then of values there. Scores and weights stay in the registers of a warp, whose
+//! sums of scores are the first factor of the product with values (Dao, FlashAttention-2, 2023). While one of
+//! both tiles is multiplied the other is on its way. With one query the rows are the heads of a group, and
+//! the warps of a block share the keys of a tile.
 //!
-//! Numbers are those of f32: queries and weights are the sums of two 16-bit floats of the type of the cache; of f32
-//! all are three bf16 ([`crate::halves`]). Rows of queries that meet f16 are scaled by a power of two, so that
-//! they have its range. Codes of 8 bits are a bf16 each and meet three; the scales of keys are multiplied with scores, those of values with
-//! weights.
+//! Numbers are those of f32: queries and weights are the sums of two 16-bit floats of the type of the cache;
+//! of f32 all are three bf16 ([`crate::halves`]). Rows of queries that meet f16 are scaled by a power of two,
+//! so that they have its range. Codes of 8 bits are a bf16 each and meet three; the scales of keys are
+//! multiplied with scores, those of values with weights.
 
 use super::halves::{MmaOperandRole, SharedMatrix};
 use super::{append, keys_seen, store_slice_count};
@@ -24,7 +25,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP, fold_lanes};
 
 /// Bytes of a copy.
 const CHUNK: i64 = 16;
-/// Columns of a fragment of sums, and elements of it that a lane has: two neighbours of two rows, so far apart.
+/// Columns of a fragment of sums, and elements of it that a lane has: two neighbours of two rows, so far
+/// apart.
 const COLUMNS: i64 = 8;
 const OF_LANE: i64 = 4;
 const APART: i64 = 8;
@@ -38,7 +40,7 @@ struct CacheTile<'k> {
     rows: Option<CacheRows>,
     size: i64,
     values: bool,
-    /// Of the rows of codes.
+    /// Scales of the rows of codes.
     scales: Option<BufferView<'k, 1>>,
 }
 
@@ -58,12 +60,12 @@ pub(super) struct MatrixBlock<'k, 'a> {
     warps: WarpLayout,
     team: ThreadTeam<'k>,
     q: SharedMatrix<'k>,
-    /// What the products of each row have to be multiplied by, where queries are scaled.
+    /// Factors of the products of each row, where queries are scaled.
     scales: Option<BufferView<'k, 1>>,
     keys: CacheTile<'k>,
     values: CacheTile<'k>,
-    /// In the registers of a warp: scores, then weights `[keys / 8, 4]`; sums `[columns / 8, 4]`; of each of two rows the running
-    /// maximum and the lane's share of the sum of weights.
+    /// The registers of a warp: scores, then weights `[keys / 8, 4]`; sums `[columns / 8, 4]`; for each of
+    /// two rows the running maximum and the lane's share of the sum of weights.
     s: BufferView<'k, 2>,
     accumulators: BufferView<'k, 2>,
     max: BufferView<'k, 1>,
@@ -80,7 +82,7 @@ pub(super) struct MatrixBlock<'k, 'a> {
     border: Option<Val<'k>>,
 }
 
-/// What a thread has of a tile.
+/// A thread's part of a tile.
 #[derive(Clone, Copy)]
 struct ThreadTile<'k> {
     lane: Val<'k>,
@@ -166,7 +168,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         ThreadTile { lane, row, group, key, column, along }
     }
 
-    /// Position among the queries and query head of a row; positions after the last query stand for it.
+    /// Position among the queries and query head of a row; positions after the last query count as the last
+    /// one.
     fn query_of(self, row: Val<'k>) -> (Val<'k>, Val<'k>) {
         let heads = self.plan.heads;
         // More rows than queries and heads repeat the first ones.
@@ -174,12 +177,13 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         ((self.first + row / heads).min(self.n + -1), self.first_head + row % heads)
     }
 
-    /// Of the two rows of a lane.
+    /// The queries of the two rows of a lane.
     fn rows_of(self, part: &ThreadTile<'k>) -> [(Val<'k>, Val<'k>); 2] {
         [0, APART].map(|apart| self.query_of(part.row + part.group + apart))
     }
 
-    /// No keys seen yet but that without a value, which `first` sees: one of several slices, and of several warps.
+    /// No keys seen yet but that without a value, which `first` sees: one of several slices, and of several
+    /// warps.
     fn clear(self, first: Option<Val<'k>>) {
         let k = self.k;
         self.team.run(|thread| {
@@ -225,7 +229,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         k.barrier();
     }
 
-    /// The part of a row that a lane has. A short one stays in registers while the largest element of the row is found.
+    /// The part of a row that a lane has. A short one stays in registers while the largest element of the row
+    /// is found.
     fn load_query(self, row: Val<'k>, part: Val<'k>, lanes: i64) {
         let (k, length) = (self.k, self.a.size / lanes);
         let (position, head) = self.query_of(row);
@@ -256,7 +261,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         }
     }
 
-    /// Begins to fill a tile with the rows from `j` on; the last row stands in for those after it.
+    /// Begins to fill a tile with the rows from `j` on; rows after the last one repeat it.
     fn start_tile_copy(self, tile: &CacheTile<'k>, j: Val<'k>) {
         let (k, a) = (self.k, self.a);
         let page = a.page(j).map(CachePage::named);
@@ -347,7 +352,8 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         }
     }
 
-    /// Products to scores, and these to weights with the new maxima; older sums change by what that makes of them.
+    /// Products to scores, and these to weights with the new maxima; older sums change by what that makes of
+    /// them.
     fn compute_weights(self, thread: Val<'k>, j: Val<'k>, end: Val<'k>) {
         let (k, part) = (self.k, self.thread_tile(thread));
         if let Some(scales) = self.scales {
@@ -356,7 +362,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
                 self.s.set((i, 0), self.s.load((i, 0), OF_LANE as u32) * scale);
             });
         }
-        // Most tiles lie before all queries, and nothing of them is masked.
+        // Most tiles lie before all queries, and none of their keys is masked.
         let to = (self.first + (self.plan.positions - 1)).min(self.n + -1);
         let seen = [self.past + self.first, self.past + to];
         k.branch(self.a.all_seen(seen, j, (j + self.plan.keys, end)), |all| {

@@ -1,10 +1,10 @@
 //! Decode attention over caches of 8-bit codes in integers: sums of values (see [`super::bytes`]).
 //!
-//! A weight times the scale of its row is 16-bit block floating point within a block of keys and a head: unsigned where the dot
-//! instruction takes unsigned bytes (were a scale negative, all codes of the block have 32768 added, which is taken off with
-//! the plain sums of the values). A lane of a dot is a
-//! column, its four products are those of four keys, so rows are first turned into quads of keys, once for all heads. The
-//! sums of a block are exact; they are added to the f32 sums with the unit of the block.
+//! A weight times the scale of its row is 16-bit block floating point within a block of keys and a head:
+//! unsigned where the dot instruction takes unsigned bytes (were a scale negative, all codes of the block
+//! have 32768 added, which is taken off with the plain sums of the values). A lane of a dot is a column, its
+//! four products are those of four keys, so rows are first rearranged into quads of keys, once for all heads.
+//! The sums of a block are exact; they are added to the f32 sums with the unit of the block.
 
 use super::bytes::{ByteOperands, joined_planes, repeat_bytes};
 use crate::attention::codes::{MAGIC, MOST_SIGNED, encode_magic, signed_codes, unit_of};
@@ -23,8 +23,8 @@ const OFFSET: f64 = 32768.0;
 const PIECE: u32 = 16;
 
 impl DecodePlan {
-    /// Heads whose sums are in registers together, with all columns of a vector of bytes and both planes: machines with eight
-    /// lanes may have 16 registers only.
+    /// Heads whose sums are in registers together, with all columns of a vector of bytes and both planes:
+    /// machines with eight lanes may have 16 registers only.
     fn mixed_heads(&self) -> i64 {
         if self.lanes == 8 { 1 } else { 2 }
     }
@@ -40,8 +40,8 @@ fn quads<'k>(block: &KeyBlock<'k, '_>) -> Val<'k> {
 }
 
 impl<'k> ByteOperands<'k> {
-    /// Scaled weights to codes; gives what was added to them, as f32. `largest`: the largest sizes of the lanes as bits;
-    /// `signs`: negative where a weight of the lane is.
+    /// Scaled weights to codes; gives what was added to them, as f32. `largest`: the largest sizes of the
+    /// lanes as bits; `signs`: negative where a weight of the lane is.
     pub fn encode_weights(&self, block: &KeyBlock<'k, '_>, largest: Val<'k>, signs: Val<'k>) -> Val<'k> {
         let (k, plan, lanes) = (block.at.k, block.at.plan, i64::from(block.at.plan.lanes));
         let largest = over_keys(&plan, largest, |a, b| a.max(b));
@@ -77,7 +77,8 @@ impl<'k> ByteOperands<'k> {
         added
     }
 
-    /// Turns the values of the block into quads of keys. The last row stands in for those after it, which weigh nothing.
+    /// Rearranges the values of the block into quads of keys. Rows after the last one repeat it; their
+    /// weights are zero.
     fn interleave(&self, block: &KeyBlock<'k, '_>) {
         let (at, k, plan) = (block.at, block.at.k, block.at.plan);
         let bytes = i64::from(plan.byte_lanes());
@@ -94,7 +95,7 @@ impl<'k> ByteOperands<'k> {
         });
     }
 
-    /// Adds the weighted values to the sums; `added` is what the codes of weights have too much.
+    /// Adds the weighted values to the sums; `added` is the surplus of the codes of weights.
     pub fn add_values(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, added: Val<'k>) {
         self.interleave(block);
         let (k, plan) = (block.at.k, block.at.plan);
@@ -140,7 +141,8 @@ impl<'k> ByteOperands<'k> {
         });
     }
 
-    /// `count` heads from `head` on with a vector of bytes of every row. `pass`: how many such passes were before.
+    /// `count` heads from `head` on with a vector of bytes of every row. `pass`: how many such passes were
+    /// before.
     fn add_heads(
         &self,
         block: &KeyBlock<'k, '_>,
@@ -204,8 +206,8 @@ pub(super) fn store_interleaved<'k>(at: &KeyHead<'k, '_>, sums: BufferView<'k, 1
     });
 }
 
-/// Bytes of four vectors by quads, byte `i` of each in word `i` of the result. Every piece of 16 bytes is interleaved by itself:
-/// word `4 b + i` of result `r` is byte `16 b + 4 r + i`.
+/// Bytes of four vectors by quads, byte `i` of each in word `i` of the result. Every piece of 16 bytes is
+/// interleaved by itself: word `4 b + i` of result `r` is byte `16 b + 4 r + i`.
 fn interleaved(rows: [Val<'_>; 4]) -> Vec<Val<'_>> {
     let lanes = rows[0].lanes();
     // Units of the lower and upper half of every piece, by turns from both vectors.
@@ -225,7 +227,8 @@ fn interleave_pieces<'k>(a: Val<'k>, b: Val<'k>, unit: u32, half: u32, lanes: u3
     a.shuffle_with(b, (0..lanes).map(pick)).named("mixed")
 }
 
-/// Words whose two lowest bytes are codes, lanes as those of scores, to quads of keys: `[quads, slots, planes, 4]`.
+/// Words whose two lowest bytes are codes, lanes as those of scores, to quads of keys:
+/// `[quads, slots, planes, 4]`.
 fn quads_of<'k>(plan: &DecodePlan, words: Vec<Val<'k>>) -> Vec<Val<'k>> {
     let (lanes, slots, keys) = (plan.lanes, plan.slots as u32, plan.keys() as u32);
     // The byte of a key, plane and slot: its vector and place.

@@ -1,14 +1,15 @@
 //! Decode attention over caches of 8-bit codes in integers: scores. Values: see [`super::byte_values`].
 //!
-//! Rows of codes have one scale each, so the product of a query with such a row is a sum of products of integers times two
-//! factors, once the query is 16-bit block floating point: `q = unit * (256 high + low)` with bytes `high` and `low` and a
-//! unit per query. A dot instruction adds four products for every lane; a lane stands for a quad of columns of one head. Two
-//! bytes keep the error of a score at `2^-17` of the largest element of a query times the sum of the codes' sizes, which is
-//! far below what rounding the keys to 8 bits has cost.
+//! Rows of codes have one scale each, so the product of a query with such a row is a sum of products of
+//! integers times two factors, once the query is 16-bit block floating point: `q = unit * (256 high + low)`
+//! with bytes `high` and `low` and a unit per query. A dot instruction adds four products for every lane; a
+//! lane is a quad of columns of one head. Two bytes keep the error of a score at `2^-17` of the largest
+//! element of a query times the sum of the codes' sizes, which is far below what rounding the keys to 8 bits
+//! has cost.
 //!
-//! Some dot instructions want one operand unsigned. There codes are taken as `code + 128` (their highest bit turned), and
-//! `128 * sum of the query` is taken off again, which is known with the query. All of it is arithmetic modulo 2^32, and the
-//! final sum is below 2^31 for rows of up to 512 columns.
+//! Some dot instructions need one unsigned operand. There codes are taken as `code + 128` (their highest bit
+//! flipped), and `128 * sum of the query` is subtracted again, which is known with the query. All of it is
+//! arithmetic modulo 2^32, and the final sum is below 2^31 for rows of up to 512 columns.
 
 use super::key_products::{KeyProducts, join_scores};
 use super::{QuantizedCache, codes, keep_query};
@@ -32,15 +33,15 @@ impl ByteDot {
     pub(super) fn add<'k>(&self, sum: Val<'k>, first: Val<'k>, second: Val<'k>) -> Val<'k> {
         sum.instr(self.instr, &[first, second])
     }
-    /// What takes the 128 of every code of the first operand off again, given the sum of `count` results of
-    /// [`signed_codes`]: `i32`.
+    /// The start of a sum that subtracts the 128 of every code of the first operand, given the sum of `count`
+    /// results of [`signed_codes`]: `i32`.
     fn start<'k>(&self, bits: Val<'k>, count: i64) -> Val<'k> {
         let k = bits.recorder();
         if self.signed { k.int32(0) } else { (k.int(count * MAGIC_BITS).cast(DType::I32) - bits) << 7 }
     }
 }
 
-/// What the integers need on the stack, beside the buffers of a [`KeyHead`].
+/// Buffers of the integers on the stack, in addition to those of a [`KeyHead`].
 #[derive(Clone, Copy)]
 pub(in super::super) struct ByteOperands<'k> {
     pub(super) dot: ByteDot,
@@ -56,7 +57,8 @@ pub(in super::super) struct ByteOperands<'k> {
     /// The weights of a block and a set, `[quads of keys, (slots, planes, 4)]`, with their units, `[lanes]`.
     pub(super) weights: BufferView<'k, 2>,
     pub(super) weight_units: BufferView<'k, 1>,
-    /// The values of a block, a quad of keys in every lane: `i8[vectors of bytes, quads of keys, (4, lanes, 4)]`.
+    /// The values of a block, a quad of keys in every lane:
+    /// `i8[vectors of bytes, quads of keys, (4, lanes, 4)]`.
     pub(super) mixed: BufferView<'k, 3>,
     /// A query before it is codes.
     query: BufferView<'k, 1>,
@@ -137,7 +139,8 @@ impl<'k> ByteOperands<'k> {
         }
     }
 
-    /// The keys of a step, from number `offset` of the block on. What older rows leave after the last key is masked.
+    /// The keys of a step, from number `offset` of the block on. What older rows leave after the last key is
+    /// masked.
     fn copy_keys(&self, block: &KeyBlock<'k, '_>, offset: Val<'k>) {
         let (at, k, size) = (block.at, block.at.k, block.at.a.size);
         let lanes = lanes_of(size, at.plan.byte_lanes());
@@ -149,7 +152,8 @@ impl<'k> ByteOperands<'k> {
         });
     }
 
-    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of
+    /// scores.
     pub fn products(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, offset: Val<'k>) -> Vec<Val<'k>> {
         self.copy_keys(block, offset);
         let (at, plan, size) = (block.at, block.at.plan, block.at.a.size);

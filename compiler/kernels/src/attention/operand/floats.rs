@@ -1,4 +1,4 @@
-//! Floats: what a cache holds, or what its codes stand for.
+//! Floats: the elements of a cache, or the values of its codes.
 
 use super::key_products::{KeyProducts, join_scores, unpack_keys};
 use super::{query_columns, query_row};
@@ -12,8 +12,8 @@ use std::ops::Range;
 
 #[derive(Clone, Copy)]
 pub(in super::super) struct FloatOperands<'k> {
-    /// `[kv, sets, (vectors, parts of a row, heads of a vector, columns of a part)]`; what stands for no head or column is
-    /// zero.
+    /// `[kv, sets, (vectors, parts of a row, heads of a vector, columns of a
+    /// part)]`; places without a head or column are zero.
     queries: BufferView<'k, 3>,
 }
 
@@ -53,7 +53,8 @@ impl<'k> FloatOperands<'k> {
         });
     }
 
-    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of
+    /// scores.
     pub fn products(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, offset: Val<'k>) -> Vec<Val<'k>> {
         let (at, a, plan, k) = (block.at, block.at.a, block.at.plan, block.at.k);
         let (padded, lanes) = (plan.padded_elements(a.size), plan.lanes);
@@ -157,8 +158,8 @@ impl ColumnTile {
     }
 }
 
-/// Adds key `key` of a vector of weights, in the columns of the tile from `c` on. Where the vector is not `whole`, the last
-/// row stands in for those after it, which weigh nothing.
+/// Adds key `key` of a vector of weights, in the columns of the tile from `c` on. Where the vector is not
+/// `whole`, rows after the last one repeat it; their weights are zero.
 fn add_key<'k>(
     block: &KeyBlock<'k, '_>,
     (vector, key, whole): (Val<'k>, i64, bool),

@@ -1,8 +1,9 @@
 //! Products of some keys with all query heads of a key head, for decode attention.
 //!
-//! A vector of products holds a few columns (a part of a row) of several heads: the same part of a row of keys, broadcast
-//! from memory, meets the queries of all of them. So only the few columns of a part are left to be added up over lanes, by
-//! a short tree of exchanges that gives one vector with the scores of some keys with all heads.
+//! A vector of products holds a few columns (a part of a row) of several heads: the same part of a row of
+//! keys, broadcast from memory, meets the queries of all of them. So only the few columns of a part are left
+//! to be added up over lanes, by a short tree of exchanges that gives one vector with the scores of some keys
+//! with all heads.
 
 use crate::attention::key_block::{KeyBlock, PrefetchTiming};
 use crate::attention::plan::lanes_of;
@@ -11,7 +12,7 @@ use mlcc_kernel_lang::{BufferView, Val, reduce_each};
 
 /// A register tile of keys times vectors of queries, summed over the parts of their rows.
 pub(super) struct KeyProducts<'k> {
-    /// Of sums.
+    /// The type of sums.
     pub dtype: DType,
     /// Parts of a row, and elements of one in each head.
     pub parts: Val<'k>,
@@ -25,8 +26,8 @@ pub(super) struct KeyProducts<'k> {
 }
 
 impl<'k> KeyProducts<'k> {
-    /// The sums by key and vector. `key(i, c)`: of key `i` of the step the part from element `c` on, for all heads;
-    /// `add(sum, q, key)`.
+    /// The sums by key and vector. `key(i, c)`: of key `i` of the step the part from element `c` on, for all
+    /// heads; `add(sum, q, key)`.
     pub fn sum_products(
         &self,
         block: &KeyBlock<'k, '_>,
@@ -49,7 +50,8 @@ impl<'k> KeyProducts<'k> {
     }
 }
 
-/// Sums of products by key and vector to vectors of scores, each of `keys` keys; nothing stands where no head is.
+/// Sums of products by key and vector to vectors of scores, each of `keys` keys; places without a head are
+/// not set.
 pub(super) fn join_scores<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>) -> Vec<Val<'k>> {
     let plan = block.at.plan;
     let nothing = block.at.k.zeros(sums[0][0].ty().dtype, plan.lanes);
@@ -59,8 +61,8 @@ pub(super) fn join_scores<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>)
     rows.chunks(plan.keys() as usize).map(|keys| reduce_each(keys.concat(), |a, b| a + b)).collect()
 }
 
-/// Rows of the keys of a step to `to`, from number `offset` of the block on: `value(row, element, lanes)` of each, of `size`
-/// elements. What older rows leave after the last key is masked.
+/// Rows of the keys of a step to `to`, from number `offset` of the block on: `value(row, element, lanes)` of
+/// each, of `size` elements. What older rows leave after the last key is masked.
 pub(super) fn unpack_keys<'k>(
     block: &KeyBlock<'k, '_>,
     to: BufferView<'k, 2>,

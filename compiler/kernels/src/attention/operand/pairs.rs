@@ -1,14 +1,15 @@
-//! Products of many queries in integers, where the machine adds products of pairs of 16-bit codes twice as fast as those of
-//! floats, and the op permits it ([`mlcc_ir::ops::AttentionOp::codes`]).
+//! Products of many queries in integers, where the machine adds products of pairs of 16-bit codes twice as
+//! fast as those of floats, and the op permits it ([`mlcc_ir::ops::AttentionOp::codes`]).
 //!
-//! Scores: a query or key becomes codes as long (as a vector) as [`LENGTH`], so that no product of two rows leaves 32 bits,
-//! whatever the number of columns. A word has a column of the first half of a row and one of the second.
+//! Scores: a query or key becomes codes as long (as a vector) as [`LENGTH`], so that no product of two rows
+//! leaves 32 bits, whatever the number of columns. A word has a column of the first half of a row and one of
+//! the second.
 //!
-//! Sums: a row of values becomes codes by its largest element. Weights times the units of these rows become codes by their sum
-//! over the block, so that no sum of products leaves 32 bits, or by the largest: where few keys have most of the weight, codes
-//! are the finer. Rows of small values, as the first token of a text often has, take nothing from the precision of the
-//! others. A word has two keys. Sums of a block are exact and join the f32 sums with one factor per query; sums of weights
-//! are those of floats.
+//! Sums: a row of values becomes codes by its largest element. Weights times the units of these rows become
+//! codes by their sum over the block, so that no sum of products leaves 32 bits, or by the largest: where few
+//! keys have most of the weight, codes are the finer. Rows of small values, as the first token of a text
+//! often has, take nothing from the precision of the others. A word has two keys. Sums of a block are exact
+//! and join the f32 sums with one factor per query; sums of weights are those of floats.
 
 use super::query_columns;
 use crate::attention::codes::{MAGIC, encode_magic, pair_codes, size_bits, unit_of};
@@ -20,12 +21,13 @@ use mlcc_ir::kernel::BinOp;
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 
-/// How long a row of codes is as a vector: products stay below its square, and half a code of rounding per column below 16 bits.
+/// The length of a row of codes as a vector: products stay below its square, and half a code of rounding per
+/// column below 16 bits.
 const LENGTH: f64 = 32_700.0;
 /// Squared lengths below count as this one.
 const LEAST_SQUARE: f64 = 1e-30;
-/// The largest codes of values and of weights, and the sum of those of weights before they are rounded, which adds half a
-/// code per key at most.
+/// The largest codes of values and of weights, and the sum of those of weights before they are rounded, which
+/// adds half a code per key at most.
 const MOST_VALUE: f64 = 8191.0;
 const MOST_WEIGHT: f64 = 32_766.0;
 const ALL_WEIGHTS: f64 = 262_000.0;
@@ -41,13 +43,13 @@ pub(in super::super) struct PairOperands<'k> {
     floats: BufferView<'k, 1>,
     /// Words of the queries of a set, before they are transposed: `[rows, size / 2]`.
     pub queries: BufferView<'k, 2>,
-    /// What codes count: of every query of the tile, and of the keys and values of a block.
+    /// Units of codes: of every query of the tile, and of the keys and values of a block.
     query_units: BufferView<'k, 1>,
     key_units: BufferView<'k, 1>,
     value_units: BufferView<'k, 1>,
     /// Weights of a set of rows: `[keys / 2, rows]`.
     pub weights: BufferView<'k, 2>,
-    /// What they count, for every row of a set.
+    /// Units of the weights, for every row of a set.
     units: BufferView<'k, 1>,
 }
 
@@ -102,8 +104,8 @@ impl<'k> PairOperands<'k> {
         });
     }
 
-    /// Stores the words of a row of a query or key in `to`; gives their unit. `values(lanes, keep)` hands every vector of the
-    /// row to `keep`, with its first column.
+    /// Stores the words of a row of a query or key in `to`; gives their unit. `values(lanes, keep)` hands
+    /// every vector of the row to `keep`, with its first column.
     fn encode_row(
         &self,
         tile: &QueryTile<'k, '_>,
@@ -128,7 +130,8 @@ impl<'k> PairOperands<'k> {
         length * (1.0 / LENGTH)
     }
 
-    /// Codes of `count` rows of values from row `j` of the cache on, and of one more where that is odd: `[keys / 2, size]`.
+    /// Codes of `count` rows of values from row `j` of the cache on, and of one more where that is odd:
+    /// `[keys / 2, size]`.
     pub fn encode_values(&self, tile: &QueryTile<'k, '_>, j: Val<'k>, count: Val<'k>) {
         let (k, size) = (tile.rec, tile.a.value_size);
         let lanes = lanes_of(size, tile.plan.lanes);
@@ -163,7 +166,8 @@ impl<'k> PairOperands<'k> {
         (weight * self.value_units.at([key])).named("scaled")
     }
 
-    /// The codes of one for the scaled weights of a vector of rows of the set from `row` on, given their sums and the largest.
+    /// The codes of one for the scaled weights of a vector of rows of the set from `row` on, given their sums
+    /// and the largest.
     pub fn set_units(&self, row: Val<'k>, sums: Val<'k>, largest: Val<'k>) -> Val<'k> {
         let k = row.recorder();
         let (largest, sums) = (largest.max(LEAST_SUM), sums.max(LEAST_SUM));
@@ -172,7 +176,7 @@ impl<'k> PairOperands<'k> {
         inverse
     }
 
-    /// What weights of a row of the set count.
+    /// The unit of the weights of a row of the set.
     pub fn unit(&self, row: Val<'k>) -> Val<'k> {
         self.units.at([row])
     }

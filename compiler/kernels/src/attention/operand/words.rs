@@ -1,10 +1,11 @@
-//! Decode attention over caches of 8-bit codes where no instruction adds products of four bytes, but one multiplies pairs of 16-bit
-//! codes ([`PairDot`]): queries, and weights times the scales of their rows, are 16-bit block floating point, as precise as in
-//! [`super::bytes`]. Codes of the cache are widened, two columns of a key to a word for scores, two keys of a column for sums of
-//! values. So a row takes half the operations of converting it to f32, and a product half of those of floats.
+//! Decode attention over caches of 8-bit codes where no instruction adds products of four bytes, but one
+//! multiplies pairs of 16-bit codes ([`PairDot`]): queries, and weights times the scales of their rows, are
+//! 16-bit block floating point, as precise as in [`super::bytes`]. Codes of the cache are widened, two
+//! columns of a key to a word for scores, two keys of a column for sums of values. So a row takes half the
+//! operations of converting it to f32, and a product half of those of floats.
 //!
-//! Sums of scores stay below `2^31` for rows of up to 512 columns, those of values for any block; they are exact and
-//! become floats with the unit of their head.
+//! Sums of scores stay below `2^31` for rows of up to 512 columns, those of values for any block; they are
+//! exact and become floats with the unit of their head.
 
 use super::key_products::{KeyProducts, join_scores, unpack_keys};
 use super::{QuantizedCache, codes, keep_query, query_row};
@@ -23,19 +24,20 @@ const SUMS: i64 = 8;
 /// Most heads among them: each takes a load for its weights.
 const HEADS: i64 = 4;
 
-/// What the words need on the stack, beside the buffers of a [`KeyHead`].
+/// Buffers of the words on the stack, in addition to those of a [`KeyHead`].
 #[derive(Clone, Copy)]
 pub(in super::super) struct WordOperands<'k> {
     dot: PairDot,
     keys: QuantizedCache<'k>,
     values: QuantizedCache<'k>,
-    /// As the queries of floats lie, a word for every two columns.
+    /// Queries in the layout of float queries, a word for every two columns.
     queries: BufferView<'k, 3>,
     /// Keys that are summed together, `[keys, padded size]`.
     rows: BufferView<'k, 2>,
     /// Units of the queries, for every key of a vector: `[kv, sets, lanes]`.
     units: BufferView<'k, 3>,
-    /// The weights of a block and a set: a pair of keys in the lane of the first, `[vectors, lanes]`; and their units, `[lanes]`.
+    /// The weights of a block and a set: a pair of keys in the lane of the first, `[vectors, lanes]`; and
+    /// their units, `[lanes]`.
     weights: BufferView<'k, 2>,
     weight_units: BufferView<'k, 1>,
     /// The values of a block: `[pairs of keys, value_size]`.
@@ -108,7 +110,8 @@ impl<'k> WordOperands<'k> {
         widened(self.keys.row(block, row, word * PAIR, PAIR as u32 * lanes))
     }
 
-    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of scores.
+    /// Products of the keys of a step (from number `offset` of the block on) with all heads, in vectors of
+    /// scores.
     pub fn products(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, offset: Val<'k>) -> Vec<Val<'k>> {
         let (at, plan) = (block.at, block.at.plan);
         let (padded, lanes) = (plan.padded_elements(at.a.size), plan.lanes);
@@ -163,7 +166,8 @@ impl<'k> WordOperands<'k> {
         });
     }
 
-    /// Turns the values of the block into pairs of keys. The last row stands in for those after it, which weigh nothing.
+    /// Rearranges the values of the block into pairs of keys. Rows after the last one repeat it; their
+    /// weights are zero.
     fn pair_values(&self, block: &KeyBlock<'k, '_>) {
         let (at, k, lanes) = (block.at, block.at.k, block.at.plan.lanes);
         let wide = PAIR as u32 * lanes;

@@ -19,7 +19,8 @@ pub(in super::super) const SIDE: i64 = 16;
 /// Longest rows whose sums fit the registers of a warp.
 const LONGEST: i64 = 256;
 
-/// Elements between rows beyond those of a row: 8 rows of 16 bytes, which `ldmatrix` reads at once, begin in different banks.
+/// Elements between rows beyond those of a row: 8 rows of 16 bytes, which `ldmatrix` reads at once, begin in
+/// different banks.
 pub(in super::super) const PAD: i64 = 8;
 
 /// Attention on a GPU, see [`crate::attention::gpu`].
@@ -34,7 +35,7 @@ pub struct GpuAttentionPlan {
     pub slices: i64,
     /// Every block has one position and a slice of the cache.
     pub single: bool,
-    /// How warps share a tile on tensor cores.
+    /// The layout of warps that share a tile on tensor cores.
     pub matrix: Option<WarpLayout>,
 }
 
@@ -54,7 +55,7 @@ pub struct WarpLayout {
 /// Codes of 8 bits are a bf16 each; the scale of a row is multiplied with f32.
 const CODES: HalfSplit = HalfSplit { dtype: DType::BF16, parts: 1, others: 3 };
 
-/// Of keys or values: what is stored in 16 bits is one, f32 and what is computed are three.
+/// The halves of keys or values: stored 16-bit numbers are one, f32 and computed numbers are three.
 fn halves_of(rows: Option<CacheRows>) -> HalfSplit {
     match rows {
         Some(rows) => HalfSplit { dtype: rows.dtype, parts: 1, others: 2 },
@@ -80,7 +81,8 @@ impl GpuAttentionPlan {
         GpuAttentionPlan::of(a, single, (rows, keys), None)
     }
 
-    /// Rows are whole fragments; a block has as many warps and keys as the shared memory has room for, more than 32 keys last.
+    /// Rows are whole fragments; a block has as many warps and keys as the shared memory has room for, more
+    /// than 32 keys last.
     fn on_tensor_cores(a: &AttentionProblem, tile: AttentionTile, single: bool) -> Option<GpuAttentionPlan> {
         let fits = |size: i64| size % SIDE == 0 && size <= LONGEST;
         if !fits(a.size) || !fits(a.value_size) {
@@ -127,12 +129,13 @@ impl GpuAttentionPlan {
         self.positions * self.heads
     }
 
-    /// The first key of the tile that has key `key`. Tiles begin at multiples of their size, so that each lies in one page.
+    /// The first key of the tile that has key `key`. Tiles begin at multiples of their size, so that each
+    /// lies in one page.
     pub(in super::super) fn tile_of<'k>(&self, key: Val<'k>) -> Val<'k> {
         key / self.keys * self.keys
     }
 
-    /// The weight of a score that is so much below the largest one.
+    /// The weight of a score that is `below` below the largest one.
     pub(in super::super) fn weight<'k>(&self, below: Val<'k>) -> Val<'k> {
         if self.in_powers_of_two() { exp2_below_zero(below) } else { below.exp() }
     }
@@ -155,7 +158,8 @@ impl WarpLayout {
     }
 }
 
-/// Sizes of the shared buffers of a GPU block without tensor cores: queries, a tile of keys or values, scores, and three numbers per row.
+/// Sizes of the shared buffers of a GPU block without tensor cores: queries, a tile of keys or values,
+/// scores, and three numbers per row.
 pub(in super::super) fn shared_floats(a: &AttentionProblem, rows: i64, keys: i64) -> [i64; 6] {
     [rows * a.size, keys * (a.size.max(a.value_size) + 1), rows * keys, rows, rows, rows]
 }

@@ -43,11 +43,11 @@ impl<'k> Microtile<'k, '_> {
         self.x_floats(row, col, 2).bits_as(ExprType::scalar(DType::U32)).splat(self.lanes())
     }
 
-    /// The same of columns `first + c` and the next, as bits of f32, as a lane of a vector with those of the eight columns
-    /// around them.
+    /// The columns `first + c` and the next, as bits of f32, as a lane of a vector with those of the eight
+    /// columns around them, in all lanes.
     pub fn x_pair_of_four(&self, row: u32, first: Val<'k>, c: usize) -> Val<'k> {
         let pairs = self.x_floats(row, first + (c / 8 * 8) as i64, 8);
-        // As floats, because LLVM looks for a lane of those.
+        // Floats, because LLVM looks for a lane of those.
         let pairs = pairs.bits_as(ExprType::vector(DType::F32, 4));
         pairs.shuffle(vec![(c % 8 / 2) as u32; self.lanes() as usize])
     }
@@ -60,8 +60,8 @@ impl<'k> Microtile<'k, '_> {
 
     // ---- codes
 
-    /// Where the four codes of a quad lie in x: an offset in elements, a multiple of those of four quads, and how many quads
-    /// after it.
+    /// The place of the four codes of a quad in x: an offset in elements, a multiple of those of four quads,
+    /// and the number of quads after it.
     fn quad_at(
         &self,
         codes: QuantizedActivations,
@@ -123,7 +123,7 @@ impl<'k> Microtile<'k, '_> {
         words.bits_as(ExprType::vector(DType::I8, 16)).named("x")
     }
 
-    /// What the sums of a row start with in group `g`.
+    /// The start of the sums of a row in group `g`.
     pub fn x_start(&self, codes: QuantizedActivations, row: u32, g: Val<'k>) -> Val<'k> {
         self.cpu.view(codes.starts).at([self.row_entry(row, g, self.cpu.problem.groups())])
     }

@@ -1,7 +1,8 @@
-//! Float products of many activation rows: k is cut into pieces whose weights stay in cache while all register tiles pass
-//! by, and the sums of the rows wait in a buffer between the pieces. The weights of a piece are copied once, as f32, into a
-//! panel in the order in which a register tile reads them; dots of bf16 take them as they are. Each register tile prefetches
-//! an equal part of the next piece, a few lines every [`VISIT`] columns.
+//! Float products of many activation rows: k is cut into pieces whose weights stay in cache while all
+//! register tiles pass by, and the sums of the rows wait in a buffer between the pieces. The weights of a
+//! piece are copied once, as f32, into a panel in the order in which a register tile reads them; dots of bf16
+//! take them as they are. Each register tile prefetches an equal part of the next piece, a few lines every
+//! [`VISIT`] columns.
 
 use super::floats::{ColumnSpan, VISIT};
 use super::microtile::{Microtile, TileRows, TileWeights};
@@ -16,8 +17,8 @@ use mlcc_kernel_lang::Val;
 use mlcc_quant::TILE;
 use mlcc_quant::plain::PlainType;
 
-/// Most register tiles that read the weights as they are: for them a copy would not pay. Without a copy, a single one uses
-/// the weights as fast as they come, and prefetches would only add to that.
+/// Most register tiles that read the weights as they are: for them a copy would not pay. Without a copy, a
+/// single one uses the weights as fast as they come, and prefetches would only add to that.
 pub(super) fn few_tiles(plan: &CpuPlan) -> i64 {
     if plan.bf16_dot.is_some() { 1 } else { 3 }
 }
@@ -91,7 +92,7 @@ impl<'k> FloatPanels<'k, '_> {
         self.cpu.plan.sizes.float_panel_columns as usize
     }
 
-    /// What register tiles prefetch while they pass by piece `number` of `pieces`.
+    /// The prefetches of register tiles while they pass by piece `number` of `pieces`.
     fn hints(&self, (number, pieces): (Val<'k>, i64), columns: Val<'k>) -> VisitPrefetch<'k> {
         let here = (columns / VISIT as i64).named("visits");
         let visits = (self.count * here).max(1);
@@ -111,7 +112,8 @@ impl<'k> FloatPanels<'k, '_> {
     fn fill(&self, panel: FloatPanel<'k>, columns: Val<'k>) {
         let (k, lanes, pair) = (self.cpu.k, self.cpu.plan.lanes, self.plain.pair_columns());
         let plain = self.cpu.plain(self.plain);
-        // Nothing uses this register tile. Without it LLVM orders the code for listed rows differently, which nobody has measured.
+        // Nothing uses this register tile. Without it LLVM orders the code for listed rows differently, which
+        // has not been measured.
         let unused = TileRows { first: k.int(0), count: 1, interleaved: false };
         Microtile::new(self.cpu, self.slice, unused, TileWeights::Memory);
         k.serial("u", columns.div_ceil(pair as i64), |u| {

@@ -13,7 +13,8 @@ use mlcc_quant::tile::{column_runs, piece_floats, words_per_block};
 /// Columns that register tiles pass by before they prefetch more of what comes next.
 pub(super) const VISIT: usize = 32;
 
-/// A range of columns. The last one of its kind ends with `rest` columns after whole pieces, or is whole where that is zero.
+/// A range of columns. The last one of its kind ends with `rest` columns after whole pieces, or is whole
+/// where that is zero.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnSpan<'k> {
     pub first: Val<'k>,
@@ -126,8 +127,8 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
-    /// The activation of column `pair + j` in all lanes, f32, pinned, where a pair of columns begins at `pair`; the row has
-    /// the second column too if `whole`.
+    /// The activation of column `pair + j` in all lanes, f32, pinned, where a pair of columns begins at
+    /// `pair`; the row has the second column too if `whole`.
     fn x_of_pair(&self, row: u32, pair: Val<'k>, j: usize, whole: bool) -> Val<'k> {
         if self.cpu.problem.activation != MatmulActivation::BF16 || !whole {
             return self.x_float(row, pair + j as i64);
@@ -140,8 +141,8 @@ impl<'k> Microtile<'k, '_> {
 
     // ---- packed weights
 
-    /// Sums integer weights times activations within a block, then scales: one multiplication per block and row. Where groups
-    /// have offsets the weights themselves are scaled.
+    /// Sums integer weights times activations within a block, then scales: one multiplication per block and
+    /// row. Where groups have offsets the weights themselves are scaled.
     pub(super) fn add_grouped(&self, format: QuantFormat) {
         let (k, problem, block) = (self.cpu.k, self.cpu.problem, format.block_columns());
         let full = (problem.k / block) as i64;
@@ -193,7 +194,8 @@ impl<'k> Microtile<'k, '_> {
         Some([self.group_scales(format, g, part).named("scales"), (-offsets).named("added")])
     }
 
-    /// The weights of the piece of a block from column `at` on, for every part: integers where there is no grid.
+    /// The weights of the piece of a block from column `at` on, for every part: integers where there is no
+    /// grid.
     fn piece_weights(
         &self,
         format: QuantFormat,

@@ -1,9 +1,10 @@
-//! Integer products of a register tile: packed weights against integer activations (see [`crate::product::QuantizedActivations`]), exact
-//! within each group of 32.
+//! Integer products of a register tile: packed weights against integer activations (see
+//! [`crate::product::QuantizedActivations`]), exact within each group of 32.
 //!
-//! Per 32 columns a result takes 8 dot instructions (16 with two planes), a conversion and a fused multiply-add with the
-//! weight scales; per group of activation scales a multiplication. Where all of these share the vector units (Intel), the
-//! share of the dot peak is at most 8 / (8 + 2 + 32 / group): 78 % with groups of 128, 73 % with groups of 32.
+//! Per 32 columns a result takes 8 dot instructions (16 with two planes), a conversion and a fused
+//! multiply-add with the weight scales; per group of activation scales a multiplication. Where all of these
+//! share the vector units (Intel), the share of the dot peak is at most 8 / (8 + 2 + 32 / group): 78 % with
+//! groups of 128, 73 % with groups of 32.
 
 use super::microtile::{Microtile, TileWeights};
 use super::prefetch::TilePrefetch;
@@ -50,10 +51,10 @@ impl<'k> Microtile<'k, '_> {
         });
     }
 
-    /// All groups of weights that come from memory, in one loop. With a loop over the groups of a scale inside, the compiler
-    /// makes four copies of its body, and a processor that tells streams by the places of their loads finds fewer of them
-    /// (one Zen 5 core, 8-bit weights: 39 GB/s with four copies, 42 with one; one Zen 4 core, 4864 columns: 93 and 100 % of a
-    /// reading loop).
+    /// All groups of weights that come from memory, in one loop. With a loop over the groups of a scale
+    /// inside, the compiler makes four copies of its body, and a processor that tells streams by the places
+    /// of their loads finds fewer of them (one Zen 5 core, 8-bit weights: 39 GB/s with four copies, 42 with
+    /// one; one Zen 4 core, 4864 columns: 93 and 100 % of a reading loop).
     pub(super) fn add_streamed(&self, integers: IntegerMatmul) {
         let (k, per_scale) = (self.cpu.k, integers.codes.groups_per_scale() as i64);
         k.serial("g", self.cpu.problem.groups() as i64, |g| {
@@ -72,7 +73,8 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
-    /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the first ratio.
+    /// Turns the sums into f32: they are in units of the last scale of their row, which has the place of the
+    /// first ratio.
     pub(super) fn scale_accumulators(&self, integers: IntegerMatmul) {
         self.rescale(integers, self.cpu.k.int(0));
         if !self.is_mmla() {
@@ -88,7 +90,7 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
-    /// What belongs to a row of activations, for its vectors of sums: these may be those of two rows.
+    /// The value of a row of activations, for its vectors of sums: these may be those of two rows.
     fn of_row(&self, row: u32, value: impl Fn(u32) -> Val<'k>) -> Val<'k> {
         match self.is_mmla() {
             true => mmla::of_both_rows([row / 2 * 2, row / 2 * 2 + 1].map(value), self.lanes()),
@@ -96,7 +98,7 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
-    /// Whether its sums are those of two rows by two.
+    /// True if its sums are those of two rows by two.
     fn is_mmla(&self) -> bool {
         matches!(self.source, TileWeights::Panel(panel) if matches!(panel.dot, CodeDot::Mmla { .. }))
     }
@@ -126,7 +128,7 @@ impl<'k> Microtile<'k, '_> {
             (0..self.parts()).map(|part| self.weight_offsets(integers, g, part)).collect();
         let Some(offsets) = offsets else { return };
         for row in 0..self.rows {
-            // The sum with its sign turned.
+            // The negated sum.
             let sum = self.of_row(row, |row| self.x_start(integers.codes, row, g).cast(DType::F32));
             let sum = if self.is_mmla() { sum } else { sum.splat(self.lanes()) }.named("sum");
             for (part, offsets) in (0..).zip(&offsets) {
@@ -136,13 +138,14 @@ impl<'k> Microtile<'k, '_> {
         }
     }
 
-    /// For every accumulator, `-zero point * sum of the activations`.
+    /// Starts of all accumulators: `-zero point * sum of the activations`.
     fn starts(&self, integers: IntegerMatmul, g: Val<'k>) -> Vec<Val<'k>> {
         let start = |row| self.x_start(integers.codes, row, g).splat(self.lanes()).named("start");
         (0..self.rows).flat_map(|row| vec![start(row); self.parts() as usize]).collect()
     }
 
-    /// The scales of the rows of one part, f32, pinned: of one vector of sums, or of both that two rows of activations have.
+    /// The scales of the rows of one part, f32, pinned: of one vector of sums, or of both that two rows of
+    /// activations have.
     fn weight_scales(&self, integers: IntegerMatmul, g: Val<'k>, part: u32) -> Vec<Val<'k>> {
         let scales = match self.source {
             TileWeights::Panel(panel) => panel.scales(g, part),
@@ -151,7 +154,7 @@ impl<'k> Microtile<'k, '_> {
         scales.into_iter().map(|scales| scales.named("scales")).collect()
     }
 
-    /// The same of the offsets.
+    /// The weight offsets of a part, one vector for each of its vectors of sums.
     fn weight_offsets(&self, integers: IntegerMatmul, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
         let offsets = match self.source {
             TileWeights::Panel(panel) => panel.offsets(g, part)?,
@@ -176,8 +179,8 @@ impl<'k> DotOperands<'k> for GroupOperands<'k, '_> {
         (self.tile.rows, self.tile.parts(), self.tile.lanes())
     }
 
-    /// Words of packed weights, or single quads of unpacked ones. Two quads at a time would need more than 32 vector
-    /// registers, and the loads of a panel wait for stores to the stack.
+    /// Words of packed weights, or single quads of unpacked ones. Two quads at a time would need more than 32
+    /// vector registers, and the loads of a panel wait for stores to the stack.
     fn steps(&self) -> usize {
         if let TileWeights::Panel(_) = self.tile.source {
             QUADS

@@ -1,4 +1,5 @@
-//! The register tile of the product on a CPU: one slice of the weights against a few activation rows, unrolled over both.
+//! The register tile of the product on a CPU: one slice of the weights against a few activation rows,
+//! unrolled over both.
 
 use super::slice::{CpuMatmul, ExpertMatrix, IntegerMatmul, PartialTile, RowVector, WeightSlice};
 use crate::matmul::plan::CodeDot;
@@ -18,9 +19,10 @@ pub(in crate::matmul) struct Microtile<'k, 'a> {
     /// First row of the result, or the first place in the list of rows.
     pub row: Val<'k>,
     pub rows: u32,
-    /// By row its row of x and of the result, where they are not in order.
+    /// For each row, its row of x and of the result, where they are not in order.
     pub listed: Option<Vec<[Val<'k>; 2]>>,
-    /// Whether these rows are a whole block of interleaved codes (see [`Codes::block`](crate::product::Codes::block)).
+    /// True if these rows are a whole block of interleaved codes (see
+    /// [`Codes::block`](crate::product::Codes::block)).
     pub interleaved: bool,
     pub source: TileWeights<'k>,
     /// Partial sums per accumulator.
@@ -29,10 +31,10 @@ pub(in crate::matmul) struct Microtile<'k, 'a> {
     acc: BufferView<'k, 2>,
 }
 
-/// Where a register tile reads its weights.
+/// The source from which a register tile reads its weights.
 #[derive(Clone, Copy)]
 pub(in crate::matmul) enum TileWeights<'k> {
-    /// As they are stored.
+    /// Weights as they are stored.
     Memory,
     /// Unpacked codes.
     Panel(WeightPanel<'k>),
@@ -45,7 +47,7 @@ pub(in crate::matmul) enum TileWeights<'k> {
 pub(in crate::matmul) struct TileRows<'k> {
     pub first: Val<'k>,
     pub count: u32,
-    /// Whether they are a whole block of interleaved codes, if they are in order.
+    /// True if they are a whole block of interleaved codes, provided that they are in order.
     pub interleaved: bool,
 }
 
@@ -60,7 +62,8 @@ impl<'k, 'a> Microtile<'k, 'a> {
         let lanes = cpu.plan.lanes;
         let vectors = rows.count * slice.parts(lanes);
         let chains = (cpu.plan.in_flight / vectors).clamp(1, 4);
-        // Only plain weights keep their partial sums across iterations; groups fold them into one accumulator.
+        // Only plain weights keep their partial sums across iterations; groups fold them into one
+        // accumulator.
         let kept = if matches!(cpu.problem.weight, MatmulWeight::Packed(_)) { 1 } else { chains };
         let acc = cpu.k.registers("acc", [i64::from(kept * vectors), lanes.into()]);
         let TileRows { first: row, count, interleaved } = rows;
@@ -156,7 +159,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
         }
     }
 
-    /// How integer operands meet here: a panel may have them in an order of its own.
+    /// The dot product of integer operands: a panel may have them in an order of its own.
     pub fn dot(&self, integers: IntegerMatmul) -> CodeDot {
         match self.source {
             TileWeights::Panel(panel) => panel.dot,
@@ -183,7 +186,8 @@ impl<'k, 'a> Microtile<'k, 'a> {
         self.block(format, g, part).scales(self.part(part).row, self.lanes())
     }
 
-    /// Prefetches `count` elements of w for a single row that reads from `at` on; the tensor has `len` elements.
+    /// Prefetches `count` elements of w for a single row that reads from `at` on; the tensor has `len`
+    /// elements.
     pub fn prefetch(&self, at: Val<'k>, count: usize, len: usize) {
         let (cpu, count) = (self.cpu, count as i64);
         let last = cpu.in_w(cpu.k.int(len as i64 - count));
@@ -214,7 +218,7 @@ impl<'k, 'a> Microtile<'k, 'a> {
         });
     }
 
-    /// What the epilogue is told of the sums of a row and part.
+    /// The sums of a row and part, for the epilogue.
     fn finished(&self, row: u32, part: u32, sum: Val<'k>, masked: bool) -> FinishedSums<'k> {
         let lanes = self.lanes();
         let col = self.slice.first * TILE as i64 + i64::from(part * lanes);

@@ -1,5 +1,6 @@
-//! Integer products of many activation rows: the weights of a slice are unpacked once per [`DEPTH`] columns into a panel
-//! that stays in cache while all register tiles pass by, and the sums of the rows wait in a buffer between the pieces of k.
+//! Integer products of many activation rows: the weights of a slice are unpacked once per [`DEPTH`] columns
+//! into a panel that stays in cache while all register tiles pass by, and the sums of the rows wait in a
+//! buffer between the pieces of k.
 
 use super::integers::ScaleRange;
 use super::microtile::{Microtile, TileRows, TileWeights};
@@ -21,7 +22,7 @@ fn depth(cpu: CpuMatmul, integers: IntegerMatmul) -> usize {
     (cpu.plan.sizes.panel_columns as usize / group).max(1) * group
 }
 
-/// Whether a panel takes all columns, so that no sums have to wait.
+/// True if a panel takes all columns, so that no sums have to be stored.
 pub(super) fn is_whole(cpu: CpuMatmul, integers: IntegerMatmul) -> bool {
     cpu.problem.k <= depth(cpu, integers)
 }
@@ -63,7 +64,7 @@ impl<'k> SliceTiles<'k, '_> {
         });
     }
 
-    /// In pieces of [`depth`] columns, between which the sums wait.
+    /// Computes the product in pieces of [`depth`] columns, between which the sums are stored.
     fn in_depth_blocks(&self, epilogue: &mut MatmulEpilogue) {
         let (k, plan, problem, integers) = (self.cpu.k, self.cpu.plan, self.cpu.problem, self.integers);
         let panel = self.panel();
@@ -166,7 +167,7 @@ impl<'k> SliceTiles<'k, '_> {
         }
     }
 
-    /// What register tiles prefetch while they pass by piece `number` of `pieces`.
+    /// The weights that register tiles prefetch while they pass by piece `number` of `pieces`.
     fn next(&self, (number, pieces): (Val<'k>, i64), scales: Val<'k>) -> Option<NextWeights<'k>> {
         let sizes = TileSizes::new(self.integers.format, self.cpu.problem.k);
         let run = sizes.blocks_bytes(depth(self.cpu, self.integers) / DOT_COLUMNS);

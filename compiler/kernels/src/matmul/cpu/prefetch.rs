@@ -1,5 +1,5 @@
-//! What register tiles prefetch while they work on something else: the weights that come next, and what the epilogue is
-//! going to touch. A few lines at a time, because many at once would keep the loads waiting.
+//! Prefetches of register tiles while they work on something else: the weights that come next, and the memory
+//! that the epilogue is going to touch. A few lines at a time, because many at once would delay the loads.
 
 use super::microtile::Microtile;
 use super::slice::{CpuMatmul, IntegerMatmul, PartialTile, WeightSlice};
@@ -8,7 +8,7 @@ use mlcc_kernel_lang::{BufferView, CACHE_LINE, Recorder, Val};
 use mlcc_quant::TILE;
 use mlcc_quant::packed::TileSizes;
 
-/// What a register tile prefetches while it passes by some columns.
+/// The prefetches of a register tile while it passes by some columns.
 #[derive(Clone, Copy)]
 pub(super) enum TilePrefetch<'k> {
     None,
@@ -17,14 +17,14 @@ pub(super) enum TilePrefetch<'k> {
 }
 
 impl<'k> TilePrefetch<'k> {
-    /// At the start of activation scale number `s` of those at hand.
+    /// Prefetches at the start of activation scale number `s` of those at hand.
     pub fn at_scale(self, tile: &Microtile<'k, '_>, s: Val<'k>) {
         if let TilePrefetch::Hints(hints) = self {
             hints.prefetch_visit(tile, s);
         }
     }
 
-    /// What belongs to the groups of activation scale `scale`.
+    /// The weights to prefetch for the groups of activation scale `scale`.
     pub fn of_scale(
         self,
         tile: &Microtile<'k, '_>,
@@ -43,7 +43,7 @@ impl<'k> TilePrefetch<'k> {
 struct CacheLineRuns<'k> {
     prefetch: InstrId,
     w: BufferView<'k, 1>,
-    /// Where that of the first tile begins.
+    /// The start of the run of the first tile.
     start: Val<'k>,
     /// Elements from tile to tile, and of a cache line.
     tile: i64,
@@ -66,7 +66,8 @@ impl<'k> CacheLineRuns<'k> {
 
 // ---- few rows: the weights that all register tiles pass by next
 
-/// The place of a register tile among those that pass by the same columns; each prefetches its part of what comes next.
+/// The place of a register tile among those that pass by the same columns; each prefetches its part of what
+/// comes next.
 #[derive(Clone, Copy)]
 pub(super) struct SharedPrefetch<'k> {
     prefetch: InstrId,
@@ -77,13 +78,13 @@ pub(super) struct SharedPrefetch<'k> {
     lines: i64,
     /// Lines of each tile that a register tile prefetches with one group.
     share: Val<'k>,
-    /// How many groups later what is prefetched will be used.
+    /// The number of groups until prefetched weights are used.
     distance: i64,
 }
 
 impl<'k> SharedPrefetch<'k> {
-    /// For `tiles` register tiles that pass by a piece of `scales` activation scales, and prefetch what they will use
-    /// `distance` scales later; `None` where nothing is prefetched.
+    /// Prefetches for `tiles` register tiles that pass by a piece of `scales` activation scales, of the
+    /// weights that they will use `distance` scales later; `None` where nothing is prefetched.
     pub fn new(
         cpu: CpuMatmul<'k, '_>,
         integers: IntegerMatmul,
@@ -101,12 +102,13 @@ impl<'k> SharedPrefetch<'k> {
         Some(SharedPrefetch { prefetch, number: cpu.k.int(0), share, scales: scales as i64, lines, distance })
     }
 
-    /// For register tile number `number`.
+    /// The prefetches of register tile number `number`.
     pub fn of_tile(self, number: Val<'k>) -> Self {
         SharedPrefetch { number, ..self }
     }
 
-    /// What follows for the groups of scale `s`: after the end of a tile the one that takes its place in the next slice.
+    /// The weights that follow for the groups of scale `s`: after the end of a tile those of the tile that
+    /// takes its place in the next slice.
     fn following(
         self,
         tile: &Microtile<'k, '_>,
@@ -170,7 +172,8 @@ pub(super) struct DepthBlock<'k> {
     pub run: usize,
 }
 
-/// The weights of the next piece of k, or of the first piece of the next slice; each register tile prefetches an equal part.
+/// The weights of the next piece of k, or of the first piece of the next slice; each register tile prefetches
+/// an equal part.
 #[derive(Clone, Copy)]
 pub(super) struct NextWeights<'k> {
     runs: CacheLineRuns<'k>,
@@ -180,7 +183,8 @@ pub(super) struct NextWeights<'k> {
 }
 
 impl<'k> NextWeights<'k> {
-    /// What is prefetched in `visits` visits while register tiles pass by `piece`; `None` where nothing is.
+    /// Weights to prefetch in `visits` visits while register tiles pass by `piece`; `None` where there are
+    /// none.
     pub fn new(
         cpu: CpuMatmul<'k, '_>,
         slice: WeightSlice<'k>,
@@ -214,8 +218,8 @@ impl<'k> NextWeights<'k> {
     }
 }
 
-/// What a register tile prefetches while it passes by a piece, a little with every visit (of integers with each activation
-/// scale).
+/// The prefetches of a register tile while it passes by a piece, a little with every visit (for integers with
+/// each activation scale).
 #[derive(Clone, Copy)]
 pub(super) struct VisitPrefetch<'k> {
     pub next: Option<NextWeights<'k>>,
@@ -227,7 +231,7 @@ pub(super) struct VisitPrefetch<'k> {
 }
 
 impl<'k> VisitPrefetch<'k> {
-    /// With visit `visit` of a register tile.
+    /// Prefetches the part of visit `visit` of a register tile.
     pub fn prefetch_visit(self, tile: &Microtile<'k, '_>, visit: Val<'k>) {
         if let Some(next) = self.next {
             next.at(tile.cpu, self.number * self.visits + visit);
@@ -236,10 +240,11 @@ impl<'k> VisitPrefetch<'k> {
     }
 }
 
-/// When a register tile prefetches what its epilogue touches: while it passes by the last piece, some rows per visit.
+/// Prefetches of the memory that a register tile's epilogue touches: while it passes by the last piece, some
+/// rows per visit.
 #[derive(Clone, Copy)]
 pub(super) struct EpiloguePrefetch<'k> {
-    /// Whether this piece is the last one.
+    /// True if this piece is the last one.
     last: Option<Val<'k>>,
     /// Rows per visit, and those of the register tile.
     rows: u32,
@@ -247,7 +252,7 @@ pub(super) struct EpiloguePrefetch<'k> {
 }
 
 impl<'k> EpiloguePrefetch<'k> {
-    /// For register tiles of `rows` rows with `visits` visits to the last piece.
+    /// Prefetches for register tiles of `rows` rows with `visits` visits to the last piece.
     pub fn new(last: Option<Val<'k>>, visits: usize, rows: u32) -> Self {
         EpiloguePrefetch { last, rows: rows.div_ceil(visits as u32), all: rows }
     }

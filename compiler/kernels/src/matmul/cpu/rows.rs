@@ -1,4 +1,5 @@
-//! All activation rows of a range against one slice of the weights: which of the ways to a product each of them goes.
+//! Products of all activation rows of a range with one slice of the weights: the choice of the method for
+//! each of them.
 
 use super::float_panels::{FloatPanels, depth_blocked_type, few_tiles};
 use super::integers::ScaleRange;
@@ -12,8 +13,8 @@ use crate::matmul::problem::{DOT_COLUMNS, MatmulActivation, MatmulEpilogue, Matm
 use mlcc_kernel_lang::Val;
 
 impl<'k> CpuMatmul<'k, '_> {
-    /// All tiles of weights against some activation rows, some rows after the other: each chunk of x stays in cache while
-    /// the weights stream by.
+    /// All tiles of weights against some activation rows, some rows after the other: each chunk of x stays in
+    /// cache while the weights stream by.
     pub fn all_rows(self, range: RowRange<'k>, epilogue: &mut MatmulEpilogue) {
         let whole = self.integers().is_some_and(|integers| is_whole(self, integers));
         let chunk = self.plan.chunk.filter(|_| !whole).map(i64::from);
@@ -26,7 +27,8 @@ impl<'k> CpuMatmul<'k, '_> {
         });
     }
 
-    /// The tall register tiles that a few rows are cut into where their number allows it, and all of them come in order.
+    /// The tall register tiles that a few rows are cut into where their number allows it, and all of them
+    /// come in order.
     pub fn tall_tile(self) -> Option<TallTile> {
         self.integers().filter(|_| self.expert.is_none()).and(self.plan.tall)
     }
@@ -93,8 +95,8 @@ impl<'k> CpuMatmul<'k, '_> {
         self.remainder_tiles(slice, &runs, &one_by_one, epilogue);
     }
 
-    /// Rows that register tiles of the first size may have too many, where a list tells the rows: a few left over cost as
-    /// much one by one, and `many` rows never take the weights as they are.
+    /// Rows that register tiles of the first size may have too many, where a list tells the rows: a few left
+    /// over cost as much one by one, and `many` rows never take the weights as they are.
     fn extra_rows(self, many: Option<Val<'k>>) -> Option<Val<'k>> {
         self.expert?.list?;
         let [most, next, ..] = self.plan.rows.as_slice() else { return None };
@@ -121,7 +123,7 @@ impl<'k> CpuMatmul<'k, '_> {
         }
     }
 
-    /// What a register tile prefetches by itself.
+    /// The prefetches of a register tile for itself.
     fn own_prefetch(self) -> TilePrefetch<'k> {
         let (Some(integers), Some(spread)) = (self.integers(), self.plan.spread) else {
             return TilePrefetch::None;

@@ -1,9 +1,10 @@
 //! Integer products of few activation rows, such as those of sequences that decode together.
 //!
-//! Weights come from memory about as fast as these rows use them, so both have to happen at the same time: all rows pass
-//! by a piece of the columns before the next ones are touched, while the sums of all rows wait in the first-level cache.
-//! Each register tile unpacks the weights in registers again; a panel (see [`super::panels`]) costs as much to fill as
-//! three register tiles save. The next piece is prefetched a few lines at a time, in the order in which it will be read.
+//! Weights come from memory about as fast as these rows use them, so both have to happen at the same time:
+//! all rows pass by a piece of the columns before the next ones are touched, while the sums of all rows wait
+//! in the first-level cache. Each register tile unpacks the weights in registers again; a panel (see
+//! [`super::panels`]) costs as much to fill as three register tiles save. The next piece is prefetched a few
+//! lines at a time, in the order in which it will be read.
 
 use super::integers::ScaleRange;
 use super::microtile::{Microtile, TileRows, TileWeights};
@@ -33,7 +34,8 @@ impl<'k> TileRun<'k> {
     }
 }
 
-/// A range of rows, cut into register tiles of `sizes` rows; those of the first size may have up to `extra` rows too many.
+/// A range of rows, cut into register tiles of `sizes` rows; those of the first size may have up to `extra`
+/// rows too many.
 pub(super) fn split_rows<'k>(
     k: &'k Recorder,
     sizes: &[u32],
@@ -94,11 +96,12 @@ impl<'k> SkinnyGemm<'k, '_> {
         });
     }
 
-    /// Where the sums of each run wait.
+    /// Buffers for the sums of each run.
     fn waiting(&self) -> Vec<BufferView<'k, 1>> {
         let plan = self.cpu.plan;
         let row = i64::from(self.slice.parts(plan.lanes) * plan.lanes);
-        // Listed rows fill up a last register tile; after whole ones of one size fewer rows are left than such a one has.
+        // Listed rows fill up a last register tile; after whole ones of one size fewer rows are left than
+        // such a one has.
         let first = plan.few.next_multiple_of(plan.rows[0]);
         let most = std::iter::once(first).chain(self.runs.iter().map(|run| run.rows - 1));
         let alloc =

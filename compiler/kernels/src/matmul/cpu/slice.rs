@@ -1,4 +1,4 @@
-//! What all parts of the product on a CPU have in common, and what its work is cut into: slices of the weights, ranges of
+//! Common parts of products on a CPU, and the pieces into which work is cut: slices of the weights, ranges of
 //! rows.
 
 use crate::matmul::plan::{CodeDot, CpuPlan};
@@ -19,7 +19,7 @@ pub(in crate::matmul) struct CpuMatmul<'k, 'a> {
     pub problem: &'a MatmulProblem,
     pub plan: &'a CpuPlan,
     pub lookup: CodeLookup<'k>,
-    /// Which matrix of several is meant, and which rows meet it; `None` where there is one.
+    /// The matrix that is meant, of several, and the rows that meet it; `None` where there is only one.
     pub expert: Option<ExpertMatrix<'k>>,
 }
 
@@ -28,15 +28,16 @@ pub(in crate::matmul) struct CpuMatmul<'k, 'a> {
 pub(in crate::matmul) struct ExpertMatrix<'k> {
     /// Elements of the tensor before the matrix.
     pub first: Val<'k>,
-    /// Rows of the result, i32; `None`: rows in their order. Row numbers of a product then are places in the list.
+    /// Rows of the result, i32; `None`: rows in their order. Row numbers of a product then are places in the
+    /// list.
     pub list: Option<BufferView<'k, 1>>,
     /// The last place in the list that counts: register tiles beyond it take it again.
     pub last: Val<'k>,
-    /// Rows of the result one after the other that share a row of x.
+    /// Adjacent rows of the result that share a row of x.
     pub share: i64,
-    /// Zero, i64, by a load that the compiler cannot see through. Added to the offset of a row of x it keeps the compiler
-    /// from making `or` of the addition of a column where rows have 2^i elements: it then computes the places of all rows
-    /// in a vector and takes them apart again in the inner loop.
+    /// Zero, i64, by a load that the compiler cannot see through. Added to the offset of a row of x it keeps
+    /// the compiler from making `or` of the addition of a column where rows have 2^i elements: it then
+    /// computes the places of all rows in a vector and takes them apart again in the inner loop.
     pub zero: Option<Val<'k>>,
 }
 
@@ -45,7 +46,7 @@ pub(in crate::matmul) struct ExpertMatrix<'k> {
 pub(in crate::matmul) struct IntegerMatmul {
     pub format: QuantFormat,
     pub codes: QuantizedActivations,
-    /// How they meet where weights are read as they are stored.
+    /// The dot product where weights are read as they are stored.
     pub dot: CodeDot,
 }
 
@@ -74,7 +75,7 @@ impl<'k, 'a> CpuMatmul<'k, 'a> {
         MatrixOrigin { matrix: self.expert.map(|chosen| chosen.first), offset: self.problem.w_offset as i64 }
     }
 
-    /// Where element `at` of the tensor (or the chosen matrix) lies in `w`.
+    /// The place of element `at` of the tensor (or of the chosen matrix) in `w`.
     pub fn in_w(self, at: Val<'k>) -> Val<'k> {
         self.origin().element_offset(at)
     }
@@ -137,12 +138,12 @@ pub(in crate::matmul) struct WeightSlice<'k> {
     pub edge: PartialTile,
 }
 
-/// When the last tile of a slice has fewer than 16 rows.
+/// The slices whose last tile has fewer than 16 rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::matmul) enum PartialTile {
     Never,
     Always,
-    /// In the last slice.
+    /// Only the last slice.
     Last,
 }
 

@@ -1,11 +1,11 @@
-//! Pairs of byte products in 16 bits (`vpmaddubsw`), and pairs of those in 32 (`vpmaddwd`). The first multiply unsigned
-//! bytes with signed ones and saturate.
+//! Pairs of byte products in 16 bits (`vpmaddubsw`), and pairs of those in 32 (`vpmaddwd`). The first
+//! multiply unsigned bytes with signed ones and saturate.
 
 use super::{DotOperands, add_pairs, each_product};
 use mlcc_ir::instr::InstrId;
 use mlcc_kernel_lang::Val;
 
-/// Of small numbers: 16-bit sums of the pairs of so many quads, which are below the limit.
+/// Adds products of small numbers: 16-bit sums of the pairs of `quads` quads, which are below the limit.
 pub(super) fn add_pair_sums<'k>(
     group: &impl DotOperands<'k>,
     (bytes, words, quads): (InstrId, InstrId, usize),
@@ -29,7 +29,7 @@ pub(super) fn add_pair_sums<'k>(
     });
 }
 
-/// Of 8-bit codes: magnitudes of centred weights times activations with their signs.
+/// Adds products of 8-bit codes: magnitudes of centred weights times activations with their signs.
 pub(super) fn add_signed<'k>(
     group: &impl DotOperands<'k>,
     (bytes, words, sign): (InstrId, InstrId, Option<InstrId>),
@@ -43,7 +43,7 @@ pub(super) fn add_signed<'k>(
     });
 }
 
-/// `x` with its sign turned where `by` is negative; where `by` is zero any number.
+/// `x`, negated where `by` is negative; where `by` is zero any number.
 pub(super) fn with_sign<'k>(sign: Option<InstrId>, x: Val<'k>, by: Val<'k>) -> Val<'k> {
     match sign {
         Some(sign) => x.instr(sign, &[by]),

@@ -1,5 +1,5 @@
-//! Widening multiplies (`smull` of AArch64): 8 products of bytes as words of their own, added in words for as many columns
-//! as fit, then in pairs.
+//! Widening multiplies (`smull` of AArch64): 8 products of bytes as words of their own, added in words for as
+//! many columns as fit, then in pairs.
 
 use super::DotOperands;
 use crate::params::WideningDot;

@@ -27,7 +27,7 @@ pub(super) fn small_codes<'k>(k: &'k Recorder, bytes: Val<'k>, bits: i64) -> Val
     (packed.splat(8) >> k.literal(0.0, word).ramp(bits, 8)) & ((1 << bits) - 1)
 }
 
-/// What codes of 32 bits stand for where all groups have the same zero point.
+/// The values of codes of 32 bits where all groups have the same zero point.
 pub(super) fn code_floats<'k>(format: QuantFormat, codes: Val<'k>) -> Val<'k> {
     match format.values {
         CodeValues::E4M3 => tile::small_floats(codes),
@@ -46,13 +46,15 @@ pub(super) fn half_order(format: QuantFormat, dtype: DType) -> [u32; 8] {
     }
 }
 
-/// Whether codes become f16 or bf16 two at a time, at their places in a word: those that the mantissa has room for.
+/// True if codes become f16 or bf16 two at a time, at their places in a word: those that the mantissa has
+/// room for.
 fn in_pairs(format: QuantFormat, dtype: DType) -> bool {
     let fits = if dtype == DType::BF16 { format.bits == 4 } else { matches!(format.bits, 4 | 8) };
     format.values == CodeValues::Whole && fits
 }
 
-/// What eight codes, in bytes as they lie in memory, stand for as f16 or bf16: exactly, since none has more than 8 bits.
+/// The values of eight codes, given in bytes in the order of memory, as f16 or bf16: exactly, since none has
+/// more than 8 bits.
 pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k>, dtype: DType) -> Val<'k> {
     if !in_pairs(format, dtype) {
         let codes = match format.bits {
@@ -62,7 +64,8 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k
         let floats = code_floats(format, codes).named("codes");
         return if dtype == DType::BF16 { upper_halves(floats) } else { floats.cast(DType::F16) };
     }
-    // The lowest bits of an f16 of 1024 to 2047, and of a bf16 of 128 to 255, are a whole number; the other one of a pair lies 16 bits above.
+    // The lowest bits of an f16 of 1024 to 2047, and of a bf16 of 128 to 255, are a whole number; the other
+    // one of a pair lies 16 bits above.
     let base = if dtype == DType::BF16 { 0x4300 } else { 0x6400 };
     let both = |half: i64| half << 16 | half;
     let pair_of = |half: i64, name| {
@@ -78,7 +81,8 @@ pub(super) fn half_codes<'k>(k: &'k Recorder, format: QuantFormat, bytes: Val<'k
         .flat_map(|w| {
             let word = words.shuffle([w]);
             (0..16 / bits).map(move |i| {
-                // The mantissa of an f16 has room for a code 4 bits up, which counts 16 times: that saves a shift.
+                // The mantissa of an f16 has room for a code 4 bits up, which counts 16 times: that saves a
+                // shift.
                 let up = dtype == DType::F16 && bits == 4 && i % 2 == 1;
                 let (shift, mask) = if up { (i - 1, mask << 4) } else { (i, mask) };
                 let pair = if shift == 0 { word } else { word >> (shift * bits) };
@@ -105,7 +109,8 @@ pub(super) fn upper_halves(floats: Val) -> Val {
     halves.shuffle((0..lanes).map(|i| 2 * i + 1))
 }
 
-/// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are slow on GPUs.
+/// `codes - zero_point` as f32 for codes below 2^23, through the bits of a float: integer conversions are
+/// slow on GPUs.
 pub(super) fn small_floats(codes: Val, zero_point: i64) -> Val {
     const BASE: f32 = 8_388_608.0;
     let bits = codes | i64::from(BASE.to_bits());

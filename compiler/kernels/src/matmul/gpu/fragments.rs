@@ -1,4 +1,4 @@
-//! What lanes multiply on tensor cores, and weights in fragments as a lane has them.
+//! Operands of lanes on tensor cores, and weights in fragments as a lane has them.
 
 use super::GpuMatmul;
 use super::codes::{half_codes, half_order};
@@ -45,7 +45,7 @@ impl<'k> GpuMatmul<'k, '_> {
         }
     }
 
-    /// What both factors of the tensor cores are.
+    /// The type of both factors of the tensor cores.
     pub(super) fn factor(self) -> DType {
         if self.problem.activation == MatmulActivation::F16 { DType::F16 } else { DType::BF16 }
     }

@@ -1,8 +1,8 @@
-//! The product of one row on a GPU: a warp takes some rows of weights at once, so that it reads activations once for all of them. Its lanes
-//! read consecutive pieces of both and fold their sums by shuffles.
+//! The product of one row on a GPU: a warp takes some rows of weights at once, so that it reads activations
+//! once for all of them. Its lanes read consecutive pieces of both and fold their sums by shuffles.
 //!
-//! Activations lie in memory, or the block computes them first, into shared memory: for a row that is cheaper than to launch
-//! a kernel for it.
+//! Activations lie in memory, or the block computes them first, into shared memory: for a row that is cheaper
+//! than to launch a kernel for it.
 
 use super::codes::{code_floats, nibble_format, small_codes, small_floats};
 use super::{GpuMatmul, layout};
@@ -17,27 +17,28 @@ use mlcc_quant::plain::PlainType;
 use mlcc_quant::{GroupSpec, QuantError, tile};
 use std::fmt;
 
-/// Most bytes of computed activations: they and what computes them fit into the shared memory that every block has.
+/// Most bytes of computed activations: they and what computes them fit into the shared memory that every
+/// block has.
 const COMPUTED_BYTES: usize = 40 << 10;
 /// Elements of 16 bytes of activations.
 const HALF: i64 = 4;
-/// How far apart the rows of weights are whose pieces lie side by side in fragments.
+/// The distance of rows of weights whose pieces are adjacent in fragments.
 const BESIDE: i64 = 8;
 /// Most blocks that compute activations: others would take turns with them on all multiprocessors.
 const COMPUTING: u64 = 1024;
 
-/// How a product of one row is computed on a GPU.
+/// The plan of a product of one row on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemvPlan {
     /// Warps per block.
     pub warps: u32,
     /// Rows of weights that a warp takes at once.
     pub rows: u32,
-    /// How often it does.
+    /// The number of times that it does.
     pub repeats: u32,
     /// Pieces of a row of weights that a thread loads before it uses them.
     pub unroll: u32,
-    /// Parts of the columns of the result, equally long, whose sums come to the epilogue together.
+    /// Parts of the columns of the result, equally long, whose sums reach the epilogue together.
     pub parts: u32,
     /// Every block computes the activations.
     pub computed: bool,
@@ -55,14 +56,15 @@ impl GemvPlan {
         GemvPlan { repeats: turns as u32, ..plan }
     }
 
-    /// The plan for a problem: assemblers load 16-bit activations ahead with the weights, and had too few registers for four plain pieces.
+    /// The plan for a problem: assemblers load 16-bit activations ahead with the weights, and had too few
+    /// registers for four plain pieces.
     pub fn for_problem(self, problem: &MatmulProblem) -> GemvPlan {
         let halves = matches!(problem.activation, MatmulActivation::F16 | MatmulActivation::BF16);
         let plain = matches!(problem.weight, MatmulWeight::Plain(_));
         GemvPlan { unroll: if halves && plain { 3 } else { self.unroll }, ..self }
     }
 
-    /// Whether activations of a row that are this long can be computed by each block.
+    /// True if activations of a row that is this long can be computed by each block.
     pub fn can_compute(k: usize) -> bool {
         k * size_of::<f32>() <= COMPUTED_BYTES
     }
@@ -99,13 +101,15 @@ impl fmt::Display for GemvPlan {
     }
 }
 
-/// Hands the activations, vector by vector with its first column, to the function that stores them; for blocks of so many threads.
+/// Hands the activations, vector by vector with its first column, to the function that stores them; for
+/// blocks of as many threads as the number says.
 pub type ActivationPrologue<'a> = dyn for<'k> Fn(&'k Recorder, i64, &dyn Fn(Val<'k>, Val<'k>)) + 'a;
 
 /// Takes a column and its sum in each of the parts, in the one thread that has them.
 pub type GemvEpilogue<'a> = dyn for<'k> FnMut(&'k Recorder, Val<'k>, &[Val<'k>]) + 'a;
 
-/// Emits the product as one nest of block and thread loops. With `prologue` the activations of the problem are an array in shared memory.
+/// Emits the product as one nest of block and thread loops. With `prologue` the activations of the problem
+/// are an array in shared memory.
 pub fn emit_gpu_gemv(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
@@ -155,7 +159,8 @@ impl<'k> GpuGemv<'k, '_> {
         let (all, in_block) = (n / rows, warps * turns);
         k.serial("turn", turns, |turn| {
             let place = (block * in_block + turn * warps + thread / WARP).named("place");
-            // Warps without rows take the last ones as well: lanes meet in shuffles, which no branch may part.
+            // Warps without rows take the last ones as well: lanes meet in shuffles, which no branch may
+            // part.
             let is_one = (all % in_block != 0).then(|| place.lt(all));
             let own = if is_one.is_some() { place.min(all - 1) } else { place };
             let first = match parts {
@@ -192,7 +197,8 @@ impl<'k> GpuGemv<'k, '_> {
             let pieces: Vec<RowPiece> = (0..count).map(|u| RowPiece { round: first + u, lane }).collect();
             self.add_pieces(&accs, rows, &pieces);
         };
-        // Rounds of `unroll` pieces per lane, then what is left of whole ones, then pieces for some lanes only.
+        // Rounds of `unroll` pieces per lane, then what is left of whole ones, then pieces for some lanes
+        // only.
         let whole = pieces / WARP;
         k.serial("round", whole / unroll, |round| add(round * unroll, unroll));
         if whole % unroll > 0 {
@@ -252,7 +258,8 @@ impl<'k> GpuGemv<'k, '_> {
 
     // ---- activations
 
-    /// Whether pieces of computed activations lie in two halves, those of all lanes together: so lanes read 16 bytes side by side.
+    /// True if pieces of computed activations are in two halves, each with those of all lanes: so lanes read
+    /// 16 bytes side by side.
     fn in_halves(self) -> bool {
         let MatmulProblem { activation, weight, k, .. } = *self.gpu.problem;
         let whole = (k as i64) % (WARP * 2 * HALF) == 0;
@@ -315,7 +322,7 @@ impl<'k> GpuGemv<'k, '_> {
         self.gpu.k.view(self.gpu.problem.w, [self.gpu.layout.len as i64])
     }
 
-    /// Where something of a weight lies.
+    /// The address of something that belongs to a weight.
     fn place(self, at: &AddressExpr, row: Val<'k>, col: Val<'k>) -> Val<'k> {
         self.gpu.k.val(self.gpu.k.builder(|kb| at.emit(kb, row.id(), col.id())))
     }
@@ -349,7 +356,7 @@ struct NibbleWords<'k> {
 }
 
 impl<'k> NibbleWords<'k> {
-    /// Activations for [`Self::times`]: a code that stays at its place in a word is so many times as large.
+    /// Activations for [`Self::times`], divided by the factor that a code has because of its place in a word.
     fn activations(x: Val<'k>) -> Vec<Val<'k>> {
         let part = |i: u32| match i % 4 {
             0 => x.shuffle([i]).named("part"),
@@ -358,7 +365,8 @@ impl<'k> NibbleWords<'k> {
         (0..8).map(part).collect()
     }
 
-    /// The sum of codes without the zero point times activations. Codes become floats as the lowest bits of one, without a shift.
+    /// The sum of codes without the zero point times activations. Codes become floats as the lowest bits of
+    /// one, without a shift.
     fn times(&self, x: &[Val<'k>], zero: i64) -> Val<'k> {
         const BASE: f32 = 8_388_608.0;
         let code = |i: usize| {

@@ -1,15 +1,17 @@
-//! Products of many rows on tensor cores: a block of warps computes a tile of results. Slices of 32 columns of activations and weights come
-//! through a ring of stages in shared memory by asynchronous copies, while the slice before them is multiplied.
+//! Products of many rows on tensor cores: a block of warps computes a tile of results. Slices of 32 columns
+//! of activations and weights come through a ring of stages in shared memory by asynchronous copies, while
+//! the slice before them is multiplied.
 //!
-//! Numbers are those of f32 activations: an f32 is the sum of two bf16 (16 of its 24 bits, rounded), an f16 weight is one exactly, a code
-//! without its zero point and a bf16 weight are one bf16. bf16 has the range of f32, so nothing overflows. Sums are f32; those of a slice
-//! of packed weights are multiplied by the scale of its group before they are added. Where activations come as f16, both factors are f16,
-//! as which f16 weights and codes without their zero point are exact, too.
+//! Numbers are those of f32 activations: an f32 is the sum of two bf16 (16 of its 24 bits, rounded), an f16
+//! weight is one exactly, a code without its zero point and a bf16 weight are one bf16. bf16 has the range of
+//! f32, so nothing overflows. Sums are f32; those of a slice of packed weights are multiplied by the scale of
+//! its group before they are added. Where activations come as f16, both factors are f16, as which f16 weights
+//! and codes without their zero point are exact, too.
 //!
 //! One kernel has the code for few rows and for many ([`work`]), since launches are the same in every call.
 //!
-//! Which of the 32 columns of a slice are called which column of a fragment does not matter, as long as both operands agree: a lane takes
-//! neighbours, which it loads at once.
+//! The order in which the 32 columns of a slice become columns of fragments does not matter, as long as both
+//! operands agree: a lane takes neighbours, which it loads at once.
 
 mod direct;
 mod fragments;
@@ -35,12 +37,15 @@ use work::BlockTiling;
 const SLICE: i64 = 32;
 /// Bytes of a copy.
 const CHUNK: i64 = 16;
-/// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its neighbour.
+/// Bytes of scales that are copied for a row of a slice: the scale of its group, and of two bytes its
+/// neighbour.
 const SCALE_BYTES: i64 = 4;
-/// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in different banks.
+/// Floats between rows of finished sums in shared memory, beyond those of a row: rows of a store begin in
+/// different banks.
 const PAD: i64 = 8;
 
-/// Whether the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or two bf16 each.
+/// True if the rows of weights and activations can be copied in pieces of 16 bytes, and weights are one or
+/// two bf16 each.
 pub(super) fn fits_tensor_cores(problem: &MatmulProblem, layout: &TensorLayout, tile: &MatrixTile) -> bool {
     let MatmulProblem { k, n, activation, packing, .. } = *problem;
     let whole = |bytes: usize, by: i64| (bytes as i64) % by == 0;
@@ -51,7 +56,8 @@ pub(super) fn fits_tensor_cores(problem: &MatmulProblem, layout: &TensorLayout, 
     }
     match &layout.region {
         LayoutRegion::Plain { plain: PlainType::F32, .. } => false,
-        // Their products are exact in f32 loops, and held to that: two bf16 are too few bits of an activation.
+        // Their products are exact in f32 loops, and held to that: two bf16 are too few bits of an
+        // activation.
         LayoutRegion::Plain { plain: PlainType::BF16, .. } if activation != MatmulActivation::BF16 => false,
         LayoutRegion::Plain { place, plain } => whole(place.offset * plain.bytes(), CHUNK),
         LayoutRegion::Group { spec, codes, scales, .. } => {
@@ -67,8 +73,9 @@ pub(super) fn fits_tensor_cores(problem: &MatmulProblem, layout: &TensorLayout, 
     }
 }
 
-/// Where chunk `part` of row `row` of activations lies: rows of 128 bytes begin in the same bank, so every other row has its chunks
-/// exchanged, those that a lane reads at once in pairs, and the lanes of a load touch all banks.
+/// The place of chunk `part` of row `row` of activations: rows of 128 bytes begin in the same bank, so every
+/// other row has its chunks exchanged, those that a lane reads at once in pairs, and the lanes of a load
+/// touch all banks.
 fn swizzled<'k>(dtype: DType, slice: i64, row: Val<'k>, part: Val<'k>) -> Val<'k> {
     match (dtype, slice) {
         (DType::F32, _) => part ^ (row & 1),
@@ -87,12 +94,14 @@ struct StageBuffers {
     results: Option<BufId>,
 }
 
-/// The tile in shared memory and registers. A place of the ring is a slice: of a stage there are as many as warps along the depth.
+/// The tile in shared memory and registers. A place of the ring is a slice: of a stage there are as many as
+/// warps along the depth.
 struct BlockTile<'k> {
     team: ThreadTeam<'k>,
     /// Activations, `[places, rows, columns of a slice]`.
     xs: BufferView<'k, 3>,
-    /// Weights likewise, `[places, rows, elements]`, packed ones in bytes; in fragments `[places, tiles of 16 rows, elements]`.
+    /// Weights likewise, `[places, rows, elements]`, packed ones in bytes; in fragments
+    /// `[places, tiles of 16 rows, elements]`.
     ws: BufferView<'k, 3>,
     /// `[places, rows of weights, bytes]`, of packed weights that have them elsewhere.
     scales: Option<BufferView<'k, 3>>,
@@ -104,7 +113,7 @@ struct BlockTile<'k> {
     origin: [Val<'k>; 2],
 }
 
-/// What one warp multiplies: where its part begins, and where a lane begins in it.
+/// The part of one warp: where it begins, and where a lane begins in it.
 struct WarpTile<'k> {
     row: Val<'k>,
     column: Val<'k>,
@@ -113,7 +122,7 @@ struct WarpTile<'k> {
     /// First of the columns of a slice that the lane multiplies.
     first: Val<'k>,
     lane: Val<'k>,
-    /// Which of the slices of a stage.
+    /// The slice of a stage that the warp multiplies.
     along: Val<'k>,
 }
 
@@ -190,7 +199,7 @@ impl<'k> GpuMatmul<'k, '_> {
         }
     }
 
-    /// So many rows of weights lie together in a slice, with so many elements.
+    /// The number of rows of weights that are together in a slice, and of their elements.
     fn stored(self) -> [i64; 2] {
         let bytes = self.k.flat(self.problem.w).dtype().bytes().unwrap_or(1) as i64;
         match self.fragments() {
@@ -265,7 +274,7 @@ impl<'k> GpuMatmul<'k, '_> {
         }
         k.serial("step", steps, |step| {
             k.wait_copies((stages - 2) as u32);
-            // All copies have landed, and nobody reads any more what is filled next.
+            // All copies have landed, and the stage that is filled next is no longer read.
             k.barrier();
             let next = step + (stages - 1);
             k.when(next.lt(steps), || self.fill(work, at, next));
@@ -290,7 +299,7 @@ impl<'k> GpuMatmul<'k, '_> {
         }
     }
 
-    /// Which slice of a step an item belongs to, of which each has so many, and its number there.
+    /// The slice of a step to which an item belongs, where each slice has `each` items, and its number there.
     fn in_slice(self, work: &BlockTiling, i: Val<'k>, each: i64) -> (Val<'k>, Val<'k>) {
         if work.depth == 1 { (self.k.int(0), i) } else { (i / each, i % each) }
     }
@@ -357,7 +366,7 @@ impl<'k> GpuMatmul<'k, '_> {
         }
     }
 
-    /// What two neighbouring columns of results have, for each of a lane's sums.
+    /// The values of two neighbouring columns of results, for each of a lane's sums.
     fn of_columns(self, columns: [Val<'k>; 2]) -> Val<'k> {
         let sums = &M16N8K16.accumulator;
         let pair = columns[0].splat(2).shuffle_with(columns[1].splat(2), [0, 2]);
@@ -382,7 +391,7 @@ impl<'k> GpuMatmul<'k, '_> {
         self.factors_of_rows([0, 8].map(row))
     }
 
-    /// The same of eight activations of each of two rows.
+    /// Eight activations of each of two rows.
     fn factors_of_rows(self, rows: [Val<'k>; 2]) -> Vec<SplitOperand<'k>> {
         let [upper, lower] = rows.map(|x| self.activation(x));
         let columns = self.columns();
@@ -401,8 +410,8 @@ impl<'k> GpuMatmul<'k, '_> {
 
     // ---- the results
 
-    /// Sums go through shared memory, so that neighbouring threads finish neighbouring columns: those of one column of warps after the
-    /// other. Warps along the depth add theirs in their order.
+    /// Sums go through shared memory, so that neighbouring threads finish neighbouring columns: those of one
+    /// column of warps after the other. Warps along the depth add theirs in their order.
     fn finish_tile(self, work: &BlockTiling, at: &BlockTile<'k>, epilogue: &mut MatmulEpilogue) {
         let k = self.k;
         let rows = work.rows;

@@ -1,4 +1,5 @@
-//! Factors of the tensor cores: values as one or two bf16, and which of a lane's values are which elements of a fragment.
+//! Factors of the tensor cores: values as one or two bf16, and the elements of a fragment among a lane's
+//! values.
 
 use super::codes::upper_halves;
 use mlcc_ir::fragment::Fragment;
@@ -8,11 +9,11 @@ use mlcc_kernel_lang::Val;
 
 /// Columns of a slice of 32 that a lane multiplies.
 pub(super) const OF_LANE: i64 = 8;
-/// The columns of a lane as they lie.
+/// The columns of a lane in the order of memory.
 pub(super) const IN_ORDER: [u32; OF_LANE as usize] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// The elements of a fragment, of those that a lane has of half a slice (for `a` of two rows, one after the other), whose columns come in
-/// this order; `rows`: of the rows of `a`, else of the columns of `b`.
+/// The elements of a fragment among those that a lane has of half a slice (for `a` of two rows, in order),
+/// whose columns come in this order; `rows`: of the rows of `a`, else of the columns of `b`.
 pub(super) fn fragment_order(
     of: &Fragment,
     half: u32,
@@ -33,7 +34,7 @@ pub(super) fn fragment_order(
 #[derive(Clone, Copy)]
 pub(super) struct SplitOperand<'k> {
     high: Val<'k>,
-    /// What `high` leaves; small beside it.
+    /// The remainder of `high`; small compared with it.
     low: Option<Val<'k>>,
 }
 
@@ -42,7 +43,7 @@ impl<'k> SplitOperand<'k> {
         SplitOperand { high, low: None }
     }
 
-    /// Of f32, f16 (exactly) or bf16.
+    /// Splits f32, f16 (exactly) or bf16.
     pub fn from_values(values: Val<'k>) -> SplitOperand<'k> {
         match values.ty().dtype {
             DType::BF16 => SplitOperand::exact(values),
@@ -51,7 +52,8 @@ impl<'k> SplitOperand<'k> {
                 let ty = ExprType::vector(DType::U32, floats.lanes());
                 let kept = (floats.bits_as(ty) & 0xffff_0000).bits_as(floats.ty());
                 let rest = floats - kept;
-                // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added before the others are cut off.
+                // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added
+                // before the others are cut off.
                 let rest = match dtype {
                     DType::F16 => rest,
                     _ => (rest.bits_as(ty) + 0x8000).bits_as(floats.ty()),

@@ -1,11 +1,13 @@
-//! The product of one row with weights in fragments on tensor cores: weights are the first factor, 16 rows of them in a tile. Lanes read
-//! what they multiply from memory, 16 bytes at a time; warps of a block share the columns out.
+//! The product of one row with weights in fragments on tensor cores: weights are the first factor, 16 rows of
+//! them in a tile. Lanes read what they multiply from memory, 16 bytes at a time; warps of a block share the
+//! columns out.
 //!
-//! All columns of the factor of activations are the same row, so that every lane has the sums of its rows. Packed weights have a scale for
-//! each group, which multiplies sums of the group alone: those of a slice of 32 columns begin with zeros.
+//! All columns of the factor of activations are the same row, so that every lane has the sums of its rows.
+//! Packed weights have a scale for each group, which multiplies sums of the group alone: those of a slice of
+//! 32 columns begin with zeros.
 //!
-//! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes apart and multiplies them one by one, which
-//! was slower on hardware (docs/design/0044-tensor-cores.md).
+//! Activations are f16 or bf16, codes without their zero point are exact in both. `row` takes such codes
+//! apart and multiplies them one by one, which was slower on hardware (docs/design/0044-tensor-cores.md).
 
 use super::gemv::{ActivationPrologue, GemvEpilogue};
 use super::operand::{IN_ORDER, OF_LANE, SplitOperand, fragment_order};
@@ -28,25 +30,26 @@ const LANES: i64 = 4;
 /// Columns whose weights lie together, in two slices.
 const SLICE: i64 = fragments::SLICE as i64;
 const COLUMNS: i64 = 2 * SLICE;
-/// So many of these a warp loads together.
+/// The number of these that a warp loads together.
 const TOGETHER: i64 = 4;
 /// Warps of a block.
 const WARPS: i64 = 8;
 /// Bytes that a lane loads before it multiplies them.
 const AHEAD: i64 = 256;
-/// Blocks that are enough to keep all multiprocessors busy: with more rows than that, warps have different ones.
+/// Blocks that are enough to keep all multiprocessors busy: with at least that many, warps of a block have
+/// different rows.
 const BLOCKS: i64 = 256;
 /// Most bytes of activations, which lie in the shared memory that every block has.
 const ACTIVATION_BYTES: i64 = 40 << 10;
 
-/// How a product of one row is computed on tensor cores.
+/// The plan of a product of one row on tensor cores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorCoreGemvPlan {
     /// Tiles of rows of each part of a block.
     across: u32,
     /// Warps that share the columns of a tile out.
     depth: u32,
-    /// Parts of the columns of the result, equally long, whose sums come to the epilogue together.
+    /// Parts of the columns of the result, equally long, whose sums reach the epilogue together.
     parts: u32,
     /// Every block computes the activations.
     computed: bool,
@@ -89,7 +92,7 @@ impl fmt::Display for TensorCoreGemvPlan {
     }
 }
 
-/// Emits the product as one nest of block and thread loops. With `prologue` the activations are what it hands over.
+/// Emits the product as one nest of block and thread loops. With `prologue` the activations come from it.
 pub fn emit_tensor_core_gemv(
     kb: &mut KernelBuilder,
     problem: &MatmulProblem,
@@ -141,19 +144,20 @@ struct TensorCoreGemv<'k, 'a> {
     block: Val<'k>,
 }
 
-/// What a lane has loaded of some times 64 columns: vectors, and scales `[groups][rows]`.
+/// The weights of some times 64 columns that a lane has loaded: vectors, and scales `[groups][rows]`.
 struct LoadedWeights<'k> {
     vectors: Vec<Vec<Val<'k>>>,
     scales: Vec<Val<'k>>,
 }
 
-/// A lane of a warp: its number, the first row that it has of a tile, and its place among the lanes of that row.
+/// A lane of a warp: its number, the first row that it has of a tile, and its place among the lanes of that
+/// row.
 #[derive(Clone, Copy)]
 struct TileLane<'k> {
     number: Val<'k>,
     row: Val<'k>,
     quarter: Val<'k>,
-    /// Where its tile begins.
+    /// The start of its tile.
     tile: Val<'k>,
 }
 
@@ -169,7 +173,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
         }
     }
 
-    /// Where the activation of a column lies: codes in pairs are of columns that are 4 or 2 apart.
+    /// The place of the activation of a column: codes in pairs are of columns that are 4 or 2 apart.
     fn place_of(self, column: Val<'k>) -> Val<'k> {
         let apart = i64::from(self.gpu.columns()[1]);
         let within = column % (2 * apart);
@@ -214,7 +218,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
         self.block * i64::from(self.plan.across) + of_block
     }
 
-    /// Whether all blocks have as many tiles of rows.
+    /// True if all blocks have as many tiles of rows.
     fn is_even(self) -> bool {
         self.tiles() % i64::from(self.plan.across) == 0
     }
@@ -227,7 +231,7 @@ impl<'k> TensorCoreGemv<'k, '_> {
         let along = warp % depth;
         let acc = k.reg("acc", k.zeros(DType::F32, self.lane_accumulators()));
         let pieces = self.gpu.problem.k as i64 / COLUMNS;
-        // Each warp has so many times 64 columns one after the other, and some have one more.
+        // Each warp has `each` adjacent runs of 64 columns, and some have one more.
         let (each, more) = (pieces / depth, pieces % depth);
         let add = |first: Val<'k>, counts: &[i64]| {
             let firsts: Vec<Val> = (0..counts.len() as i64).map(|i| first + i * TOGETHER).collect();
@@ -255,8 +259,8 @@ impl<'k> TensorCoreGemv<'k, '_> {
         }
     }
 
-    /// How a warp takes so many times 64 columns: in some rounds of equally many times [`TOGETHER`] that are loaded before they are used, and what
-    /// comes then.
+    /// The way in which a warp takes `pieces` times 64 columns: in some rounds of equally many times
+    /// [`TOGETHER`] that are loaded before they are used, and then the rest.
     fn rounds(self, pieces: i64) -> (i64, i64, Vec<i64>) {
         let ahead = (AHEAD / (TOGETHER * (self.sizes.vectors() * fragments::VECTOR) as i64)).max(1);
         let times = pieces / TOGETHER;

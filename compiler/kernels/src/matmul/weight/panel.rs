@@ -7,7 +7,8 @@ use mlcc_ir::types::DType;
 use mlcc_kernel_lang::{BufferView, Recorder, Val};
 use mlcc_quant::TILE;
 
-/// Dot operands and f32 scales of a piece of a slice, in the order in which register tiles read them, on the worker's stack.
+/// Dot operands and f32 scales of a piece of a slice, in the order in which register tiles read them, on the
+/// worker's stack.
 #[derive(Clone, Copy)]
 pub(in crate::matmul) struct WeightPanel<'k> {
     pub dot: CodeDot,
@@ -17,17 +18,18 @@ pub(in crate::matmul) struct WeightPanel<'k> {
     codes: BufferView<'k, 3>,
     /// The codes without their signs, where the product wants those too.
     absolutes: Option<BufferView<'k, 3>>,
-    /// `[groups][parts]` vectors, or pairs of them; then the same of what groups subtract, if `offsets`.
+    /// `[groups][parts]` vectors, or pairs of them; if `offsets`, then as many of the offsets that groups
+    /// subtract.
     scales: BufferView<'k, 3>,
-    /// Whether what groups subtract is not the same for all.
+    /// True if groups subtract different offsets.
     offsets: bool,
     lanes: u32,
     parts: i64,
 }
 
 impl<'k> WeightPanel<'k> {
-    /// For at most `groups` groups of `tiles` tiles, of which the slice at hand has `parts` vectors; with `offsets` if groups
-    /// have them.
+    /// A panel for at most `groups` groups of `tiles` tiles, of which the slice at hand has `parts` vectors;
+    /// with `offsets` if groups have them.
     pub fn new(
         k: &'k Recorder,
         (dot, offsets): (CodeDot, bool),
@@ -77,7 +79,7 @@ impl<'k> WeightPanel<'k> {
         self.numbers(g, i64::from(part))
     }
 
-    /// The same of the offsets.
+    /// The offsets of a part, f32, for each of its vectors of sums.
     pub fn offsets(&self, g: Val<'k>, part: u32) -> Option<Vec<Val<'k>>> {
         self.offsets.then(|| self.numbers(g, self.parts + i64::from(part)))
     }
@@ -104,7 +106,7 @@ impl<'k> WeightPanel<'k> {
         self.scales.set((u, i64::from(part), vector as i64 * i64::from(self.lanes)), scales);
     }
 
-    /// The same of the offsets.
+    /// Stores the offsets of one vector of sums, of those of a part of group `u` of the piece.
     pub fn set_offsets(&self, u: Val<'k>, part: u32, vector: usize, offsets: Val<'k>) {
         let at = (u, self.parts + i64::from(part), vector as i64 * i64::from(self.lanes));
         self.scales.set(at, offsets);

@@ -18,7 +18,7 @@ pub(in crate::matmul) struct PlainTiles<'k> {
 }
 
 impl<'k> PlainTiles<'k> {
-    /// Where column `col` (an even one of bf16) of the rows from `row` of a tile on begins.
+    /// The place at which column `col` (an even one of bf16) of the rows from `row` of a tile on begins.
     pub fn place(self, tile: Val<'k>, col: Val<'k>, row: u32) -> Val<'k> {
         self.origin.element_offset(
             tile * self.tile + col * TILE as i64 + i64::from(row) * self.plain.pair_columns() as i64,
@@ -30,8 +30,8 @@ impl<'k> PlainTiles<'k> {
         self.elements.load([self.place(tile, col, row)], 2 * lanes)
     }
 
-    /// The weights of `plain.pair()` columns from `col` on (the second is the first where that is one) for `lanes` rows,
-    /// f32, pinned.
+    /// The weights of `plain.pair()` columns from `col` on (the second is the first where that is one) for
+    /// `lanes` rows, f32, pinned.
     pub fn columns(self, tile: Val<'k>, col: Val<'k>, row: u32, lanes: u32) -> [Val<'k>; 2] {
         match self.plain {
             PlainType::F32 | PlainType::F16 => {

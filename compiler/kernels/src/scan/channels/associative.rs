@@ -1,12 +1,14 @@
-//! Bodies of scans over channels whose steps can be joined: weighted sums beside the running maximum of their exponents, as in RWKV-4,
+//! Bodies of scans over channels whose steps can be joined: weighted sums beside the running maximum of their
+//! exponents, as in RWKV-4,
 //!
 //! ```text
 //! top' = max(top + fade, level)
 //! sum' = sum * exp(top + fade - top') + x * exp(level - top')
 //! ```
 //!
-//! where `fade` is a constant of its channel and `level` and `x` know no carries. What several steps make of nothing is a level with sums
-//! too, so carries before them join it as they join a step, faded by all of them.
+//! where `fade` is a constant of its channel and `level` and `x` know no carries. What several steps make of
+//! nothing is a level with sums too, so carries before them join it as they join a step, faded by all of
+//! them.
 
 use super::ChannelScan;
 use crate::inline::{Binding, Inliner, LaneIndex};
@@ -17,7 +19,7 @@ use mlcc_ir::ops::Op;
 use mlcc_kernel_lang::Val;
 use std::collections::HashMap;
 
-/// Where such a body has what.
+/// The parts of such a body.
 pub(super) struct AssociativeBody {
     /// The carry that is the maximum, and what it becomes.
     max_carry: (usize, ValueId),
@@ -33,7 +35,7 @@ struct WeightedCarry {
     new: ValueId,
 }
 
-/// What a value depends on, each also on those before.
+/// The dependence of a value, each also on those before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum ValueDependence {
     Channel,
@@ -42,7 +44,7 @@ enum ValueDependence {
 }
 
 impl AssociativeBody {
-    /// What is known of a body with so many carries and sequences, if it is one.
+    /// Analyzes a body with `carries` carries and `seqs` sequences; `None` if it is no such body.
     pub fn analyze(body: &Function, carries: usize, seqs: usize) -> Option<AssociativeBody> {
         let b = BodyDependences { body, dependences: dependence(body, carries, seqs) };
         (0..carries).find_map(|top| {
@@ -62,8 +64,8 @@ impl AssociativeBody {
         })
     }
 
-    /// The carries of nothing: sums of zero that weigh nothing beside any number. Smaller than any other, but finite, so that
-    /// no difference of two is NaN.
+    /// The carries of nothing: sums of zero that weigh nothing beside any number. Smaller than any other, but
+    /// finite, so that no difference of two is NaN.
     pub fn identity(&self, carry: usize) -> f64 {
         if carry == self.max_carry.0 { f64::from(f32::MIN) } else { 0.0 }
     }
@@ -81,8 +83,8 @@ impl AssociativeBody {
         Inliner::new(scan.body, bindings).value(scan.k, self.decay, &index[..scan.body.ty(self.decay).rank()])
     }
 
-    /// The carries after some steps: of those before, which fade by `fade` on the way, and of those that the steps make of
-    /// nothing.
+    /// The carries after some steps: of those before, which fade by `fade` on the way, and of those that the
+    /// steps make of nothing.
     pub fn combine_carries<'k>(
         &self,
         scan: &ChannelScan<'_, 'k>,
@@ -106,7 +108,7 @@ impl AssociativeBody {
     }
 }
 
-/// By value.
+/// The dependence of each value.
 fn dependence(body: &Function, carries: usize, seqs: usize) -> Vec<ValueDependence> {
     let mut of = vec![ValueDependence::Channel; body.values.len()];
     for (i, v) in body.inputs.iter().enumerate() {
@@ -184,7 +186,7 @@ struct DecayedMaximum<'a> {
 }
 
 impl DecayedMaximum<'_> {
-    /// What a carry is if it is a weighted sum.
+    /// The carry as a weighted sum, if it is one.
     fn sum(&self, carry: usize) -> Option<WeightedCarry> {
         let BodyDependences { body, .. } = self.b;
         let level = |v| self.is_weight(v, self.level, self.decayed);

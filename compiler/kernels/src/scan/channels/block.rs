@@ -1,5 +1,6 @@
-//! The channels that a block of a GPU takes: what it keeps in registers, and steps that it computes in one go. Of these, results come after the
-//! carries of all: their divisions have branches, behind which `ptxas` moves nothing.
+//! The channels that a block of a GPU takes: what it keeps in registers, and steps that it computes in one
+//! go. Of these, results come after the carries of all: their divisions have branches, behind which `ptxas`
+//! moves nothing.
 
 use super::ChannelScan;
 use crate::scan::ring::RingSteps;
@@ -7,7 +8,8 @@ use mlcc_ir::kernel::BufId;
 use mlcc_kernel_lang::{BufferView, Val};
 use std::ops::Range;
 
-/// Channels of a block of threads. Threads beyond the last channel compute that one once more and store nothing.
+/// Channels of a block of threads. Threads beyond the last channel compute that one once more and store
+/// nothing.
 pub(super) struct ChannelBlock<'a, 'k> {
     pub scan: &'a ChannelScan<'a, 'k>,
     pub first: Val<'k>,
@@ -18,7 +20,8 @@ pub(super) struct ChannelBlock<'a, 'k> {
     before: BufferView<'k, 2>,
 }
 
-/// A step of some that are computed in one go: which of them, when, and what sequences and rows of the epilogue have then.
+/// A step of some that are computed in one go: its number, its time, and the values of sequences and rows of
+/// the epilogue then.
 pub(super) struct ChannelStep<'r, 'k> {
     pub i: Val<'k>,
     pub time: Val<'k>,
@@ -41,7 +44,7 @@ impl<'a, 'k> ChannelBlock<'a, 'k> {
         }
     }
 
-    /// What is read of each step.
+    /// The buffers that each step reads.
     pub fn read_buffers(&self) -> impl Iterator<Item = BufId> {
         self.scan.seqs().iter().copied().chain(self.scan.epilogue.rows.iter().map(|(_, buf)| *buf))
     }

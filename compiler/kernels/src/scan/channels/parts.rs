@@ -1,5 +1,6 @@
-//! The scan on a GPU by parts of the steps, of a body whose steps can be joined: every part makes carries of nothing, all at the same time,
-//! those before it join them, and then it goes through its steps again from the carries that it really begins with.
+//! The scan on a GPU by parts of the steps, of a body whose steps can be joined: every part makes carries of
+//! nothing, all at the same time, those before it join them, and then it goes through its steps again from
+//! the carries that it really begins with.
 
 use super::associative::AssociativeBody;
 use super::block::{ChannelBlock, ChannelStep, StepVisitor};
@@ -19,7 +20,7 @@ pub(super) struct SequenceParts<'a, 'k> {
     joining: &'a AssociativeBody,
     /// The carries before all steps.
     first: BufferView<'k, 1>,
-    /// What was read of some steps.
+    /// The values that were read for some steps.
     stepped: BufferView<'k, 2>,
     /// `[rounds, parts, carries, channels]`, the first two as one: what the steps of parts make of nothing.
     made: BufferView<'k, 3>,
@@ -46,9 +47,9 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
         let (block, k) = (&self.block, self.block.scan.k);
         let team = ThreadTeam::new(k, WIDTH * PARTS);
         let length = k.dim(&block.scan.length).named("length");
-        // Only the last one has steps beside those that are computed in one go.
+        // Only the last part has further steps after those that are computed in one go.
         let of_part = (length.div_ceil(PARTS * STEPS).max(1) * STEPS).named("of_part");
-        // Nothing comes after that, so nobody needs to know what it makes.
+        // Nothing comes after it, so its result is not needed.
         let last = ((length - 1).max(0) / of_part).named("last");
         let in_part = |body: &dyn Fn(Val<'k>, Val<'k>)| {
             team.run(|t| body((t % WIDTH).named("lane"), (t / WIDTH).named("part")));
@@ -96,7 +97,7 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
         });
     }
 
-    /// What steps make of nothing.
+    /// Computes the result of steps that start from nothing.
     fn make(&self, lane: Val<'k>, steps: StepRange<'k>) {
         let (block, k) = (&self.block, self.block.scan.k);
         for carry in 0..block.scan.carries {
@@ -116,7 +117,7 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
         (0..self.block.scan.carries).map(carry).collect()
     }
 
-    /// Where others find the carries of a part in a round.
+    /// The place of the carries of a part in a round, for the others.
     fn place(&self, round: Val<'k>, part: Val<'k>) -> BufferView<'k, 2> {
         self.made.row(part + round % 2 * PARTS)
     }
@@ -158,7 +159,8 @@ impl<'a, 'k> SequenceParts<'a, 'k> {
         });
     }
 
-    /// `body(time)` for as many steps at a time as are computed in one go, of each of which `read` values are there.
+    /// `body(time)` for as many steps at a time as are computed in one go, of each of which `read` values are
+    /// there.
     fn groups(&self, lane: Val<'k>, steps: StepRange<'k>, read: usize, body: impl Fn(Val<'k>)) {
         self.block.scan.k.serial("group", steps.count / STEPS, |group| {
             let time = (steps.first + group * STEPS).named("time");

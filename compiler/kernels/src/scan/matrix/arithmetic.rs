@@ -1,5 +1,5 @@
-//! The arithmetic of a scan body on values that are at hand, one piece (a vector or a number) at a time. Products that are
-//! only added to something become part of a fused multiply-add.
+//! The arithmetic of a scan body on values that are at hand, one piece (a vector or a number) at a time.
+//! Products that are only added to something become part of a fused multiply-add.
 
 use crate::inline::{Binding, Inliner, LaneIndex};
 use mlcc_ir::compute::RedOp;
@@ -15,7 +15,7 @@ pub(super) struct BodyArithmetic<'a, 'k> {
     products: Vec<ValueId>,
 }
 
-/// What a value of the body is where it is wanted; numbers stand for vectors of equal lanes.
+/// The lookup of a value of the body where it is needed; numbers stand for vectors of equal lanes.
 pub(super) type ValueLookup<'a, 'k> = &'a dyn Fn(ValueId) -> Val<'k>;
 
 impl<'a, 'k> BodyArithmetic<'a, 'k> {
@@ -28,7 +28,7 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
         self.products.contains(&v)
     }
 
-    /// What an elementwise node computes, `lanes` elements of it.
+    /// The result of an elementwise node, `lanes` elements of it.
     pub fn elementwise(&self, node: &GraphNode, lanes: u32, at: ValueLookup<'_, 'k>) -> Val<'k> {
         if let (Op::Binary(BinOp::Add), &[a, b]) = (&node.op, node.inputs.as_slice()) {
             for (product, other) in [(a, b), (b, a)] {
@@ -59,7 +59,7 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
         }
     }
 
-    /// A value that may be a product which is not computed alone.
+    /// A value that may be a product and is computed only as part of another op.
     fn operand(&self, v: ValueId, lanes: u32, at: ValueLookup<'_, 'k>) -> Val<'k> {
         let value = match self.is_fused(v) {
             true => {
@@ -82,7 +82,8 @@ impl<'a, 'k> BodyArithmetic<'a, 'k> {
     }
 }
 
-/// Products with one user that adds them up, by itself or over the columns: they become part of a fused multiply-add.
+/// Products with one user that adds them up, by itself or over the columns: they become part of a fused
+/// multiply-add.
 fn fused_products(body: &Function) -> Vec<ValueId> {
     let uses = body.use_counts();
     let is_product = |v: &ValueId| {

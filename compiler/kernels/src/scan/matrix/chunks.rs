@@ -1,15 +1,17 @@
-//! Sequences of a scan that is linear in its state, sixteen steps at a time, on tensor cores. Of the steps of a chunk every product of
-//! decays is known without the state, and so is what each step corrects of the steps before it (the WY form of Yang et al.,
-//! "Parallelizing Linear Transformers with the Delta Rule over Sequence Length", 2024). A first kernel computes that for all chunks at
-//! once ([`prepare`]); a second one goes from chunk to chunk with the state in fragments of sums ([`walk`]):
+//! Sequences of a scan that is linear in its state, sixteen steps at a time, on tensor cores. Of the steps of
+//! a chunk every product of decays is known without the state, and so is the correction by each step of the
+//! steps before it (the WY form of Yang et al., "Parallelizing Linear Transformers with the Delta Rule over
+//! Sequence Length", 2024). A first kernel computes that for all chunks at once ([`prepare`]); a second one
+//! goes from chunk to chunk with the state in fragments of sums ([`walk`]):
 //!
 //! ```text
 //! U = [S V] P      Y = [S V] Q      S' = S diag(D) + U B^T + V K^T
 //! ```
 //!
-//! `S [values, keys]` is the state before the chunk, `V [values, steps]` the values of its steps, `U [values, steps]` what each step finds
-//! there and corrects. Without corrections there is no `U`. All decays that are multiplied are from an earlier to a later step, so that
-//! nothing is divided by one, however small it is. In products numbers are two bf16 each, which keep 17 bits; sums and states are f32.
+//! `S [values, keys]` is the state before the chunk, `V [values, steps]` the values of its steps,
+//! `U [values, steps]` what each step finds there and corrects. Without corrections there is no `U`. All
+//! decays that are multiplied are from an earlier to a later step, so that nothing is divided by one, however
+//! small it is. In products numbers are two bf16 each, which keep 17 bits; sums and states are f32.
 
 mod prepare;
 mod walk;
@@ -32,7 +34,8 @@ const STEPS: i64 = 16;
 const SIDE: i64 = 16;
 /// Columns of a fragment of sums.
 const COLUMNS: i64 = 8;
-/// Numbers that a lane has of the second factor of a product, and elements that it reads at once of what is prepared.
+/// Numbers that a lane has of the second factor of a product, and elements that it reads at once of what is
+/// prepared.
 const NUMBERS: i64 = 4;
 const TOGETHER: i64 = 8;
 /// Columns that the lanes of a warp or less can share.
@@ -47,7 +50,7 @@ pub struct ChunkScan {
     pub shape: StateShape,
 }
 
-/// Where what is prepared of a chunk and a head lies, in units of eight elements.
+/// The layout of the prepared data of a chunk and a head, in units of eight elements.
 #[derive(Clone, Copy)]
 struct PreparedLayout {
     shape: StateShape,
@@ -56,12 +59,13 @@ struct PreparedLayout {
 }
 
 impl PreparedLayout {
-    /// Of 16 columns of the state.
+    /// The number of fragments of 16 columns of the state.
     fn fragments(self) -> i64 {
         self.shape.columns / SIDE
     }
 
-    /// Matrices whose columns are steps: `P` if there is one, `Q`; as many have columns that are keys: `B`, `K`.
+    /// Matrices whose columns are steps: `P` if there is one, `Q`; as many have columns that are keys: `B`,
+    /// `K`.
     fn kinds(self) -> i64 {
         if self.corrects { 2 } else { 1 }
     }
@@ -85,7 +89,7 @@ impl PreparedLayout {
         (2 * self.fragments() + 1) * self.kinds() * PreparedLayout::FRAGMENT
     }
 
-    /// What all rows need.
+    /// The units that all rows need.
     fn shared_units(self) -> i64 {
         self.decay_unit() + self.shape.columns * 2 / TOGETHER
     }
@@ -98,7 +102,8 @@ impl PreparedLayout {
         self.shared_units() + self.shape.rows / SIDE * PreparedLayout::VALUES
     }
 
-    /// `[chunks * heads, units, 8]` as elements, by which a sequence of `n` steps has at least as many as its chunks take.
+    /// `[chunks * heads, units, 8]` as elements, by which a sequence of `n` steps has at least as many as its
+    /// chunks take.
     fn elements(self, length: &Dim) -> Dim {
         let of_step = (self.units() * TOGETHER * self.shape.heads + STEPS - 1) / STEPS;
         length.add(&Dim::from(STEPS - 1)).scale(of_step)
@@ -106,8 +111,8 @@ impl PreparedLayout {
 }
 
 impl ChunkScan {
-    /// Of a scan whose state is of that shape; `None` where it is not linear, the machine has no tensor cores, or the state is not made
-    /// of whole fragments. A single step has no use for them.
+    /// The chunks of a scan whose state is of that shape; `None` where it is not linear, the machine has no
+    /// tensor cores, or the state is not made of whole fragments. A single step has no use for them.
     pub fn analyze(
         body: &Function,
         (carries, length): (usize, &Dim),
@@ -142,12 +147,12 @@ impl fmt::Display for ChunkScan {
     }
 }
 
-/// What is prepared, as `[chunks * heads, units, 8]`.
+/// The prepared data, as `[chunks * heads, units, 8]`.
 fn units<'k>(scan: &MatrixScan<'_, 'k>, layout: PreparedLayout, buf: BufId) -> BufferView<'k, 3> {
     scan.k.view(buf, [1, layout.units(), TOGETHER])
 }
 
-/// Values of the body that need nothing of the state, at a step.
+/// Values of the body that do not depend on the state, at a step.
 struct StateFreeValues<'a, 'k> {
     scan: &'a MatrixScan<'a, 'k>,
     arithmetic: BodyArithmetic<'a, 'k>,

@@ -1,5 +1,6 @@
-//! The scan on a GPU: neighbouring lanes of a warp share the columns of a row, a block has some rows of a head. What a step needs beside the
-//! state is the same for all rows of a head, or a number for each of them; it comes through a ring in shared memory.
+//! The scan on a GPU: neighbouring lanes of a warp share the columns of a row, a block has some rows of a
+//! head. What a step needs beside the state is the same for all rows of a head, or a number for each of them;
+//! it comes through a ring in shared memory.
 
 use super::step::{HeadRows, RowScan, RowSharers, StagedSequences};
 use super::{MatrixScan, StateExtent, StateShape};
@@ -10,11 +11,11 @@ use mlcc_kernel_lang::{ThreadTeam, Val, WARP};
 const LANES: u32 = 4;
 /// Threads of a block: few, since every head has several blocks then, and many heads are rare.
 const THREADS: i64 = 64;
-/// Columns of a thread, where a warp has lanes enough: state and vectors of a step stay in registers, and there is something to do between two
-/// exchanges of sums.
+/// Columns of a thread, where a warp has lanes enough: state and vectors of a step stay in registers, and
+/// there is something to do between two exchanges of sums.
 const COLUMNS: i64 = 16;
 
-/// How many threads share a row, and how many rows a block has.
+/// The number of threads that share a row, and of the rows of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadSplit {
     pub sharers: i64,
@@ -105,7 +106,7 @@ impl<'a, 'k> StateRows<'a, 'k> {
         team.run(|t| self.step(t).close_states(&states));
     }
 
-    /// What the rows read of a sequence.
+    /// The part of a sequence that the rows read.
     fn sequence(self, i: usize) -> SequenceRead<'k> {
         let (scan, extent) = (self.scan, self.scan.input_extent(i));
         let StateShape { rows, columns, .. } = scan.shape;

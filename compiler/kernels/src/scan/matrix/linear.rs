@@ -7,7 +7,7 @@ use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::ops::Op;
 use std::collections::BTreeMap;
 
-/// What needs nothing of the state.
+/// An expression that does not depend on the state.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum StateFreeExpr {
     One,
@@ -30,20 +30,21 @@ impl StateFreeExpr {
 }
 
 /// A step of a state `S` with rows and columns: `S' = S diag(decay) + found direction^T + value key^T` where
-/// `found = S probe`, and `y = S query + found (direction . read) + value (own . read)`. `value` is a number per row, everything else
-/// one per column.
+/// `found = S probe`, and `y = S query + found (direction . read) + value (own . read)`. `value` is a number
+/// per row, everything else one per column.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct LinearRecurrence {
     pub decay: StateFreeExpr,
     pub value: StateFreeExpr,
     pub key: StateFreeExpr,
     pub query: StateFreeExpr,
-    /// `own` and `read`, as one product that is summed over the columns; none if `y` has nothing of the step's own value.
+    /// `own` and `read`, as one product that is summed over the columns; none if `y` does not depend on the
+    /// step's own value.
     pub own_readout: Option<StateFreeExpr>,
     pub correction: Option<DeltaRule>,
 }
 
-/// What is changed by what the state says before.
+/// The correction by what the state retrieves before the step.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct DeltaRule {
     pub probe: StateFreeExpr,
@@ -75,7 +76,8 @@ enum BodyForm {
 }
 
 impl LinearRecurrence {
-    /// Of a body with one state and one result, see [`super::shape_of`]; `None` if it is not of this form.
+    /// Analyzes a body with one state and one result, see [`super::shape_of`]; `None` if it is not of this
+    /// form.
     pub fn analyze(body: &Function) -> Option<LinearRecurrence> {
         let &[state, y] = body.outputs.as_slice() else { return None };
         let mut analysis = LinearAnalysis { body, forms: BTreeMap::new(), probe: None };
@@ -121,12 +123,12 @@ impl LinearRecurrence {
 struct LinearAnalysis<'a> {
     body: &'a Function,
     forms: BTreeMap<ValueId, BodyForm>,
-    /// What `found` is: one sum of products with the state.
+    /// The probe of `found`, which is one sum of products with the state.
     probe: Option<StateFreeExpr>,
 }
 
 impl LinearAnalysis<'_> {
-    /// What a node computes; `None` if that is no form.
+    /// The form of a node's result; `None` if it has none.
     fn form(&mut self, node: &GraphNode) -> Option<BodyForm> {
         let forms: Vec<BodyForm> =
             node.inputs.iter().map(|v| self.forms.get(v).cloned()).collect::<Option<_>>()?;
@@ -186,7 +188,7 @@ impl LinearAnalysis<'_> {
             |known: Option<StateFreeExpr>, by: &StateFreeExpr| known.map(|known| known.times(by.clone()));
         match form {
             BodyForm::Known => None,
-            // A number per head may stand on both sides.
+            // A number per head may be on both sides.
             BodyForm::Row(RowForm { times: found, known }) if !wide => {
                 match (found, row == StateFreeExpr::One) {
                     (found, true) => Some(BodyForm::Row(RowForm {

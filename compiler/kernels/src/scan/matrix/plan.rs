@@ -1,17 +1,19 @@
-//! Which way a scan over matrices is run: by the structure of its body, the sizes of the state, and the machine.
+//! Choice of the way in which a scan over matrices runs: by the structure of its body, the sizes of the
+//! state, and the machine.
 
 use super::{MatrixScan, ROWS, StateShape, ThreadSplit};
 use crate::machine::MachineKind;
 use mlcc_ir::graph::ValueId;
 use std::fmt;
 
-/// How rows of the states are shared out and run.
+/// The way in which rows of the states are shared and run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MatrixScanPlan {
-    /// Lanes are rows, states are transposed on the stack; `vectors` vectors of rows run together, and sequences are prefetched
-    /// `steps_ahead` steps ahead.
+    /// Lanes are rows, states are transposed on the stack; `vectors` vectors of rows run together, and
+    /// sequences are prefetched `steps_ahead` steps ahead.
     Transposed { lanes: u32, vectors: i64, steps_ahead: i64 },
-    /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which `together` run together.
+    /// Lanes are columns, states stay in registers; a worker takes `block_rows` at a time, of which
+    /// `together` run together.
     Rows { lanes: u32, block_rows: i64, together: i64 },
     /// Threads that share a row, on a GPU; sequences are copied asynchronously.
     Threads { split: ThreadSplit, asynchronous: bool, block_rows: i64 },
@@ -53,8 +55,9 @@ impl MatrixScanPlan {
     }
 }
 
-/// Vectors of rows that run together; `None` if the scan has no transposed form: states have rows and columns, sequences and
-/// results one of them; whole vectors of rows. A single step has nothing to gain from it.
+/// Vectors of rows that run together; `None` if the scan has no transposed form: states have rows and
+/// columns, sequences and results one of them; whole vectors of rows. A single step has nothing to gain from
+/// it.
 fn transposed_vectors(scan: &MatrixScan, lanes: u32, most_bytes: i64) -> Option<i64> {
     let StateShape { rows, columns, .. } = scan.shape;
     let most = if lanes == 16 { 4 } else { 2 };

@@ -1,5 +1,5 @@
-//! One step of the body for a few rows of a state: values in registers, columns in vectors. On a GPU neighbouring lanes of a warp share the
-//! columns of a row.
+//! One step of the body for a few rows of a state: values in registers, columns in vectors. On a GPU
+//! neighbouring lanes of a warp share the columns of a row.
 
 use super::arithmetic::BodyArithmetic;
 use super::{MatrixScan, StateExtent};
@@ -25,7 +25,8 @@ type RowVectors<'k> = Vec<Val<'k>>;
 /// Values of the body: for each row that runs, or one for all.
 pub(super) type RowValues<'k> = HashMap<ValueId, Vec<RowVectors<'k>>>;
 
-/// By sequence, counted among all inputs: what has been brought to shared memory of it, from the first column or the row that runs.
+/// The parts of sequences in shared memory, by number among all inputs: from the first column or the row that
+/// runs.
 pub(super) type StagedSequences<'k> = BTreeMap<usize, BufferView<'k, 1>>;
 
 /// Lanes of a warp that share a row: each has every `count`-th vector of the columns.
@@ -34,16 +35,16 @@ pub(super) struct RowSharers<'k> {
     pub count: i64,
     /// Number of the lane among them.
     pub lane: Val<'k>,
-    /// Whether there are such rows; `None` if there always are. If not, the lanes compute others.
+    /// True if there are such rows; `None` if there always are. If not, the lanes compute others.
     pub inside: Option<Val<'k>>,
 }
 
 /// A vector of a row, or a single column.
 #[derive(Clone, Copy)]
 struct ColumnVector {
-    /// In a row in memory, from the first column of the lane.
+    /// Its place in a row in memory, from the first column of the lane.
     column: i64,
-    /// In registers.
+    /// Its place in registers.
     place: i64,
     lanes: u32,
 }
@@ -106,7 +107,8 @@ impl<'a, 'k> RowScan<'a, 'k> {
 
     // ---- rows in memory and in registers
 
-    /// Elements of local memory that a row of a state takes: whole vectors, so that they can be kept in registers.
+    /// Elements of local memory that a row of a state takes: whole vectors, so that they can be kept in
+    /// registers.
     fn stride(&self, extent: StateExtent) -> i64 {
         let of_lane = self.scan.shape.columns / self.sharers.map_or(1, |sharers| sharers.count);
         match extent.columns {
@@ -299,7 +301,8 @@ impl<'a, 'k> RowScan<'a, 'k> {
         }
     }
 
-    /// Over the columns of row `r`: vectors first, then their lanes, then single columns, then the lanes of a warp.
+    /// Over the columns of row `r`: vectors first, then their lanes, then single columns, then the lanes of a
+    /// warp.
     fn reduce(&self, op: RedOp, input: ValueId, r: usize, values: &RowValues<'k>) -> Val<'k> {
         let extent = self.scan.extent(input);
         let own = self.reduce_own(op, input, r, values);

@@ -1,10 +1,11 @@
-//! The scan with lanes over rows, for CPUs and several steps: the state of a block of rows is copied to the stack
-//! transposed, so that sums over the columns need no sum over lanes, and every number along the columns is broadcast once
-//! for several vectors of rows.
+//! The scan with lanes over rows, for CPUs and several steps: the state of a block of rows is copied to the
+//! stack transposed, so that sums over the columns need no sum over lanes, and every number along the columns
+//! is broadcast once for several vectors of rows.
 //!
-//! A step takes one pass over the columns for each level of reductions: values that need no reduction, then those that need
-//! the results of the first pass, and so on; the last pass writes the new state. The first pass of the next step is made
-//! together with it, so that each state is loaded and stored once per step and level.
+//! A step takes one pass over the columns for each level of reductions: values that need no reduction, then
+//! those that need the results of the first pass, and so on; the last pass writes the new state. The first
+//! pass of the next step is made together with it, so that each state is loaded and stored once per step and
+//! level.
 
 mod copy;
 mod pass;
@@ -34,7 +35,7 @@ pub(super) struct TransposedScan<'a, 'k> {
     /// Vectors of rows that run together.
     vectors: i64,
     prefetch: Option<InstrId>,
-    /// How many steps ahead.
+    /// Prefetch distance in steps.
     steps_ahead: i64,
 }
 
@@ -54,7 +55,7 @@ struct ScanStep<'k> {
     values: LaneValues<'k>,
 }
 
-/// What a pass has summed up of each reduction.
+/// The sums of a pass for each reduction.
 type ReductionSums<'a, 'k> = Vec<(&'a GraphNode, BufferView<'k, 1>)>;
 
 impl<'a, 'k> TransposedScan<'a, 'k> {
@@ -80,7 +81,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         all
     }
 
-    /// Of a block.
+    /// The rows of a block.
     fn block_rows(&self) -> i64 {
         self.vectors * i64::from(self.lanes)
     }
@@ -187,7 +188,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         });
     }
 
-    /// What a step knows before its first pass.
+    /// The values of a step that are known before its first pass.
     fn token(&self, block: &StateBlock<'k>, time: Val<'k>, constants: &LaneValues<'k>) -> ScanStep<'k> {
         let mut values = constants.clone();
         self.load_rows(block, time, self.scan.sequences(), &mut values);

@@ -125,7 +125,7 @@ impl MatmulTestCase {
         case
     }
 
-    /// Fills the buffers of the activations and returns the values that they stand for.
+    /// Fills the buffers of the activations and returns their values.
     pub fn activations(&mut self, raw: &[f32]) -> Vec<f32> {
         let (m, k, stride) = (self.m, self.k, self.k.next_multiple_of(DOT_COLUMNS));
         let padded: Vec<f32> = raw
@@ -231,7 +231,8 @@ impl MatmulTestCase {
     pub fn check(&self, what: &str, kernel: &Kernel, block: CodeBlock, options: &ExecutionOptions) {
         let what =
             format!("{what}: {} x {:?}, m {} n {} k {}", self.weight, self.x_type, self.m, self.n, self.k);
-        // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one per group.
+        // Each of about k roundings costs half a unit of the running sum, at most; integer groups cost one
+        // per group.
         let exact_groups = self.x_type.codes().is_some();
         let roundings = if exact_groups { self.k.div_ceil(DOT_COLUMNS) * 4 } else { self.k + 8 };
         for (i, got) in self.run(&what, kernel, block, options).into_iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Products of up to 16 rows with weights in fragments: a warp takes slices for itself, and a lane copies what it multiplies to places of its
-//! own. So nobody waits for another thread: there are stages, but no barriers.
+//! Products of up to 16 rows with weights in fragments: a warp takes its own slices, and a lane copies the
+//! operands that it multiplies to its own places. So no thread waits for another: there are stages, but no
+//! barriers.
 
 use super::super::GpuMatmul;
 use super::super::operand::OF_LANE;
@@ -17,18 +18,18 @@ const APART: i64 = 8;
 
 /// The places of a warp in a stage.
 struct WarpStage<'k> {
-    /// Of activations, `[parts of the slice, rows, lanes, 8]`.
+    /// Activations, `[parts of the slice, rows, lanes, 8]`.
     x: Val<'k>,
-    /// Of weights, `[tiles, vectors, lanes, 16 bytes]`, and their scales `[tiles, lanes, bytes]`.
+    /// Weights, `[tiles, vectors, lanes, 16 bytes]`, and their scales `[tiles, lanes, bytes]`.
     w: Val<'k>,
 }
 
-/// Where things lie in a slot, in bytes.
+/// Sizes and places in a slot, in bytes.
 #[derive(Clone, Copy)]
 struct WarpStageSizes {
     vectors: i64,
     tiles: i64,
-    /// Of the scales that a lane reads of a tile.
+    /// Bytes of the scales that a lane reads of a tile.
     scales: i64,
 }
 

@@ -38,7 +38,7 @@ impl SliceOf {
         self.sizes.columns() as i64 / self.columns
     }
 
-    /// Where the block of a slice begins.
+    /// The start of the block of a slice.
     pub fn block<'k>(self, tile: Val<'k>, slice: Val<'k>) -> Val<'k> {
         tile * self.sizes.tile() as i64 + slice / self.each() * self.sizes.block_bytes() as i64
     }
@@ -48,7 +48,7 @@ impl SliceOf {
         slice % self.each() * self.codes()
     }
 
-    /// Where a chunk of slice `slice` of a tile lies in memory. Slices of a block share its scales.
+    /// The place of a chunk of slice `slice` of a tile in memory. Slices of a block share its scales.
     fn source<'k>(self, tile: Val<'k>, slice: Val<'k>, chunk: Val<'k>) -> Val<'k> {
         let header = self.sizes.scale_bytes() as i64;
         let start = self.block(tile, slice);
@@ -133,7 +133,8 @@ impl<'k> GpuMatmul<'k, '_> {
         (0..2).map(|half| weights.map(|v| v.shuffle(of_half(half)))).collect()
     }
 
-    /// Scales of the two columns of results of a lane, `[2 columns][groups][2 fragments]`, which lie at `place`.
+    /// Scales of the two columns of results of a lane, `[2 columns][groups][2 fragments]`, which lie at
+    /// `place`.
     pub(super) fn lane_scales(self, of: SliceOf, from: BufferView<'k, 1>, place: Val<'k>) -> Option<Val<'k>> {
         let number = self.scale_type()?;
         let bytes = self.lane_scales_bytes(of);

@@ -1,4 +1,4 @@
-//! Row-major weights in a ring: rows of a slice lie one after the other, with the scale of each.
+//! Row-major weights in a ring: rows of a slice are contiguous, with the scale of each.
 
 use super::super::GpuMatmul;
 use super::super::codes::half_codes;

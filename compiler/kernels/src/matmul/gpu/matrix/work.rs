@@ -1,6 +1,7 @@
-//! How blocks compute products on tensor cores: tiles of many rows, and of up to 64, as steps of several sequences have them. What takes
-//! time there is to read the weights, so each is read from memory once and taken apart once or twice. Each block reads all activations, so it
-//! has as many columns as leave blocks for all multiprocessors; where these are few, its warps lie along the depth of the product, each with
+//! Blocks of products on tensor cores: tiles of many rows, and of up to 64, as steps of several sequences
+//! have them. Such products take the time that reading the weights takes, so each is read from memory once
+//! and taken apart once or twice. Each block reads all activations, so it has as many columns as leave blocks
+//! for all multiprocessors; where these are few, its warps are along the depth of the product, each with
 //! another slice.
 
 use mlcc_kernel_lang::WARP;
@@ -8,9 +9,9 @@ use mlcc_target::MatrixTile;
 
 /// Fewest columns of a block. With 16, an H200 was 17 to 18 % slower for 64 rows.
 pub(super) const COLUMNS: i64 = 32;
-/// How products of up to so many rows may be computed, in tiles of so many rows and columns, the best first: wide ones read activations less
-/// often, and there are fewer of them. With 64 columns for all matrices an H200 was 3 to 9 % slower with 4-bit weights and 10 to 38 % with
-/// f16 ones, for 8 to 64 rows.
+/// Tiles for products of up to `max_rows` rows, as rows and columns, the best first: wide ones read
+/// activations less often, and there are fewer of them. With 64 columns for all matrices an H200 was 3 to 9 %
+/// slower with 4-bit weights and 10 to 38 % with f16 ones, for 8 to 64 rows.
 static TILES: [TileCandidates; 3] = [
     TileCandidates { max_rows: 16, blocks: 128, shapes: &[[16, 128], [16, 64]] },
     TileCandidates { max_rows: 32, blocks: 88, shapes: &[[32, 128], [32, 64], [32, COLUMNS]] },
@@ -19,7 +20,8 @@ static TILES: [TileCandidates; 3] = [
 
 struct TileCandidates {
     max_rows: i64,
-    /// So many there have to be of wide ones: two thirds of the multiprocessors of the largest devices, or one for each.
+    /// The least number of blocks of wide tiles: two thirds of the multiprocessors of the largest devices, or
+    /// one for each.
     blocks: i64,
     shapes: &'static [[i64; 2]],
 }
@@ -39,7 +41,7 @@ const RING: i64 = 49 << 10;
 /// Most stages: more copies under way bring nothing.
 const STAGES: i64 = 6;
 
-/// How a block of warps computes a tile of results.
+/// The way in which a block of warps computes a tile of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockTiling {
     pub rows: i64,
@@ -56,7 +58,8 @@ pub(super) struct BlockTiling {
 }
 
 impl BlockTiling {
-    /// `slice`: columns of a slice. Stages of a tile are of 32: wider ones have fewer, of as many bytes together.
+    /// `slice`: columns of a slice. Stages of a tile are of 32: wider ones have fewer, of as many bytes
+    /// together.
     pub fn from_tile(tile: &MatrixTile, slice: i64) -> BlockTiling {
         let (rows, columns) = (i64::from(tile.rows), i64::from(tile.columns));
         let warps = tile.warps.map(i64::from);
@@ -109,8 +112,9 @@ pub(super) struct SliceBytes {
     pub direct: Option<i64>,
 }
 
-/// How products of few rows are computed, of the fewest first. None where blocks of the large tile are no multiple of the small
-/// ones. With row-major weights all are there, or none: where the depth is a multiple of the slices of all warps.
+/// Tilings for products of few rows, for the fewest first. None where blocks of the large tile are no
+/// multiple of the small ones. With row-major weights there are all or none: all where the depth is a
+/// multiple of the slices of all warps.
 pub(super) fn few_row_tilings(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
     if many.columns % COLUMNS != 0 {
         return Vec::new();
@@ -127,7 +131,8 @@ pub(super) fn few_row_tilings(many: &BlockTiling, bytes: SliceBytes) -> Vec<Bloc
     [least, some.filter(|some| !same(some)), most].into_iter().flatten().filter(|_| whole).collect()
 }
 
-/// All that products of the same format may have, whatever their sizes. They have the same shared memory then, so that they may be one launch.
+/// All that products of the same format may have, whatever their sizes. They have the same shared memory
+/// then, so that they may be one launch.
 pub(super) fn all_tilings(many: &BlockTiling, bytes: SliceBytes) -> Vec<BlockTiling> {
     let works = |tiles: &'static TileCandidates| {
         tiles.shapes.iter().filter_map(|&of| work(many, bytes, of, tiles.max_rows))
@@ -143,7 +148,7 @@ fn narrow(many: &BlockTiling, bytes: SliceBytes) -> Option<BlockTiling> {
     }
 }
 
-/// With weights in fragments: all warps along the depth.
+/// The tiling with weights in fragments: all warps along the depth.
 fn direct(many: &BlockTiling, bytes: SliceBytes, w: i64) -> Option<BlockTiling> {
     let depth = many.warps[0] * many.warps[1];
     let stages =
@@ -153,8 +158,9 @@ fn direct(many: &BlockTiling, bytes: SliceBytes, w: i64) -> Option<BlockTiling> 
     (stages >= 2).then_some(work)
 }
 
-/// In so many blocks are those of the large tile divided, so that there are enough for few rows. Products whose blocks are divided alike may be
-/// one launch, so all are divided as those of the smallest tiles, but where most blocks would have nothing to do.
+/// The number of blocks into which those of the large tile are divided, so that there are enough for few
+/// rows. Products whose blocks are divided alike may be one launch, so all are divided as those of the
+/// smallest tiles, except where most blocks would have nothing to do.
 pub(super) fn blocks_per_tile(many: &BlockTiling, few: &[BlockTiling], n: i64) -> i64 {
     let of = |work: &BlockTiling| (many.columns * work.tiles() + work.columns - 1) / work.columns;
     let alike = many.columns / COLUMNS * 2;
@@ -162,13 +168,13 @@ pub(super) fn blocks_per_tile(many: &BlockTiling, few: &[BlockTiling], n: i64) -
     if blocks <= MOST_BLOCKS { alike } else { few.iter().map(of).max().unwrap_or(1) }
 }
 
-/// Bytes for slices: prompts may take more, which a kernel has anyway then.
+/// Bytes for slices: those of prompts if they are more, which the kernel has anyway then.
 fn ring(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     RING.max(many.places() * (many.rows * bytes.x + many.columns * bytes.w))
 }
 
-/// The same for weights. Those of few rows take more than those of a tile, whose activations take more than theirs: both together fit as those
-/// of a tile do.
+/// The same for weights. Those of few rows take more than those of a tile, whose activations take more than
+/// theirs: both together fit as those of a tile do.
 fn room(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     (many.places() * many.columns * bytes.w).max(RING / 2)
 }
@@ -202,7 +208,7 @@ mod tests {
         direct: false,
         max_rows: i64::MAX,
     };
-    /// Of packed weights with f16 activations.
+    /// The tiling of packed weights with f16 activations.
     const CODES: BlockTiling = BlockTiling { rows: 128, columns: 64, stages: 2, ..MANY };
 
     const BYTES: SliceBytes = SliceBytes { x: 128, w: 20, slices: 128, n: 2048, tile: 8, direct: None };
@@ -228,7 +234,7 @@ mod tests {
         assert_eq!(few_row_tilings(&BlockTiling { columns: 16, ..MANY }, BYTES), []);
     }
 
-    /// With weights in fragments up to 16 rows need no ring, so any depth will do; up to 64 do.
+    /// Weights in fragments need no ring for up to 16 rows, so any depth will do; for up to 64 they do.
     #[test]
     fn warps_copy_fragments_for_themselves() {
         let of = |many: &BlockTiling, bytes| {
@@ -255,7 +261,8 @@ mod tests {
         assert_eq!(of(28672), [(16, 16, 128), (32, 32, 128), (64, 64, 128)]);
     }
 
-    /// Whatever their numbers of columns, products of a format take the same shared memory, and each tile has its blocks.
+    /// Whatever their numbers of columns, products of a format take the same shared memory, and each tile has
+    /// its blocks.
     #[test]
     fn products_of_any_size_stand_side_by_side() {
         let all = all_tilings(&CODES, FRAGMENTS);

@@ -1,8 +1,9 @@
-//! What is known of a chunk without the state: a block for each chunk and head.
+//! The part of a chunk that is known without the state: a block for each chunk and head.
 //!
-//! With `W[s, t]` the product of the decays of the steps from `s` to before `t`, the sums `A[i, t] = x_i W[i + 1, t] . y_t` over the columns
-//! are computed for every pair of steps, `x` being key or direction, `y` probe or query. Then every column of the state, and every step as a
-//! column more, goes through the steps: what step `t` finds is what the state says and what all steps before it have corrected.
+//! With `W[s, t]` the product of the decays of the steps from `s` to before `t`, the sums
+//! `A[i, t] = x_i W[i + 1, t] . y_t` over the columns are computed for every pair of steps, `x` being key or
+//! direction, `y` probe or query. Then every column of the state, and every step as a further column, goes
+//! through the steps: step `t` retrieves from the state and from the corrections of all steps before it.
 
 use super::super::step::HeadRows;
 use super::{
@@ -36,8 +37,9 @@ struct PreparedChunk<'a, 'k> {
     /// `[steps, columns]` of a vector each: `decay`; by kind keys or directions.
     decay: BufferView<'k, 2>,
     by_keys: BufferView<'k, 3>,
-    /// By kind probes or queries, first as they are, then as the rows of `P` and `Q`. After the columns come their sums with the keys of
-    /// all steps, which go the same way, then those with the directions.
+    /// For each kind, probes or queries, first as they are, then as the rows of `P` and `Q`. After the
+    /// columns come their sums with the keys of all steps, which go the same way, then those with the
+    /// directions.
     by_steps: BufferView<'k, 3>,
 }
 
@@ -174,7 +176,7 @@ impl<'k> PreparedChunk<'_, 'k> {
         });
     }
 
-    /// Of an earlier step's key or direction, and a later one's probe or query.
+    /// Pairs of an earlier step's key or direction, and a later one's probe or query.
     fn all_kinds(&self) -> impl Iterator<Item = (i64, i64)> + use<> {
         let kinds = self.layout.kinds();
         (0..kinds).flat_map(move |earlier| (0..kinds).map(move |kind| (earlier, kind)))
@@ -189,7 +191,8 @@ impl<'k> PreparedChunk<'_, 'k> {
         earlier + self.chunks.shape.columns + (self.k.int(self.last()) - kind) * STEPS
     }
 
-    /// What a column of the state, or the value of a step, is multiplied with in what each step finds and reads.
+    /// Computes the factor of a column of the state, or of the value of a step, in the retrieved value and
+    /// the readout of each step.
     fn solve_forward(&self, column: Val<'k>) {
         let (k, last, columns) = (self.k, self.last(), self.chunks.shape.columns);
         let (of_state, in_state) = (column.lt(columns).named("of_state"), column.min(columns - 1));
@@ -221,7 +224,7 @@ impl<'k> PreparedChunk<'_, 'k> {
         sum
     }
 
-    /// What is left in the end of what a step adds to a column, and of the state.
+    /// Computes what remains at the end of each step's addition to a column, and of the state.
     fn decay_backward(&self, column: Val<'k>, to: BufferView<'k, 2>) {
         let mut decayed = self.k.float(1.0);
         for step in (0..STEPS).rev() {

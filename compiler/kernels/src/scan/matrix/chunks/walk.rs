@@ -1,5 +1,6 @@
-//! From chunk to chunk: a block has some rows of a head's state, each of its warps sixteen of them and some of their columns, in fragments of
-//! sums. What the warps find and read of their columns is added up in shared memory.
+//! From chunk to chunk: a block has some rows of a head's state, each of its warps sixteen of them and some
+//! of their columns, in fragments of sums. The values that warps retrieve and read from their columns are
+//! added up in shared memory.
 
 use super::super::step::HeadRows;
 use super::{COLUMNS, ChunkScan, HALVES, PreparedLayout, SIDE, STEPS, TOGETHER, second_factor, units};
@@ -15,8 +16,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, ThreadTeam, Val, WARP};
 const STAGES: i64 = 2;
 /// Most groups of rows of a block: together they read what all rows need.
 const GROUPS: i64 = 2;
-/// Fragments of sixteen columns that a warp has, where a state has so many: what warps have to tell each other grows with their number,
-/// what one warp multiplies with theirs.
+/// Fragments of sixteen columns that a warp has, where a state has as many: the exchange between warps grows
+/// with the number of warps, the work of one warp with the number of fragments.
 const OF_WARP: i64 = 2;
 /// Elements of a fragment of sums in a lane, and such fragments, 16 x 8, in one of sixteen columns or steps.
 const OF_LANE: i64 = 4;
@@ -41,10 +42,11 @@ struct ChunkWalk<'a, 'k> {
     state: BufferView<'k, 2>,
     /// Both parts of the same, as first factors: `[fragments * 2, 8]`.
     factors: BufferView<'k, 2>,
-    /// What a warp finds in its columns and what the values say to each step, as sums.
+    /// Sums that a warp retrieves from its columns, and from the values, for each step.
     state_readout: BufferView<'k, 2>,
     value_readout: BufferView<'k, 2>,
-    /// What warps find, `[groups * warps, tiles * lanes, 4]`, and read, `[groups * warps, steps, rows]`.
+    /// Values that warps retrieve, `[groups * warps, tiles * lanes, 4]`, and read,
+    /// `[groups * warps, steps, rows]`.
     retrieved: BufferView<'k, 3>,
     readout: BufferView<'k, 3>,
     /// Warps along the columns.
@@ -52,11 +54,11 @@ struct ChunkWalk<'a, 'k> {
     of_warp: i64,
 }
 
-/// What a thread has of a block.
+/// A thread's part of a block.
 #[derive(Clone, Copy)]
 struct WalkThread<'k> {
     group: Val<'k>,
-    /// Which columns.
+    /// The columns, by warp.
     warp: Val<'k>,
     lane: Val<'k>,
 }
@@ -113,7 +115,8 @@ impl<'k> ChunkWalk<'_, 'k> {
         }
         k.serial("chunk", chunks, |chunk| {
             k.wait_copies(STAGES as u32 - 2);
-            // The chunk has landed, everything is read, and nobody needs any more what is filled next.
+            // The chunk has landed, everything is read, and the stage that is filled next is no longer
+            // needed.
             k.barrier();
             let prepared = self.ring.row(chunk % STAGES);
             if self.layout.corrects {
@@ -186,7 +189,7 @@ impl<'k> ChunkWalk<'_, 'k> {
         SplitFragment { parts: [Some(part(0)), Some(part(1)), None] }
     }
 
-    /// What a warp's columns of the state say to each step of a tile, as `P` or `Q` asks.
+    /// The readout of a warp's columns of the state for each step of a tile, by `P` or `Q`.
     fn read_state(self, kind: i64, part: WalkThread<'k>, prepared: BufferView<'k, 2>, tile: i64) -> Val<'k> {
         // Sums of their own, since a product waits for the sums that it is added to.
         let of_fragment = |fragment: i64| {
@@ -196,7 +199,7 @@ impl<'k> ChunkWalk<'_, 'k> {
         (1..self.of_warp).fold(of_fragment(0), |sum, fragment| (sum + of_fragment(fragment)).named("sum"))
     }
 
-    /// What the values say.
+    /// The readout of the values.
     fn read_values(self, kind: i64, part: WalkThread<'k>, prepared: BufferView<'k, 2>, tile: i64) -> Val<'k> {
         let row = self.k.int(self.layout.fragments());
         self.multiply_steps(self.values(prepared, part), (kind, row, tile), part, prepared)
@@ -213,12 +216,12 @@ impl<'k> ChunkWalk<'_, 'k> {
         factor.add_to(self.k.zeros(DType::F32, OF_LANE as u32), other)
     }
 
-    /// What each step finds.
+    /// Computes the values that each step retrieves.
     fn retrieve(self, t: Val<'k>, prepared: BufferView<'k, 2>) {
         let part = self.walk_thread(t);
         (0..TILES)
             .for_each(|tile| self.state_readout.set((tile, 0), self.read_state(0, part, prepared, tile)));
-        // All warps need that, and it waits for nothing.
+        // All warps need these, and they wait for nothing.
         (0..TILES)
             .for_each(|tile| self.value_readout.set((tile, 0), self.read_values(0, part, prepared, tile)));
     }
@@ -231,7 +234,7 @@ impl<'k> ChunkWalk<'_, 'k> {
         }
     }
 
-    /// What each step reads; then the state after the chunk.
+    /// Computes the readout of each step, then the state after the chunk.
     fn update_state(self, t: Val<'k>, prepared: BufferView<'k, 2>) {
         let (part, last) = (self.walk_thread(t), self.layout.kinds() - 1);
         let found = self.layout.corrects.then(|| self.sum_retrieved(part));
@@ -299,7 +302,7 @@ impl<'k> ChunkWalk<'_, 'k> {
         second_factor(prepared, self.layout.key_fragment(kind, fragment), tile % TILES, part.lane)
     }
 
-    /// Of the columns of a lane's elements.
+    /// The decay of the columns of a lane's elements.
     fn decay(self, prepared: BufferView<'k, 2>, part: WalkThread<'k>, tile: i64) -> Val<'k> {
         let [_, column] = fragment_position(&M16N8K16.accumulator, part.lane, 0);
         let column = part.warp * (self.of_warp * SIDE) + column + tile * COLUMNS;
@@ -309,7 +312,7 @@ impl<'k> ChunkWalk<'_, 'k> {
         pair.shuffle([0, 1, 0, 1]).named("decay")
     }
 
-    /// What each step finds in all columns.
+    /// The values that each step retrieves from all columns.
     fn sum_retrieved(self, part: WalkThread<'k>) -> SplitFragment<'k> {
         let first = (part.group * self.warps).named("first");
         let sum = |tile: i64| {

@@ -53,8 +53,8 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
 
     // ---- the pass
 
-    /// A pass over the columns for the reductions in `sums`; the last one writes the states and goes on with the first pass
-    /// of the following step.
+    /// A pass over the columns for the reductions in `sums`; the last one writes the states and goes on with
+    /// the first pass of the following step.
     pub(super) fn run_pass(
         &self,
         block: &StateBlock<'k>,
@@ -132,7 +132,8 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         }
     }
 
-    /// Runs `body` for every column, by cache lines of the sequences, which the last pass prefetches for a later step.
+    /// Runs `body` for every column, by cache lines of the sequences, which the last pass prefetches for a
+    /// later step.
     fn each_column(&self, block: &StateBlock<'k>, time: Val<'k>, prefetches: bool, body: impl Fn(Val<'k>)) {
         let (k, columns) = (self.k, self.scan.shape.columns);
         k.serial("line", columns / LINE, |line| {
@@ -145,7 +146,8 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         k.serial("c", columns % LINE, |i| body(i + columns / LINE * LINE));
     }
 
-    /// Prefetches the line of each sequence that begins at column (or row of the block) `first`, of a later step.
+    /// Prefetches the line of each sequence that begins at column (or row of the block) `first`, of a later
+    /// step.
     fn prefetch(&self, block: &StateBlock<'k>, time: Val<'k>, first: Val<'k>) {
         let Some(prefetch) = self.prefetch else { return };
         let last_step = self.k.dim(&self.scan.length) + -1;
