@@ -1,6 +1,7 @@
 //! Builds kernels: typed expression constructors with local simplification, and statements in nested blocks.
 //!
-//! Constructors panic on type errors, and name the line of their caller: those are bugs in a generator, not in user input.
+//! Constructors panic on type errors, and name the line of their caller: those are bugs in a generator, not
+//! in user input.
 
 use crate::dim::{Dim, DimAtom, SizeSymbol};
 use crate::instr::InstrId;
@@ -146,13 +147,15 @@ impl KernelBuilder {
     pub fn push(&mut self, stmt: Stmt) {
         self.blocks.last_mut().expect("a block is open").push(stmt);
     }
-    /// `for name in 0..extent { body }`; an `extent` of constant 0 emits nothing, of constant 1 no loop (except GPU axes and `Par`).
+    /// `for name in 0..extent { body }`; an `extent` of constant 0 emits nothing, of constant 1 no loop
+    /// (except GPU axes and `Par`).
     pub fn for_(&mut self, name: &str, extent: ExprId, kind: ForKind, body: impl FnOnce(&mut Self, ExprId)) {
         let Some((open, value)) = self.begin_for(name, extent, kind) else { return };
         body(self, value);
         self.end_for(open);
     }
-    /// Begins what [`KernelBuilder::for_`] does; gives the number of the iteration, or `None` where there is nothing to emit.
+    /// Begins what [`KernelBuilder::for_`] does; gives the number of the iteration, or `None` where there is
+    /// nothing to emit.
     pub fn begin_for(&mut self, name: &str, extent: ExprId, kind: ForKind) -> Option<(OpenFor, ExprId)> {
         let plain = matches!(kind, ForKind::Serial | ForKind::Unroll);
         match self.kernel.exprs.as_int(extent) {
@@ -217,7 +220,8 @@ impl KernelBuilder {
     pub fn barrier(&mut self) {
         self.push(Stmt::Barrier);
     }
-    /// A statement that copies from `from` on in global memory to `to` on in shared memory; see [`crate::instr::InstrSemantics::Copy`].
+    /// A statement that copies from `from` on in global memory to `to` on in shared memory; see
+    /// [`crate::instr::InstrSemantics::Copy`].
     #[track_caller]
     pub fn async_copy(&mut self, instr: InstrId, (to, at): (BufId, ExprId), (from, source): (BufId, ExprId)) {
         let args = vec![self.load(to, at), self.load(from, source)];
@@ -456,8 +460,8 @@ impl KernelBuilder {
         let ret = def.ret.expect("instr with a result");
         self.intern(Expr::Instr(instr, args), ret)
     }
-    /// Folds the lanes of a vector with `op`: upper half onto lower half until one lane is left (this order is the
-    /// definition, so every executor rounds alike). Lanes must be a power of two.
+    /// Folds the lanes of a vector with `op`: upper half onto lower half until one lane is left (this order
+    /// is the definition, so every executor rounds alike). Lanes must be a power of two.
     #[track_caller]
     pub fn reduce_lanes(&mut self, op: BinOp, a: ExprId) -> ExprId {
         let mut value = a;

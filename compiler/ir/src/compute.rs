@@ -1,11 +1,12 @@
-//! Compute definitions: the meaning of an op as one scalar expression per output element. Shape-independent code
-//! (interpreter, generic kernels, FLOP and byte counts, property tests) reads them instead of knowing ops.
+//! Compute definitions: the meaning of an op as one scalar expression per output element. Shape-independent
+//! code (interpreter, generic kernels, FLOP and byte counts, property tests) reads them instead of knowing
+//! ops.
 
 use crate::dim::Dim;
 use crate::kernel::{BinOp, UnOp};
 use crate::types::DType;
 
-/// How a reduction combines; the value of an empty reduction is the identity (`0` or `-inf`).
+/// The operation of a reduction; the value of an empty reduction is the identity (`0` or `-inf`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RedOp {
     Sum,
@@ -33,9 +34,9 @@ impl RedOp {
     }
 }
 
-/// A scalar expression over the output's indices. Index positions hold integers, everything else the element's value;
-/// a `Load` in an index position (gather) is the integer element. Arithmetic on values is exact up to the rounding of
-/// the output's dtype: the interpreter computes in f64, kernels in f32.
+/// A scalar expression over the output's indices. Index positions hold integers, everything else the
+/// element's value; a `Load` in an index position (gather) is the integer element. Arithmetic on values is
+/// exact up to the rounding of the output's dtype: the interpreter computes in f64, kernels in f32.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ScalarExpr {
     /// Index along output axis `.0`.

@@ -1,6 +1,8 @@
-//! Sizes known at compile time or linear in a few run-time symbols. Numbers of elements may also be products of such sizes.
+//! Sizes known at compile time or linear in a few run-time symbols. Numbers of elements may also be products
+//! of such sizes.
 //!
-//! Canonical form: a constant plus terms sorted by atom with non-zero coefficients; structural equality is equality.
+//! Canonical form: a constant plus terms sorted by atom with non-zero coefficients; structural equality is
+//! equality.
 
 use std::fmt;
 
@@ -26,15 +28,15 @@ impl SizeSymbol {
     }
 }
 
-/// What a coefficient may multiply.
+/// A factor that a coefficient may multiply.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum DimAtom {
     Sym(SizeSymbol),
     FloorDiv(Box<Dim>, i64),
     Min(Box<Dim>, Box<Dim>),
     Max(Box<Dim>, Box<Dim>),
-    /// Two or more sizes that are not constant and have no common factor among their coefficients, sorted. In numbers
-    /// of elements only: dims of tensors stay linear.
+    /// Two or more sizes that are not constant and have no common factor among their coefficients, sorted. In
+    /// numbers of elements only: dims of tensors stay linear.
     Product(Vec<Dim>),
 }
 
@@ -67,7 +69,8 @@ impl SymValues {
     }
 }
 
-/// What is known of the symbols at compile time: `1 <= n <= chunk`, `1 <= b <= batch`, `past >= 0`, `past + n <= context`.
+/// Bounds of the symbols that are known at compile time: `1 <= n <= chunk`, `1 <= b <= batch`, `past >= 0`,
+/// `past + n <= context`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SizeBounds {
     pub chunk: i64,
@@ -217,7 +220,7 @@ impl Dim {
         };
         self.terms.iter().fold(self.constant, |sum, (a, c)| sum + c * atom(a))
     }
-    /// As [`Dim::eval`]; `None` where a number overflows.
+    /// Evaluates like [`Dim::eval`]; `None` where a number overflows.
     pub fn checked_eval(&self, values: &SymValues) -> Option<i64> {
         let atom = |a: &DimAtom| match a {
             DimAtom::Sym(s) => Some(values.get(*s)),
@@ -230,8 +233,8 @@ impl Dim {
         };
         self.terms.iter().try_fold(self.constant, |sum, (a, c)| sum.checked_add(c.checked_mul(atom(a)?)?))
     }
-    /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if there is no
-    /// limit or a number overflows.
+    /// Least and greatest value under the bounds (exact for linear sizes, else possibly wider); `None` if
+    /// there is no limit or a number overflows.
     pub fn value_range(&self, bounds: &SizeBounds) -> Option<(i64, i64)> {
         let linear = |values: SymValues| {
             self.terms.iter().try_fold(self.constant, |sum, (atom, c)| match atom {

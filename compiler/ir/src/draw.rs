@@ -1,5 +1,6 @@
-//! Drawings of a module as text for Graphviz: one box for each kernel of an entry function, with the ops that were fused
-//! into it, edges with the type of the value. Parameters are lines in the boxes that read them, views are left out.
+//! Drawings of a module as text for Graphviz: one box for each kernel of an entry function, with the ops that
+//! were fused into it, edges with the type of the value. Parameters are lines in the boxes that read them,
+//! views are left out.
 
 use crate::entity::EntityId;
 use crate::graph::{Function, FunctionKind, GraphNode, NodeId, ValueDef, ValueId};
@@ -34,7 +35,7 @@ struct GraphDrawing<'a> {
     module: &'a Module,
     f: &'a Function,
     number: usize,
-    /// By value: the box that it comes from.
+    /// The box that each value comes from.
     from: Vec<Option<String>>,
     lines: Vec<String>,
 }
@@ -68,7 +69,7 @@ impl GraphDrawing<'_> {
         self.lines.push(format!("    {id} [label={}{style}];\n", quoted(label)));
     }
 
-    /// From where a value comes, if that is drawn.
+    /// Draws an edge from the box of a value, if it has one.
     fn edge(&mut self, v: ValueId, to: &str) {
         if let Some(from) = &self.from[v.index()] {
             let label = quoted(&self.f.ty(v).to_string());

@@ -1,4 +1,5 @@
-//! Typed u32 ids and the dense vectors they index (the idea of cranelift-entity, in the few lines that we need).
+//! Typed u32 ids and the dense vectors they index (the idea of cranelift-entity, in the few lines that we
+//! need).
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};

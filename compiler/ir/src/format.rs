@@ -1,7 +1,7 @@
-//! Packed weight formats as data. A weight is `(number - zero) * scale` of the number that its code stands for, with a scale for
-//! each group of consecutive weights of a row; [`QuantFormat`] says how many bits a code has, how large groups are, and which numbers
-//! are stored for each of them. Quantizer, packer, kernels, reports and tables follow from these fields (`mlcc-quant` has the
-//! arithmetic and the bytes).
+//! Packed weight formats as data. A weight is `(number - zero) * scale` of the number that its code means,
+//! with a scale for each group of consecutive weights of a row; [`QuantFormat`] says how many bits a code
+//! has, how large groups are, and which numbers are stored for each of them. Quantizer, packer, kernels,
+//! reports and tables follow from these fields (`mlcc-quant` has the arithmetic and the bytes).
 
 /// A group-quantized weight format: how the weights of one row are encoded, not how they lie in memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -16,27 +16,28 @@ pub struct QuantFormat {
     name: &'static str,
 }
 
-/// The numbers that codes stand for.
+/// The numbers that codes mean.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum CodeValues {
     /// Themselves.
     Whole,
-    /// The 15 values of floats with 2 bits of exponent and 1 of mantissa (OCP E2M1), from -6 to 6 in this order, in halves and with
-    /// the zero point added: whole numbers.
+    /// The 15 values of floats with 2 bits of exponent and 1 of mantissa (OCP E2M1), from -6 to 6 in this
+    /// order, in halves and with the zero point added: whole numbers.
     E2M1,
-    /// The 254 values of floats with 4 bits of exponent and 3 of mantissa (OCP E4M3), which are no whole numbers: the bits of the
-    /// float, with its sign in the lowest place.
+    /// The 254 values of floats with 4 bits of exponent and 3 of mantissa (OCP E4M3), which are no whole
+    /// numbers: the bits of the float, with its sign in the lowest place.
     E4M3,
 }
 
-/// The numbers of [`CodeValues::E2M1`]: zero point 12. For machines without tables they are `4 c + 5 - (2 a + b)` where `a` is `c`
-/// within 1 and 13, and `b` is `a` within 3 and 11. No weight has the last code.
+/// The numbers of [`CodeValues::E2M1`]: zero point 12. For machines without tables they are
+/// `4 c + 5 - (2 a + b)` where `a` is `c` within 1 and 13, and `b` is `a` within 3 and 11. No weight has the
+/// last code.
 const E2M1: [u8; 16] = [0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24, 28];
 
 /// Weights that share a scale.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum GroupSize {
-    /// So many columns of a row; the last group of a row may be shorter.
+    /// Groups of this many columns of a row; the last group of a row may be shorter.
     Columns(usize),
     /// A whole row (per channel).
     Row,
@@ -50,12 +51,13 @@ pub enum ScaleType {
     F32,
 }
 
-/// Which value code 0 stands for.
+/// The zero point of groups: the code of zero, or the value of code 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ZeroPoint {
     /// `(code - zero) * scale` with the same zero point everywhere: symmetric.
     Constant(u8),
-    /// `(code - zero) * scale` with a whole zero point for each group, stored in the type of the scale (AWQ, GPTQ).
+    /// `(code - zero) * scale` with a whole zero point for each group, stored in the type of the scale (AWQ,
+    /// GPTQ).
     PerGroup,
     /// `code * scale + minimum` with a minimum for each group, stored in the type of the scale (ggml Q4_1).
     Minimum,
@@ -84,8 +86,8 @@ const WORD: usize = 32;
 const BLOCK: usize = 32;
 
 impl QuantFormat {
-    /// The registry: every format that there is. Another one is a line here, and lines for what `--quant` calls it in
-    /// `mlcc_passes::scheme`.
+    /// The registry: every format that there is. Another one is a line here, and lines for what `--quant`
+    /// calls it in `mlcc_passes::scheme`.
     pub const ALL: &'static [QuantFormat] = &[
         // MLC q4f16, ggml Q4_0: codes 0..=14, and 15 in blocks kept as a file has them.
         QuantFormat::new("q4g32", 4, GroupSize::Columns(32), ZeroPoint::Constant(7)),
@@ -126,7 +128,7 @@ impl QuantFormat {
     pub const Q4G32: QuantFormat = QuantFormat::by_name("q4g32");
     pub const Q8G32: QuantFormat = QuantFormat::by_name("q8g32");
 
-    /// With f16 scales.
+    /// A format with f16 scales.
     const fn new(name: &'static str, bits: usize, group: GroupSize, zero: ZeroPoint) -> QuantFormat {
         QuantFormat { bits, values: CodeValues::Whole, group, scale: ScaleType::F16, zero, name }
     }
@@ -159,8 +161,9 @@ impl QuantFormat {
         QuantFormat::ALL.iter().copied().find(|format| format.name == name)
     }
 
-    /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows; `e2m1` or `e4m3` in place of `q<bits>` for such floats), then what
-    /// differs from f16 scales and a constant zero point: `_bf16` or `_f32`, `_zero` or `_min`.
+    /// `q<bits>g<columns of a group>` (`q<bits>row` for whole rows; `e2m1` or `e4m3` in place of `q<bits>`
+    /// for such floats), then what differs from f16 scales and a constant zero point: `_bf16` or `_f32`,
+    /// `_zero` or `_min`.
     pub fn systematic_name(self) -> String {
         let group = match self.group {
             GroupSize::Columns(columns) => format!("g{columns}"),
@@ -200,7 +203,7 @@ impl QuantFormat {
         }
     }
 
-    /// The number that a code stands for, zero point included.
+    /// The number that a code means, zero point included.
     pub fn decode(self, code: u8) -> f32 {
         match self.values {
             CodeValues::Whole => code.into(),
@@ -226,7 +229,7 @@ impl QuantFormat {
         WORD / self.bits
     }
 
-    /// Whether codes fill bytes; others may lie across the border of two.
+    /// True if codes fill bytes; others may lie across the border of two.
     pub const fn fills_bytes(self) -> bool {
         8 % self.bits == 0
     }
@@ -269,12 +272,12 @@ impl QuantFormat {
         }
     }
 
-    /// Whether all groups have the same zero point.
+    /// True if all groups have the same zero point.
     pub const fn is_symmetric(self) -> bool {
         matches!(self.zero, ZeroPoint::Constant(_))
     }
 
-    /// Whether kernels have integer products for it.
+    /// True if kernels have integer products for it.
     pub const fn has_integer_products(self) -> bool {
         matches!(self.bits, 4 | 8) && !matches!(self.values, CodeValues::E4M3)
     }
@@ -319,7 +322,7 @@ mod tests {
         assert_eq!(codes.map(|code| format.decode(code)), values);
     }
 
-    /// What layouts and kernels rely on.
+    /// Properties that layouts and kernels rely on.
     #[test]
     fn groups_are_whole_blocks_of_whole_words() {
         for &format in QuantFormat::ALL {

@@ -1,21 +1,23 @@
-//! Matrices that the lanes of a warp hold together. Which lane has which element is data: interpreter, generators and whoever
-//! packs operands for a kernel read the same maps. Source: the figures of `mma` and `ldmatrix` in NVIDIA's "Parallel Thread
-//! Execution ISA".
+//! Matrices that the lanes of a warp hold together. Which lane has which element is data: interpreter,
+//! generators and whoever packs operands for a kernel read the same maps. Source: the figures of `mma` and
+//! `ldmatrix` in NVIDIA's "Parallel Thread Execution ISA".
 
 /// Lanes of a warp, as bits of a lane's number.
 const LANE_BITS: usize = 5;
 
-/// What a set bit of a lane's or an element's number adds to (row, column).
+/// The step in (row, column) for a set bit of a lane's or an element's number.
 pub type BitStride = (u32, u32);
 
-/// A matrix of `rows` x `columns` in the registers of a warp: a linear map from (lane, element) to (row, column), in bits.
+/// A matrix of `rows` x `columns` in the registers of a warp: a linear map from (lane, element) to (row,
+/// column), in bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fragment {
     pub rows: u32,
     pub columns: u32,
-    /// For each bit of the lane.
+    /// Steps for each bit of the lane.
     pub lane: [BitStride; LANE_BITS],
-    /// For each bit of the number of an element among those of a lane, which lie in its registers in this order.
+    /// Steps for each bit of the number of an element among those of a lane, which are in its registers in
+    /// this order.
     pub element: &'static [BitStride],
 }
 
@@ -86,8 +88,8 @@ pub const M16N8K32: MmaLayout = MmaLayout {
     accumulator: SUMS,
 };
 
-/// One of the matrices that `ldmatrix` reads: 8 rows of 16 bytes, seen as 8 x 8 units of 16 bits. Lane `8 i + r` gives the place
-/// of row `r` of matrix `i`.
+/// One of the matrices that `ldmatrix` reads: 8 rows of 16 bytes, seen as 8 x 8 units of 16 bits. Lane
+/// `8 i + r` gives the place of row `r` of matrix `i`.
 pub const UNITS: Fragment =
     Fragment { rows: 8, columns: 8, lane: [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)], element: &[(0, 1)] };
 

@@ -1,8 +1,8 @@
 //! Graph IR: functions of SSA nodes on tensors.
 //!
-//! Invariants (held by the verifier): `body` lists nodes so that every operand is defined before it is used; a node's
-//! outputs have the types that its op infers from its inputs; a state is written at most once per function, and a
-//! `state.read` gives the value from before the step wherever it stands.
+//! Invariants (held by the verifier): `body` lists nodes so that every operand is defined before it is used;
+//! a node's outputs have the types that its op infers from its inputs; a state is written at most once per
+//! function, and a `state.read` gives the value from before the step wherever it is.
 
 use crate::entity::{EntityArena, entity};
 use crate::module::Module;
@@ -14,7 +14,7 @@ entity!(/// A node of one function.
 entity!(/// An SSA value of one function.
     ValueId, "v");
 
-/// What a function is for.
+/// The purpose of a function.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum FunctionKind {
     /// An entry point of the artifact.
@@ -105,7 +105,7 @@ impl Function {
     pub fn live_nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &GraphNode)> {
         self.body.iter().map(|&id| (id, &self.nodes[id]))
     }
-    /// How often each value is used by live nodes and outputs, indexed by value.
+    /// The number of uses of each value by live nodes and outputs, indexed by value.
     pub fn use_counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.values.len()];
         let uses = self.live_nodes().flat_map(|(_, n)| &n.inputs).chain(&self.outputs);
@@ -129,8 +129,9 @@ impl Function {
             }
         }
     }
-    /// Copies the function node by node. `f` sees each node with its inputs already mapped to the new function and may
-    /// emit something else instead, returning the values that stand for its outputs; `None` copies the node.
+    /// Copies the function node by node. `f` sees each node with its inputs already mapped to the new
+    /// function and may emit something else instead, returning the values that replace its outputs; `None`
+    /// copies the node.
     pub fn rebuild<E>(
         &self,
         mut f: impl FnMut(&mut Function, NodeId, &Op, &[ValueId]) -> Result<Option<Vec<ValueId>>, E>,

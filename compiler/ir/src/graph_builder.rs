@@ -53,7 +53,8 @@ impl GraphBuilder {
 
     // ---- declarations
 
-    /// Defines a function; `body` returns its outputs. A function of that name that exists already is kept and returned.
+    /// Defines a function; `body` returns its outputs. A function of that name that exists already is kept
+    /// and returned.
     pub fn function(
         &mut self,
         name: &str,
@@ -80,10 +81,11 @@ impl GraphBuilder {
         }
         self.module.functions.push(function)
     }
-    /// Names a value `[rows, width]` of the open entry function for debugging: it becomes an output of the function if
-    /// the builder was made [`GraphBuilder::with_taps`], and nothing happens otherwise. Models name the value after the
-    /// embedding `embedding`, after each layer `layer.0`, its parts `layer.0.attention` and `layer.0.mlp` (before the
-    /// residual is added), and after the last norm `final_norm`.
+    /// Names a value `[rows, width]` of the open entry function for debugging: it becomes an output of the
+    /// function if the builder was made [`GraphBuilder::with_taps`], and nothing happens otherwise. Models
+    /// name the value after the embedding `embedding`, after each layer `layer.0`, its parts
+    /// `layer.0.attention` and `layer.0.mlp` (before the residual is added), and after the last norm
+    /// `final_norm`.
     pub fn tap(&mut self, name: impl Into<String>, value: ValueId) {
         let entry = self.open.len() == 1 && self.open[0].kind == FunctionKind::Entry;
         let matrix = self.error.is_some() || self.ty(value).rank() == 2;
@@ -100,13 +102,14 @@ impl GraphBuilder {
     pub fn set_batching(&mut self, batching: RowBatching) {
         self.batching = batching;
     }
-    /// True where a batched function is between [`GraphBuilder::split_sequences`] and [`GraphBuilder::join_sequences`].
+    /// True where a batched function is between [`GraphBuilder::split_sequences`] and
+    /// [`GraphBuilder::join_sequences`].
     pub fn in_sequence(&self) -> bool {
         self.batching.is_batched() && self.depth > 0
     }
-    /// Begins what looks at one sequence (its states, caches, positions): gives the values to use for `rows: [n, ..]`.
-    /// Outside of batched functions all rows are of one sequence, and the values are the same. May be nested: only the
-    /// outermost pair does something.
+    /// Begins what looks at one sequence (its states, caches, positions): gives the values to use for
+    /// `rows: [n, ..]`. Outside of batched functions all rows are of one sequence, and the values are the
+    /// same. May be nested: only the outermost pair does something.
     pub fn split_sequences(&mut self, rows: &[ValueId]) -> Vec<ValueId> {
         self.depth += 1;
         let split = Op::SequenceSplit { ragged: self.batching == RowBatching::Ragged };
@@ -123,7 +126,7 @@ impl GraphBuilder {
             false => values.to_vec(),
         }
     }
-    /// Of `x: [n, ..]` the rows with the numbers `wanted: i32[n]`, as far as logits are wanted of them.
+    /// The rows of `x: [n, ..]` with the numbers `wanted: i32[n]`, whose logits are requested.
     pub fn output_rows(&mut self, x: ValueId, wanted: ValueId) -> ValueId {
         let first = self.gather(x, wanted);
         self.op(Op::OutputRows, &[first])
@@ -179,7 +182,8 @@ impl GraphBuilder {
         self.ops(Op::StateWrite(state), &[value]);
     }
 
-    /// Writes `rows: [n, ..]` after what the cache `state: [context, ..]` holds; gives all rows, `[past + n, ..]`.
+    /// Writes `rows: [n, ..]` after what the cache `state: [context, ..]` holds; gives all rows,
+    /// `[past + n, ..]`.
     pub fn append(&mut self, state: StateId, rows: ValueId) -> ValueId {
         self.op(Op::CacheAppend(state), &[rows])
     }
@@ -298,7 +302,8 @@ impl GraphBuilder {
             _ => (x, x),
         }
     }
-    /// Rows of `x: [n, slots or 1, in]` times the matrices that `ids: i32[n, slots]` picks of `weight: [experts * out, in]`.
+    /// Rows of `x: [n, slots or 1, in]` times the matrices that `ids: i32[n, slots]` picks of
+    /// `weight: [experts * out, in]`.
     pub fn matmul_experts(&mut self, x: ValueId, weight: ValueId, ids: ValueId, experts: usize) -> ValueId {
         self.op(Op::MatMulExperts { experts }, &[x, weight, ids])
     }

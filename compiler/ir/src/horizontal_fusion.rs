@@ -1,4 +1,5 @@
-//! GPU kernels side by side in one grid: some of its blocks are those of one kernel, the next ones those of another.
+//! GPU kernels side by side in one grid: some of its blocks are those of one kernel, the next ones those of
+//! another.
 
 use crate::builder::KernelBuilder;
 use crate::dim::Dim;
@@ -14,18 +15,19 @@ pub struct GridMember<'a> {
     pub blocks: &'a [Dim; 3],
 }
 
-/// The grid of kernels that stand side by side.
+/// The grid of several kernels, with the blocks of one after those of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FusedGrid {
-    /// Where the blocks of one come after those of another.
+    /// The axis along which the blocks of one come after those of another.
     axis: usize,
-    /// By part: how many there are along this axis. All of a part whose number is constant.
+    /// The number of blocks of each part along this axis; all blocks of a part whose number is constant.
     along: Vec<i64>,
     pub blocks: [Dim; 3],
 }
 
 impl FusedGrid {
-    /// `None` where there is no axis with a constant number of blocks of every part that agrees with the others on the other two.
+    /// `None` where there is no axis with a constant number of blocks of every part that agrees with the
+    /// others on the other two.
     pub fn for_members(parts: &[&[Dim; 3]]) -> Option<FusedGrid> {
         (0..3).find_map(|axis| FusedGrid::along_axis(parts, axis))
     }
@@ -51,12 +53,12 @@ impl FusedGrid {
     }
 }
 
-/// How many blocks there are, where that is constant.
+/// The number of blocks, where it is constant.
 fn constant(blocks: &[Dim; 3]) -> Option<i64> {
     blocks.iter().try_fold(1i64, |product, blocks| product.checked_mul(blocks.as_const()?))
 }
 
-/// Whether threads meet inside of a loop over them, which then has to be as wide as a block.
+/// True if threads meet inside of a loop over them, which then has to be as wide as a block.
 pub fn syncs_in_threads(kernel: &Kernel) -> bool {
     fn meets(body: &[Stmt], in_threads: bool) -> bool {
         body.iter().any(|stmt| match stmt {
@@ -69,8 +71,8 @@ pub fn syncs_in_threads(kernel: &Kernel) -> bool {
     meets(&kernel.body, false)
 }
 
-/// The kernels as one: its parameters are those of the first, then those of the second, and so on; sizes of one
-/// symbol are one. `None` for a kernel that is no nest of block loops, which the verifier refuses.
+/// The kernels as one: its parameters are those of the first, then those of the second, and so on; sizes of
+/// one symbol are one. `None` for a kernel that is no nest of block loops, which the verifier refuses.
 pub fn fuse_kernels(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Option<Kernel> {
     let nests: Vec<BlockNest> =
         parts.iter().map(|part| BlockNest::of_kernel(part.kernel)).collect::<Option<_>>()?;
@@ -120,7 +122,7 @@ pub fn fuse_kernels(name: &str, parts: &[GridMember], layout: &FusedGrid) -> Opt
     Some(kb.finish())
 }
 
-/// Where block `number` is, of so many in x, y and z, x first.
+/// The position of block `number` in x, y and z, x first, of `blocks` blocks.
 fn split_index(kb: &mut KernelBuilder, number: ExprId, blocks: &[Dim; 3]) -> [ExprId; 3] {
     let (mut rest, mut place) = (number, [kb.int(0); 3]);
     let several: Vec<usize> = (0..3).filter(|&at| blocks[at].as_const() != Some(1)).collect();
@@ -182,7 +184,7 @@ impl<'a> BlockNest<'a> {
     }
 }
 
-/// What declarations of a kernel became in another one.
+/// The declarations of a kernel in another one.
 struct CopiedKernel<'a> {
     kernel: &'a Kernel,
     bufs: Vec<Option<BufId>>,
@@ -289,7 +291,8 @@ fn renamed(decl: &BufDecl) -> BufDecl {
     BufDecl { name: without_number(&decl.name).into(), ..decl.clone() }
 }
 
-/// Without the number that tells equal names apart in the text of one kernel: another kernel has other numbers.
+/// Without the number that tells equal names apart in the text of one kernel: another kernel has other
+/// numbers.
 fn without_number(name: &str) -> &str {
     match name.rsplit_once('_') {
         Some((rest, number)) if !rest.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => {
@@ -299,7 +302,8 @@ fn without_number(name: &str) -> &str {
     }
 }
 
-/// Shared memory: a block runs one part alone, so all parts have the same buffers, each as long as the longest of them.
+/// Shared memory: a block runs one part alone, so all parts have the same buffers, each as long as the
+/// longest of them.
 fn share_memory(kb: &mut KernelBuilder, parts: &[GridMember], copies: &mut [CopiedKernel]) {
     let mut shared: Vec<BufDecl> = Vec::new();
     let mut places = Vec::new();

@@ -1,6 +1,6 @@
-//! Target instructions that kernels use by name. Each row of the table carries its meaning in kernel IR beside its
-//! spelling: the interpreter runs the meaning, code generation emits the spelling where the target has the features
-//! and the expansion of the meaning elsewhere, and one generated test per row compares the two.
+//! Target instructions that kernels use by name. A row of the table has its meaning in kernel IR and its
+//! spelling. The interpreter runs the meaning, code generation emits the spelling where the target has the
+//! features and else the expansion of the meaning; one generated test per row compares the two.
 
 use crate::builder::KernelBuilder;
 use crate::fragment::{M16N8K16, M16N8K32, MmaLayout};
@@ -11,44 +11,44 @@ use crate::types::DType;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct InstrId(pub u32);
 
-/// Who executes the instruction together.
+/// The threads that execute the instruction together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutionScope {
     Thread,
     Warp,
 }
 
-/// What the instruction computes.
+/// The meaning of the instruction.
 #[derive(Clone, Copy)]
 pub enum InstrSemantics {
     /// An expression of its arguments.
     Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
-    /// GPU: the first argument as held by the thread whose lane in its warp of 32 is `lane ^ second argument`.
+    /// GPU: the first argument of the thread whose lane in its warp of 32 is `lane ^ second argument`.
     ShuffleXor,
-    /// No visible effect: a statement whose argument is a `StepLoad`, of which only the address matters (prefetch, touch).
+    /// No visible effect: a statement on a `StepLoad`, of which only the address matters (prefetch, touch).
     Hint,
-    /// GPU: `sums + a * b` of the fragments (sums, a, b) that all lanes of a warp hold. The order in which products are added is not
-    /// defined.
+    /// GPU: `sums + a * b` of the fragments (sums, a, b) that all lanes of a warp hold. The order in which
+    /// products are added is not defined.
     Mma(&'static MmaLayout),
-    /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]. The argument is a `StepLoad`
-    /// of which only the address matters; `transposed` exchanges rows and columns of units of 16 bits.
+    /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]; the
+    /// argument is the address of a `StepLoad`. `transposed` exchanges rows and columns of units of 16 bits.
     LoadMatrix { matrices: u32, transposed: bool },
-    /// GPU: a statement that copies so many bytes to shared from global memory, both aligned to as many. Both arguments are `StepLoad`s of
-    /// which only the addresses matter. The thread has them when it waits for them (`Stmt::WaitError`): until then nobody may touch the target,
-    /// and nobody may write the source.
+    /// GPU: a statement that copies this many bytes, aligned to as many, from global to shared memory. The
+    /// arguments are addresses of `StepLoad`s. The copy is done when the thread waits for it (`Stmt::Wait`):
+    /// until then the target must not be touched and the source not be written.
     Copy { bytes: u32 },
 }
 
 /// Bytes of a row that `ldmatrix` reads, to which it is aligned.
 pub const MATRIX_ROW_BYTES: u32 = 16;
 
-/// How a back end writes the instruction.
+/// The text of the instruction in a back end.
 #[derive(Clone, Copy, Debug)]
 pub enum InstrSpelling {
-    /// An LLVM intrinsic; arguments are bitcast to the parameter types of its declaration. `args` gives, for each
-    /// intrinsic parameter, which of our arguments it is.
+    /// An LLVM intrinsic; arguments are bitcast to the parameter types of its declaration. `args` gives the
+    /// number of our argument for each intrinsic parameter.
     Llvm { intrinsic: &'static str, args: &'static [u8] },
-    /// Inline PTX with LLVM constraint string. What has more than 32 bits is several operands of 32 bits each; an address is one of 64.
+    /// Inline PTX with LLVM constraint string. More than 32 bits are several operands; an address has 64.
     Ptx { asm: &'static str, constraints: &'static str },
     /// Inline assembly of the CPU back end with LLVM constraint string.
     Asm { asm: &'static str, constraints: &'static str },
@@ -116,7 +116,7 @@ fn dot2_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     dot(kb, Some(a[0]), a[1], a[2], 2, I32)
 }
 
-/// `acc[2i + j] + sum over c in 0..8 of a[8i + c] * b[8j + c]` in i32, for two rows `i` of `a` and `j` of `b`.
+/// `acc[2i + j] + sum over c in 0..8 of a[8i + c] * b[8j + c]` in i32, for rows `i` of `a` and `j` of `b`.
 fn squares_i32(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let mut sum = a[0];
     for c in 0..8 {
@@ -169,8 +169,8 @@ fn sign(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     kb.select(below, negated, positive)
 }
 
-/// Pairs of bf16 products accumulated in f32: odd elements first, then even ones, each step rounded (the hardware
-/// flushes denormals and rounds to nearest even, so results agree to the last bits only).
+/// Pairs of bf16 products accumulated in f32: odd elements first, then even ones, each step rounded (the
+/// hardware flushes denormals and rounds to nearest even, so results agree to the last bits only).
 fn dpbf16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let lanes = kb.ty(a[0]).lanes;
     let mut sum = a[0];
@@ -199,7 +199,7 @@ fn lookup16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     out
 }
 
-/// Entry `index & 15` of the 16 bytes of the table beside those of the index, 0 where the index has any of the bits `outside`.
+/// Entry `index & 15` of the table's 16 bytes at the index's place, 0 if the index has bits of `outside`.
 fn lookup_bytes(kb: &mut KernelBuilder, a: &[ExprId], outside: u8) -> ExprId {
     let kept = kb.constant(f64::from(outside | 15), ExprType::scalar(U8));
     let index = kb.binary(BinOp::And, a[1], kept);
@@ -256,8 +256,8 @@ const fn prefetch(name: &'static str, element: &'static [ExprType]) -> InstrDef 
     }
 }
 
-/// Reads from the cache line of a loaded element, for nothing but to have it there. A request may be dropped (a Zen 4 core does
-/// so where it has too many) and teaches the core less about the stream that it belongs to.
+/// Reads from the cache line of a loaded element only to have it in the cache. A request may be dropped (a
+/// Zen 4 core does so where it has too many) and teaches the core less about the stream that it belongs to.
 const fn touch(name: &'static str, element: &'static [ExprType]) -> InstrDef {
     InstrDef { spelling: InstrSpelling::Read, ..prefetch(name, element) }
 }
@@ -323,7 +323,7 @@ const fn copy(name: &'static str, args: &'static [ExprType], bytes: u32) -> Inst
     }
 }
 
-/// Sums of f16, rounded once: those of two f16 are exact in f32, or so close that the nearest f16 is the same.
+/// Sums of f16, rounded once: sums of two are exact in f32, or so close that the nearest f16 is the same.
 fn sum_f16(kb: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     let (x, y) = (kb.cast(a[0], F32), kb.cast(a[1], F32));
     let sum = kb.add(x, y);
@@ -341,8 +341,8 @@ fn same(_: &mut KernelBuilder, a: &[ExprId]) -> ExprId {
     a[0]
 }
 
-/// No instruction at all: the value is computed here, in a register, and what reads memory stays on its side. A scheduler that follows the
-/// longest chain of operations otherwise delays what most of an unrolled loop needs, and keeps its operands in memory.
+/// No instruction at all: the value is computed here, in a register, and loads stay on their side. Else a
+/// scheduler that follows the longest chain delays most of an unrolled loop, with its operands in memory.
 const fn here(name: &'static str, args: &'static [ExprType], ret: ExprType) -> InstrDef {
     InstrDef {
         args,
@@ -423,7 +423,7 @@ pub const INSTRS: &[InstrDef] = &[
     // AArch64: two rows of 8 codes times two others, every one with every other.
     instr!("smmla_128", "aarch64", &["i8mm"], (v(I32, 4), v(I8, 16), v(I8, 16)) -> v(I32, 4),
         InstrSemantics::Expr(squares_i32), llvm("llvm.aarch64.neon.smmla.v4i32.v16i8", &[0, 1, 2])),
-    // AArch64: bf16 dot product. Its products and sums are rounded to odd, so results agree to the last bits only.
+    // AArch64: bf16 dot product, with products and sums rounded to odd: equal to the last bits only.
     instr!("bfdot_128", "aarch64", &["bf16"], (v(F32, 4), v(BF16, 8), v(BF16, 8)) -> v(F32, 4),
         InstrSemantics::Expr(dpbf16), llvm("llvm.aarch64.neon.bfdot.v4f32.v8bf16", &[0, 1, 2])),
     // NVIDIA.

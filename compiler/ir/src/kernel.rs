@@ -1,21 +1,23 @@
 //! Kernel IR: a tree of statements over hash-consed typed expressions with explicit lanes and masks.
 //!
 //! Invariants (held by the verifier):
-//! * Buffers are flat; an index is an element offset of type `i64` (one lane, or as many lanes as the access).
-//!   A contiguous vector access is an index of the form `ramp(base, 1, lanes)`; any other vector index gathers or scatters.
-//! * Expressions are pure except that a `Load` sees memory as it is at the statement that evaluates it. A value needed
-//!   across stores is pinned by `Let`.
-//! * Variables are assigned once (by `For`, `Let`, or as a dimension of the kernel). Loop-carried values live in
-//!   `Local` buffers.
-//! * CPU kernels use `Serial`, `Unroll` and `Par`; a `Par` loop is never inside another loop of kind `Par`, and its
-//!   iterations are independent: worker `w` of `WordRegister` runs iterations `[w*extent/W, (w+1)*extent/W)`.
-//! * A CPU kernel without a `Par` loop runs on worker 0 alone; in one that has `Par` loops, stores outside of them are
-//!   executed by every worker, which counts as a race.
-//! * `Out` parameters start undefined and may be read once written. Division by zero, `MIN / -1` and shifts by the width
-//!   or more are errors.
-//! * GPU kernels are one nest of `Block` loops; inside, `Thread` loops (possibly several, one after the other, between
-//!   them `Barrier`). `Local` buffers are private to a thread even when allocated outside a `Thread` loop; `Shared`
-//!   buffers are one per block.
+//! * Buffers are flat; an index is an element offset of type `i64` (one lane, or as many lanes as the
+//!   access). A contiguous vector access is an index of the form `ramp(base, 1, lanes)`; any other vector
+//!   index gathers or scatters.
+//! * Expressions are pure except that a `Load` sees memory as it is at the statement that evaluates it. A
+//!   value needed across stores is pinned by `Let`.
+//! * Variables are assigned once (by `For`, `Let`, or as a dimension of the kernel). Loop-carried values live
+//!   in `Local` buffers.
+//! * CPU kernels use `Serial`, `Unroll` and `Par`; a `Par` loop is never inside another loop of kind `Par`,
+//!   and its iterations are independent: worker `w` of `WordRegister` runs iterations
+//!   `[w*extent/W, (w+1)*extent/W)`.
+//! * A CPU kernel without a `Par` loop runs on worker 0 alone; in one that has `Par` loops, stores outside of
+//!   them are executed by every worker, which counts as a race.
+//! * `Out` parameters start undefined and may be read once written. Division by zero, `MIN / -1` and shifts
+//!   by the width or more are errors.
+//! * GPU kernels are one nest of `Block` loops; inside, `Thread` loops (possibly several, with `Barrier`
+//!   between them). `Local` buffers are private to a thread even when allocated outside a `Thread` loop;
+//!   `Shared` buffers are one per block.
 
 use crate::dim::{Dim, SizeSymbol};
 use crate::entity::{EntityArena, EntityId, entity};
@@ -76,8 +78,8 @@ impl Literal {
     }
 }
 
-/// Elementwise operations of one operand. `Exp`, `Tanh`, `Sigmoid`, `Log`, ... are expanded into the others by
-/// `mlcc_kernel_lang::math` before code generation; back ends see only [`UnOp::is_primitive`] ones.
+/// Elementwise operations of one operand. `Exp`, `Tanh`, `Sigmoid`, `Log`, ... are expanded into the others
+/// by `mlcc_kernel_lang::math` before code generation; back ends see only [`UnOp::is_primitive`] ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum UnOp {
     Neg,
@@ -142,9 +144,9 @@ impl UnOp {
     }
 }
 
-/// Elementwise operations of two operands of one type. Integers wrap. `Div`/`Rem` of integers truncate (a zero divisor is
-/// a bug in the kernel); `Shr` is arithmetic for signed types. `Min`/`Max` of floats return the other operand when one is NaN.
-/// Comparisons give `bool`.
+/// Elementwise operations of two operands of one type. Integers wrap. `Div`/`Rem` of integers truncate (a
+/// zero divisor is a bug in the kernel); `Shr` is arithmetic for signed types. `Min`/`Max` of floats return
+/// the other operand when one is NaN. Comparisons give `bool`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum BinOp {
     Add,
@@ -209,7 +211,7 @@ impl BinOp {
     }
 }
 
-/// A typed expression node; its type is kept beside it in [`ExprArena`].
+/// A typed expression node; its type is in [`ExprArena`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Expr {
     /// One lane; vectors of constants are `Splat(Const)`.
@@ -225,7 +227,8 @@ pub enum Expr {
     Binary(BinOp, ExprId, ExprId),
     /// `a * b + c`, rounded once where the target has a fused multiply-add.
     Fma(ExprId, ExprId, ExprId),
-    /// Value conversion. Float to int truncates and saturates; int to smaller int wraps; f32 to f16/bf16 rounds to nearest even.
+    /// Value conversion. Float to int truncates and saturates; int to smaller int wraps; f32 to f16/bf16
+    /// rounds to nearest even.
     Cast(ExprId),
     /// Same bits, another type of the same total size; lane 0 holds the lowest bytes.
     Bitcast(ExprId),
@@ -247,7 +250,7 @@ pub enum Expr {
     Instr(InstrId, Vec<ExprId>),
 }
 
-/// How the iterations of a loop are executed.
+/// The way in which the iterations of a loop are executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ForKind {
     Serial,
@@ -297,16 +300,17 @@ pub enum Stmt {
     },
     /// All threads of a GPU block; must be reached by all of them.
     Barrier,
-    /// The copies that this thread has begun since the last commit (`cp.async`) become a group, which may be empty.
+    /// The copies that this thread has started since the last commit (`cp.async`) become a group, which may
+    /// be empty.
     Commit,
-    /// Until at most the newest `pending` groups of copies of this thread are under way; with 0, until none of its copies is. What has
-    /// landed is as if this thread had stored it here.
+    /// Waits until at most the newest `pending` groups of copies of this thread are under way; with 0, until
+    /// none of its copies is. Finished copies count as stores of this thread at this point.
     Wait {
         pending: u32,
     },
 }
 
-/// Where a buffer lives.
+/// The memory of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum MemorySpace {
     Global,
@@ -355,13 +359,13 @@ pub struct BufDecl {
     /// Length in elements; constant for allocations.
     pub len: Dim,
     pub access: ParamAccess,
-    /// Alignment in bytes that the base address is known to have, beside that of an element.
+    /// Alignment in bytes that the base address is known to have, besides that of an element.
     pub align: u32,
 }
 
 impl BufDecl {
-    /// Alignment in bytes that generated code relies on: that of an element for every access, and what LLVM proves from the
-    /// declared one.
+    /// Alignment in bytes that generated code relies on: that of an element for every access, and what LLVM
+    /// proves from the declared one.
     pub fn assumed_align(&self) -> u32 {
         self.align.max(self.dtype.bytes().unwrap_or(1) as u32)
     }

@@ -1,5 +1,5 @@
-//! The two IRs of mlcc in one [`module::Module`]: graph IR (SSA ops on tensors with symbolic sizes) and kernel IR
-//! (explicit loops on buffers), with builders, and the table of target instructions.
+//! The two IRs of mlcc in one [`module::Module`]: graph IR (SSA ops on tensors with symbolic sizes) and
+//! kernel IR (explicit loops on buffers), with builders, and the table of target instructions.
 
 pub mod builder;
 pub mod compute;

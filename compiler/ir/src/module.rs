@@ -15,11 +15,12 @@ entity!(/// A weight of the module.
 entity!(/// A recurrent state tensor of the module.
     StateId, "s");
 
-/// What a parameter is made of: checkpoint tensors and the transformations applied while loading them.
+/// The source of a parameter: checkpoint tensors and the transformations applied while loading them.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ParamSource {
-    /// A tensor of the checkpoint under its checkpoint name, read as f32. As a whole parameter its elements are taken in
-    /// row-major order whatever its shape, so that `[1, 1, 64]` or `[4, 16]` may fill a vector of 64.
+    /// A tensor of the checkpoint under its checkpoint name, read as f32. As a whole parameter its elements
+    /// are taken in row-major order whatever its shape, so that `[1, 1, 64]` or `[4, 16]` may fill a vector
+    /// of 64.
     Tensor(String),
     /// `x * factor`.
     Scale(f64, Box<ParamSource>),
@@ -35,7 +36,8 @@ pub enum ParamSource {
     Offset(f64, Box<ParamSource>),
     /// Some of the rows (parts of fused layers, parts of ranks).
     Rows(RowBlocks, Box<ParamSource>),
-    /// Columns in another order: column `j` is column `order[j]` of the source (weights whose groups are no neighbours).
+    /// Columns in another order: column `j` is column `order[j]` of the source (weights whose groups are no
+    /// neighbours).
     Columns(Vec<usize>, Box<ParamSource>),
     /// Some of the columns (indices of the last axis; parts of ranks).
     ColumnRange(ColumnRange, Box<ParamSource>),
@@ -43,14 +45,16 @@ pub enum ParamSource {
     UnitRows(Box<ParamSource>),
     /// A table that the model definition computes (rotary frequencies, ALiBi slopes); one axis.
     Values(Vec<f32>),
-    /// Nothing of the checkpoint: matrices of the slots for adapters, one behind the other, which the runtime fills. Only a whole source.
+    /// Matrices of the slots for adapters, concatenated, which the runtime fills: not from the checkpoint.
+    /// Only a whole source.
     Adapter,
-    /// One source for each rank of a model that is split. Only a whole source may be one, none inside of another.
+    /// One source for each rank of a model that is split. Only a whole source may be one, none inside of
+    /// another.
     Ranks(Vec<ParamSource>),
 }
 
-/// Which rows (indices of axis 0; of all axes but the last where there are more than two) of a tensor of `of` rows: `count` blocks of `len` rows, the first at `start`, each
-/// `stride` after the one before.
+/// Some rows (indices of axis 0; of all axes but the last where there are more than two) of a tensor of `of`
+/// rows: `count` blocks of `len` rows, the first at `start`, each `stride` after the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowBlocks {
     pub start: usize,
@@ -114,7 +118,7 @@ impl ParamSource {
         }
     }
 
-    /// What the parameter is made of on a rank; `None` if the source has none for it.
+    /// The source of the parameter on a rank; `None` if there is none for it.
     pub fn of_rank(&self, rank: usize) -> Option<&ParamSource> {
         match self {
             ParamSource::Ranks(parts) => parts.get(rank),
@@ -123,7 +127,7 @@ impl ParamSource {
     }
 }
 
-/// What a parameter is for; quantization policies choose by it.
+/// The role of a parameter; quantization policies choose by it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ParamRole {
     /// Token embedding table `[vocab, hidden]`.
@@ -132,7 +136,8 @@ pub enum ParamRole {
     Head,
     /// A linear layer's weight `[out, in]`.
     Linear,
-    /// One of the two thin factors of a low-rank product (LoRA), `[out, in]`: small, and sensitive to few bits.
+    /// One of the two thin factors of a low-rank product (LoRA), `[out, in]`: small, and sensitive to few
+    /// bits.
     LowRank,
     /// Norm weights, biases, time constants: kept in f32.
     Vector,
@@ -166,7 +171,8 @@ pub struct ModelParam {
 }
 
 impl ModelParam {
-    /// Whether it belongs to the slots for adapters, and so lies in memory that the runtime fills, not in the payload.
+    /// True if it belongs to the slots for adapters, and so lies in memory that the runtime fills, not in the
+    /// payload.
     pub fn is_adapter(&self) -> bool {
         self.source == ParamSource::Adapter
     }
@@ -182,7 +188,8 @@ pub struct ModelState {
     pub init: f64,
 }
 
-/// Values that an entry function returns after its first output, so that they can be looked at while debugging.
+/// Values that an entry function returns after its first output, so that they can be looked at while
+/// debugging.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FunctionTaps {
     /// Name of the entry function.
@@ -198,14 +205,14 @@ pub struct Module {
     pub params: EntityArena<ParamId, ModelParam>,
     pub states: EntityArena<StateId, ModelState>,
     pub functions: EntityArena<FuncId, Function>,
-    /// At most one entry per function; empty unless the module was built for debugging.
+    /// Taps of functions, at most one entry per function; empty unless the module was built for debugging.
     pub taps: Vec<FunctionTaps>,
     pub kernels: Vec<Kernel>,
     pub steps: Vec<StepProgram>,
 }
 
 impl Module {
-    /// Whether a state is a KV cache: some function appends rows to it.
+    /// True if a state is a KV cache: some function appends rows to it.
     pub fn is_cache(&self, state: StateId) -> bool {
         let appends = |f: &Function| f.body.iter().any(|&node| f.nodes[node].op == Op::CacheAppend(state));
         self.functions.values().any(appends)
@@ -217,7 +224,7 @@ impl Module {
         self.states.ids().filter(|&s| self.is_cache(s)).map(rows).min()
     }
 
-    /// How many ranks the module is made for; 1 if it is whole.
+    /// The number of ranks that the module is made for; 1 if it is whole.
     pub fn rank_count(&self) -> usize {
         let of_param = |param: &ModelParam| match &param.source {
             ParamSource::Ranks(parts) => parts.len(),

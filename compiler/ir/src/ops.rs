@@ -1,5 +1,5 @@
-//! The closed set of graph ops. Each family file gives, for its ops, the shape rule and the meaning: a compute
-//! definition, or a decomposition into ops that have one.
+//! The closed set of graph ops. Each family file gives, for its ops, the shape rule and the meaning: a
+//! compute definition, or a decomposition into ops that have one.
 
 mod attention;
 mod contraction;
@@ -32,29 +32,32 @@ pub enum Op {
     StateRead(StateId),
     /// Value of a state after this step. One input, no outputs.
     StateWrite(StateId),
-    /// Keeps rows of a sequence: writes `x: [n, ..]` after the `past` rows that the state `[context, ..]` holds and gives
-    /// all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that step.
+    /// Keeps rows of a sequence: writes `x: [n, ..]` after the `past` rows that the state `[context, ..]`
+    /// holds and gives all rows so far, `[past + n, ..]`. Nothing else may read or write the state in that
+    /// step.
     CacheAppend(StateId),
-    /// The rows of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`; ragged, `[n, ..]` of all to `[n, ..]` of the
-    /// sequence. What is computed from it is computed for every sequence, with its own states, its own `past` and, ragged, its
-    /// own `n` (see [`crate::sequences`]).
+    /// The rows of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`; ragged, `[n, ..]` of all to
+    /// `[n, ..]` of the sequence. What is computed from it is computed for every sequence, with its own
+    /// states, its own `past` and, ragged, its own `n` (see [`crate::sequences`]).
     SequenceSplit {
         ragged: bool,
     },
     /// The rows of all sequences: a value `[1, ..]`, or ragged `[n, ..]`, of every sequence to `[n, ..]`.
     SequenceJoin,
-    /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n` from here on.
+    /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n`
+    /// from here on.
     OutputRows,
-    /// What all of `ranks` ranks hold, joined along the last axis in their order: `[.., k]` of each gives `[.., ranks * k]` on
-    /// every rank. All ranks come to the same exchanges in the same order. Only entry functions have any.
+    /// The parts of all of `ranks` ranks, joined along the last axis in their order: `[.., k]` of each gives
+    /// `[.., ranks * k]` on every rank. All ranks reach the same all-gathers in the same order. Only entry
+    /// functions have any.
     AllGather {
         ranks: usize,
     },
     /// Inputs and outputs of the function invoked.
     Call(FuncId),
-    /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then constants. The body takes
-    /// carries, one slice of each sequence and the constants, and returns the new carries, then any number of values.
-    /// Outputs: final carries, then those values stacked `[n, ...]`.
+    /// A recurrence along axis 0. Inputs: `carries` initial values, then `seqs` sequences `[n, ...]`, then
+    /// constants. The body takes carries, one slice of each sequence and the constants, and returns the new
+    /// carries, then any number of values. Outputs: final carries, then those values stacked `[n, ...]`.
     Scan {
         body: FuncId,
         carries: usize,
@@ -95,12 +98,13 @@ pub enum Op {
     Concat {
         axis: usize,
     },
-    /// Rows of `table: [rows, k]` picked by `ids: i32[n, ..]`, to `[n, .., k]`; an id out of range is undefined (hosts check ids).
+    /// Rows of `table: [rows, k]` picked by `ids: i32[n, ..]`, to `[n, .., k]`; an id out of range is
+    /// undefined (hosts check ids).
     Gather,
 
     // contraction and reduction
-    /// `a: [.., m, k]` times `b: [.., k, n]`, or `b: [.., n, k]` if `transpose_b`; leading axes broadcast. The result has the type of `a`,
-    /// or f32 if that is bf16, which has too few digits for a sum.
+    /// `a: [.., m, k]` times `b: [.., k, n]`, or `b: [.., n, k]` if `transpose_b`; leading axes broadcast.
+    /// The result has the type of `a`, or f32 if that is bf16, which has too few digits for a sum.
     MatMul {
         transpose_b: bool,
     },
@@ -125,17 +129,19 @@ pub enum Op {
     Attention(AttentionOp),
 
     // mixtures of experts
-    /// The `k` largest of each row of `f32[n, e]`, falling, the lower index first among equals: `f32[n, k]`, `i32[n, k]`.
+    /// The `k` largest of each row of `f32[n, e]`, falling, the lower index first among equals: `f32[n, k]`,
+    /// `i32[n, k]`.
     TopK {
         k: usize,
     },
-    /// Row `i`, slot `s` of `x: f32[n, k, in]` (or `[n, 1, in]`: one row for all slots) times the matrix of expert `ids[i, s]`
-    /// (`ids: i32[n, k]`) among `weight: [experts * out, in]`; gives `f32[n, k, out]`. `x` may be bf16.
+    /// Row `i`, slot `s` of `x: f32[n, k, in]` (or `[n, 1, in]`: one row for all slots) times the matrix of
+    /// expert `ids[i, s]` (`ids: i32[n, k]`) among `weight: [experts * out, in]`; gives `f32[n, k, out]`. `x`
+    /// may be bf16.
     MatMulExperts {
         experts: usize,
     },
-    /// The same for a packed weight and activations as codes (`quantize_rows` of `[n, k, in]` or `[n, 1, in]`): inputs codes,
-    /// scales, sums, weight, `ids`. The sums are redundant, as in `matmul_i8`.
+    /// The same for a packed weight and activations as codes (`quantize_rows` of `[n, k, in]` or
+    /// `[n, 1, in]`): inputs codes, scales, sums, weight, `ids`. The sums are redundant, as in `matmul_i8`.
     MatMulExpertsI8 {
         experts: usize,
         group: usize,
@@ -144,13 +150,14 @@ pub enum Op {
     // quantization
     /// A packed or half-precision weight as f32.
     Dequantize,
-    /// `x: [.., k]` -> `f32[.., ceil(k/group)]`: max |x| over the group / the largest code (127 for 8 bits, 32512 for 16).
+    /// `x: [.., k]` -> `f32[.., ceil(k/group)]`: max |x| over the group / the largest code (127 for 8 bits,
+    /// 32512 for 16).
     GroupScale {
         group: usize,
         bits: usize,
     },
-    /// `x: [.., k]`, scales -> `i8` or `i16` `[.., k rounded up to part]`: `round(x / scale + CODE_OFFSET)`, 0 where the scale is
-    /// 0 and in the padding.
+    /// `x: [.., k]`, scales -> `i8` or `i16` `[.., k rounded up to part]`: `round(x / scale + CODE_OFFSET)`,
+    /// 0 where the scale is 0 and in the padding.
     GroupQuantize {
         group: usize,
         bits: usize,
@@ -161,23 +168,25 @@ pub enum Op {
         part: usize,
         zero: usize,
     },
-    /// `x: [.., k]` -> its codes, scales and sums as by the three ops above: what products with packed weights read that
-    /// have groups of `part` and the zero point `zero`. CPU kernels keep all three in an order of their own; of rank 2 it is
-    /// that of plain products, of rank 3 that of products with chosen experts.
+    /// `x: [.., k]` -> its codes, scales and sums as by the three ops above: what products with packed
+    /// weights read that have groups of `part` and the zero point `zero`. CPU kernels keep all three in an
+    /// order of their own; of rank 2 it is that of plain products, of rank 3 that of products with chosen
+    /// experts.
     QuantizeRows {
         group: usize,
         bits: usize,
         part: usize,
         zero: usize,
     },
-    /// Activations quantized per group times a packed weight: inputs codes, scales, sums, weight `[n, k]`; gives
-    /// `f32[m, n] = sum over k of code * scale * weight`. The sums are redundant: kernels repair the weights' zero point with them.
+    /// Activations quantized per group times a packed weight: inputs codes, scales, sums, weight `[n, k]`;
+    /// gives `f32[m, n] = sum over k of code * scale * weight`. The sums are redundant: kernels repair the
+    /// weights' zero point with them.
     MatMulI8 {
         group: usize,
     },
 }
 
-/// Why an op does not fit its inputs.
+/// The reason why an op does not fit its inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{op}: {message}")]
 pub struct OpError {
@@ -198,7 +207,7 @@ pub enum OpFamily<'a> {
     Quant,
 }
 
-/// What an op computes.
+/// The definition of an op's result.
 #[derive(Clone, PartialEq, Debug)]
 pub enum OpSemantics {
     /// One expression per output; output shape and dtype as inferred.
@@ -333,7 +342,8 @@ impl Op {
         }
     }
 
-    /// Appends ops with the same meaning to `f` and returns what stands for the output; only for [`OpSemantics::Decompose`].
+    /// Appends ops with the same meaning to `f` and returns the value that replaces the output; only for
+    /// [`OpSemantics::Decompose`].
     pub fn decompose(
         &self,
         module: &Module,
@@ -355,7 +365,7 @@ impl Op {
         matches!(self, Op::Constant { .. } | Op::Unary(_) | Op::Binary(_) | Op::SelectGe | Op::Cast(_))
     }
 
-    /// True if the node must stay although nobody uses an output.
+    /// True if the node must stay although no output is used.
     pub fn has_effect(&self) -> bool {
         matches!(self, Op::StateWrite(_) | Op::CacheAppend(_))
     }

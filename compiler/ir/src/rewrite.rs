@@ -1,13 +1,14 @@
-//! Rebuilds a kernel with some expressions replaced: the mechanism behind instruction expansion and the expansion of
-//! transcendental functions.
+//! Rebuilds a kernel with some expressions replaced: the mechanism behind instruction expansion and the
+//! expansion of transcendental functions.
 
 use crate::builder::KernelBuilder;
 use crate::entity::EntityId;
 use crate::instr::{InstrId, InstrSemantics};
 use crate::kernel::*;
 
-/// Rebuilds `kernel` (same buffers, variables and statements) calling `f` for every expression, children first: `f` gets
-/// the node with its children already rebuilt and returns its replacement, or `None` to keep it.
+/// Rebuilds `kernel` (same buffers, variables and statements) calling `f` for every expression, children
+/// first: `f` gets the node with its children already rebuilt and returns its replacement, or `None` to keep
+/// it.
 pub fn rewrite_exprs(
     kernel: &Kernel,
     mut f: impl FnMut(&mut KernelBuilder, &Expr, ExprType) -> Option<ExprId>,
@@ -48,7 +49,7 @@ type ExprReplacement<'a> = &'a mut dyn FnMut(&mut KernelBuilder, &Expr, ExprType
 struct ExprRewriter<'a> {
     old: &'a Kernel,
     kb: KernelBuilder,
-    /// By the old expression: what it became.
+    /// The new expression of each old one.
     map: Vec<Option<ExprId>>,
     f: ExprReplacement<'a>,
 }

@@ -1,16 +1,18 @@
 //! Entry functions for rows of several sequences, computed together: weights are read once for all of them.
 //!
-//! There are two kinds ([`RowBatching`]): one row of each of `n` sequences, or any number of rows of each of `b` sequences, one
-//! sequence behind the other, `n` rows in all. What looks at one sequence stands between `sequence.split` and
-//! `sequence.join`: values there exist once per sequence, as if the ops between were run for one sequence after the other.
-//! The logits may be asked for of some rows only: behind `rows.wanted` there are no others.
+//! There are two kinds ([`RowBatching`]): one row of each of `n` sequences, or any number of rows of each of
+//! `b` sequences, sequence by sequence, `n` rows in all. Ops on one sequence are between `sequence.split` and
+//! `sequence.join`: values there exist once per sequence, as if the ops between were run for one sequence
+//! after the other. The logits may be asked for of some rows only: behind `rows.wanted` there are no others.
 //!
-//! So a value has a scope ([`RowScope`]), and symbols mean what they mean there. In the scope of a sequence, states, `past` and (in
-//! a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the number of these rows. That way an op is
-//! the same function, and the same kernel, as in a function for one sequence.
+//! So a value has a scope ([`RowScope`]), and symbols mean what they mean there. In the scope of a sequence,
+//! states, `past` and (in a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the
+//! number of these rows. That way an op is the same function, and the same kernel, as in a function for one
+//! sequence.
 //!
-//! A value is of one sequence if it comes from a split, a state or `past`, counts rows (`iota` over `n`), or is computed from such a value. Only a join
-//! makes a value of all sequences from it, and only a split one of a single sequence from rows of all.
+//! A value is of one sequence if it comes from a split, a state or `past`, counts rows (`iota` over `n`), or
+//! is computed from such a value. Only a join makes a value of all sequences from it, and only a split one of
+//! a single sequence from rows of all.
 
 use crate::dim::{Dim, DimAtom, SizeSymbol};
 use crate::entity::EntityId;
@@ -26,12 +28,12 @@ pub enum RowBatching {
     Single,
     /// One of each of `n` sequences.
     OneEach,
-    /// At least one of each of `b` sequences.
+    /// At least one row of each of `b` sequences.
     Ragged,
 }
 
 impl RowBatching {
-    /// Whether there are rows of several sequences.
+    /// True if there are rows of several sequences.
     pub fn is_batched(self) -> bool {
         match self {
             RowBatching::Single => false,
@@ -40,14 +42,14 @@ impl RowBatching {
     }
 }
 
-/// Which rows a value or a node is about.
+/// The rows that a value or a node is about.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RowScope {
     /// All rows of the call, or none in particular.
     All,
-    /// Those of one sequence: the value exists once per sequence.
+    /// The rows of one sequence: the value exists once per sequence.
     Sequence,
-    /// Those whose logits are wanted.
+    /// The rows whose logits are requested.
     Outputs,
 }
 
@@ -67,7 +69,7 @@ pub fn row_scopes(module: &Module, f: &Function) -> Option<Vec<RowScope>> {
     Some(scopes)
 }
 
-/// What rows a function takes: it splits rows of sequences or joins them.
+/// The rows that a function takes: it splits rows of sequences or joins them.
 pub fn row_batching(f: &Function) -> RowBatching {
     let kind = |node: &GraphNode| match node.op {
         Op::SequenceSplit { ragged: true } | Op::OutputRows => RowBatching::Ragged,
@@ -79,13 +81,13 @@ pub fn row_batching(f: &Function) -> RowBatching {
     f.live_nodes().map(|(_, node)| kind(node)).max().unwrap_or_default()
 }
 
-/// Whether a join takes one row of each sequence.
+/// True if a join takes one row of each sequence.
 fn joins_one(f: &Function, node: &GraphNode) -> bool {
     node.inputs.first().is_some_and(|&v| f.ty(v).dims.first() == Some(&Dim::from(1)))
 }
 
-/// Which rows a node of a batched function computes; `scopes` tells that of the values before it. A join is run for every
-/// sequence, its result is of all.
+/// The rows that a node of a batched function computes; `scopes` has those of the values before it. A join is
+/// run for every sequence, its result is of all.
 pub fn scope_of(module: &Module, node: &GraphNode, scopes: &[RowScope]) -> RowScope {
     let reads = |scope| node.inputs.iter().any(|v| scopes[v.index()] == scope);
     match node.op {
@@ -101,7 +103,7 @@ pub fn scope_of(module: &Module, node: &GraphNode, scopes: &[RowScope]) -> RowSc
     }
 }
 
-/// Whether the result depends on `past` or on the number of rows beyond the types of the inputs.
+/// True if the result depends on `past` or on the number of rows beyond the types of the inputs.
 fn counts_rows(module: &Module, node: &GraphNode) -> bool {
     match &node.op {
         Op::Iota { start, len } => {
@@ -115,7 +117,7 @@ fn counts_rows(module: &Module, node: &GraphNode) -> bool {
     }
 }
 
-/// Whether a size depends on a symbol.
+/// True if a size depends on a symbol.
 pub fn depends_on(dim: &Dim, sym: SizeSymbol) -> bool {
     dim.terms().iter().any(|(atom, _)| match atom {
         DimAtom::Sym(s) => *s == sym,
@@ -187,7 +189,7 @@ fn mixed(
     }
 }
 
-/// Whether an output of a batched function is of one sequence.
+/// The first output of a batched function that is of one sequence, if there is one.
 pub(crate) fn unjoined_output(module: &Module, f: &Function) -> Option<usize> {
     let scopes = row_scopes(module, f)?;
     f.outputs.iter().position(|v| scopes[v.index()] == RowScope::Sequence)

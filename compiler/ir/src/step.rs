@@ -65,22 +65,25 @@ impl MemoryBase {
     }
 }
 
-/// A buffer argument: `base + offset + per_past * past + per_row * row + per_sequence * sequence + per_worker * worker` bytes,
-/// `bytes` long (constant: worst case over the planned sizes). In pages, `offset` and `bytes` are those of a part of each
-/// page of `per_page` bytes, and the row after `past` others lies where the table of the sequence says.
+/// A buffer argument: `base + offset + per_past * past + per_row * row + per_sequence * sequence +
+/// per_worker * worker` bytes, `bytes` long (constant: worst case over the planned sizes). In pages, `offset`
+/// and `bytes` are those of a part of each page of `per_page` bytes, and the row after `past` others lies
+/// where the table of the sequence says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BufferRef {
     pub base: MemoryBase,
     pub offset: u64,
     pub bytes: u64,
-    /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0 elsewhere.
+    /// Bytes per token already in the cache: new rows of a cache lie after those of earlier tokens. 0
+    /// elsewhere.
     pub per_past: u64,
     /// Bytes from page to page, in pages. 0 elsewhere.
     pub per_page: u64,
-    /// Bytes from row to row, in launches for each sequence: `row` is the number of its first row. 0 elsewhere, and in states, of
-    /// which every sequence has its own.
+    /// Bytes from row to row, in launches for each sequence: `row` is the number of its first row. 0
+    /// elsewhere, and in states, of which every sequence has its own.
     pub per_row: u64,
-    /// Bytes from one sequence to the next, of values in such launches that have not so many bytes for each row. 0 elsewhere.
+    /// Bytes from one sequence to the next, of values in such launches whose bytes are not proportional to
+    /// the rows. 0 elsewhere.
     pub per_sequence: u64,
     /// Bytes from the copy of one worker to that of the next, of values that every worker computes for itself
     /// ([`RepeatMode::EachWorker`]); every reader takes its own copy. 0 elsewhere.
@@ -103,12 +106,12 @@ impl BufferRef {
     }
 }
 
-/// Which sequences of a batch a launch is for.
+/// The sequences of a batch that a launch is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum SequenceFilter {
     #[default]
     All,
-    /// Those of one row, for which there are kernels of their own.
+    /// Sequences of one row, for which there are kernels of their own.
     OneRow,
     SeveralRows,
 }
@@ -128,25 +131,27 @@ impl SequenceFilter {
     }
 }
 
-/// How often a launch runs.
+/// The repetitions of a launch.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum RepeatMode {
     #[default]
     Once,
     /// Once, for the rows whose logits are wanted: `n` is their number.
     Outputs,
-    /// For each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
+    /// Once for each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
     ///
-    /// Sequences lie one behind the other on a line, each as long as its work, and shares are shares of the line: a worker has
-    /// whole sequences, and parts of at most two ([`WorkShare::of_sequence`]). So it makes few calls, whatever the number of
-    /// sequences, and long sequences are divided among more workers than short ones.
+    /// Sequences are in order on a line, each as long as its work, and shares are shares of the line: a
+    /// worker has whole sequences, and parts of at most two ([`WorkShare::of_sequence`]). So it makes few
+    /// calls, whatever the number of sequences, and long sequences are divided among more workers than short
+    /// ones.
     EachSequence {
-        /// At least 1. What is 1 is not divided: worker `w` of `m` has sequences `b * w / m` until `b * (w + 1) / m`.
+        /// Work of a sequence, at least 1. Work of 1 is not divided: worker `w` of `m` has sequences
+        /// `b * w / m` until `b * (w + 1) / m`.
         work: Dim,
         of: SequenceFilter,
     },
-    /// By every worker alone, as if there were no other, into its own copy of the results. So no barrier has to stand
-    /// between the launch and its readers.
+    /// Once by every worker alone, as if there were no other, into its own copy of the results. So no barrier
+    /// is needed between the launch and its readers.
     EachWorker,
 }
 
@@ -178,8 +183,8 @@ impl RepeatMode {
     }
 }
 
-/// What a call of a kernel computes of its iterations that workers share: with them cut in `of` equal parts, those from `first`
-/// until `end`.
+/// A part of the iterations of a kernel that workers share, for one call: with them cut in `of` equal parts,
+/// those from `first` until `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkShare {
     pub first: i64,
@@ -196,13 +201,13 @@ impl WorkShare {
         WorkShare { first: part, end: part + 1, of }
     }
 
-    /// Of so many iterations.
+    /// The part of `extent` iterations.
     pub fn iterations(self, extent: i64) -> Range<i64> {
         self.first * extent / self.of..self.end * extent / self.of
     }
 
-    /// Of launches for each sequence ([`RepeatMode::EachSequence`]): what this share of the line, `total` long, has of the sequence
-    /// whose work begins at `at`.
+    /// The part of a sequence, whose work begins at `at`, in this share of the line, which is `total` long.
+    /// For launches for each sequence ([`RepeatMode::EachSequence`]).
     pub fn of_sequence(self, at: i64, work: i64, total: i64) -> Option<WorkShare> {
         let line = self.iterations(total);
         let share = WorkShare { first: (line.start - at).max(0), end: (line.end - at).min(work), of: work };
@@ -210,23 +215,23 @@ impl WorkShare {
     }
 }
 
-/// How workers share the iterations of a launch. Results do not depend on it: a piece is what one of so many workers
-/// would compute.
+/// The way in which workers share the iterations of a launch. Results do not depend on it: a piece is what
+/// one worker of some larger number would compute.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum WorkSchedule {
     /// Worker `w` of `m` computes share `w` of `m`, whatever time the others take.
     #[default]
     Static,
-    /// Every worker takes its share in pieces, one after the other, and then pieces that are left of other shares. See
+    /// Every worker takes its share in pieces, in order, and then pieces that are left of other shares. See
     /// [`GuidedChunks`].
     Dynamic {
-        /// How many of the smallest pieces all shares together have, or a few more or less: a size at which the step runs.
+        /// The approximate number of smallest pieces in all shares together: a size at which the step runs.
         chunks: Dim,
     },
 }
 
 impl WorkSchedule {
-    /// The pieces of each share with so many workers; `None` where each takes its share as a whole.
+    /// The pieces of each share with `workers` workers; `None` where each takes its share as a whole.
     pub fn chunks(&self, workers: usize, sizes: &SymValues) -> Option<GuidedChunks> {
         match self {
             WorkSchedule::Dynamic { chunks: pieces } if workers > 1 => {
@@ -237,10 +242,11 @@ impl WorkSchedule {
     }
 }
 
-/// The pieces of a share in the order in which they are taken ("guided" schedules, Polychronopoulos and Kuck, 1987): equal ones
-/// as long as there is much left, the last of them in a half, a quarter and two eighths. So workers finish almost together,
-/// and a share is not cut into more runs of memory than that takes. Every piece is one of a power of two times as many equal
-/// parts of the whole, so it is what one of so many workers would compute.
+/// The pieces of a share in the order in which they are taken ("guided" schedules, Polychronopoulos and Kuck,
+/// 1987): equal ones as long as there is much left, the last of them in a half, a quarter and two eighths. So
+/// workers finish almost together, and a share is not cut into more runs of memory than that takes. Every
+/// piece is one of a power of two times as many equal parts of the whole, so it is what one worker of some
+/// larger number would compute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GuidedChunks {
     /// Equal pieces, the last one with its parts.
@@ -255,18 +261,19 @@ impl GuidedChunks {
     /// Shares of fewer of the smallest pieces stay whole.
     pub const LEAST: usize = 4;
 
-    /// Of a share that is worth so many of the smallest pieces.
+    /// The pieces of a share that is worth `smallest` of the smallest pieces.
     pub fn new(smallest: usize) -> Option<GuidedChunks> {
         (smallest >= GuidedChunks::LEAST)
             .then(|| GuidedChunks { equal: (smallest / GuidedChunks::SMALLEST).max(1) })
     }
 
-    /// How many there are.
+    /// The number of pieces.
     pub fn chunk_count(self) -> usize {
         self.equal + GuidedChunks::FURTHER
     }
 
-    /// What piece `number` is, all shares being numbered one after the other: part `.0` of `.1` equal parts of the whole.
+    /// The place of piece `number` when the pieces of all shares are numbered in order: part `.0` of `.1`
+    /// equal parts of the whole.
     pub fn chunk_part(self, number: usize, workers: usize) -> (usize, usize) {
         let (owner, piece) = (number / self.chunk_count(), number % self.chunk_count());
         let (each, within) = match (piece + 1).checked_sub(self.equal) {
@@ -291,7 +298,7 @@ impl LaunchGrid {
     /// Most blocks in x, y and z, on every device.
     pub const MOST_BLOCKS: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
 
-    /// What is wrong with an axis that may have so many blocks, if anything is.
+    /// The fault of an axis that may have `blocks` blocks, if it has one.
     pub fn axis_fault(axis: usize, blocks: i64) -> Option<String> {
         let most = LaunchGrid::MOST_BLOCKS.get(axis)?;
         let name = ["x", "y", "z"].get(axis)?;
@@ -313,8 +320,8 @@ pub struct LaunchItem {
     pub schedule: WorkSchedule,
 }
 
-/// What each rank gives to an exchange: `rows` rows of `row_bytes` bytes. All get rows of `ranks * row_bytes` bytes, each with the
-/// rows of all ranks in their order.
+/// The part of each rank in an all-gather: `rows` rows of `row_bytes` bytes. All get rows of
+/// `ranks * row_bytes` bytes, each with the rows of all ranks in their order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GatherShape {
     pub ranks: usize,
@@ -322,7 +329,8 @@ pub struct GatherShape {
     pub row_bytes: u64,
 }
 
-/// Joins what all ranks have. The first worker of each rank speaks for it; to the planners it is a launch of that worker alone.
+/// Joins what all ranks have. The first worker of each rank speaks for it; to the planners it is a launch of
+/// that worker alone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllGather {
     /// Read: this rank's rows.
@@ -330,7 +338,7 @@ pub struct AllGather {
     /// Written: those of all.
     pub all: BufferRef,
     pub shape: GatherShape,
-    /// Of the rows whose logits are wanted: `n` is their number, as of [`RepeatMode::Outputs`].
+    /// True for the rows whose logits are requested: `n` is their number, as for [`RepeatMode::Outputs`].
     pub output_rows: bool,
 }
 
@@ -339,7 +347,7 @@ pub struct AllGather {
 pub enum StepItem {
     Launch(LaunchItem),
     AllGather(AllGather),
-    /// All workers have finished what stands before (CPU; on a GPU launches are ordered anyway).
+    /// All workers have finished the items before (CPU; on a GPU launches are ordered anyway).
     Barrier,
 }
 

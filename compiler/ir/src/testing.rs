@@ -1,9 +1,9 @@
-//! Random kernels for property tests (feature `testing`): well-formed, and safe to run: every index is in bounds, no
-//! cell is read before it is written, no operation is undefined, no two iterations of a `par` loop or threads touch the
-//! same cell unordered. So any two executors may be compared on them.
+//! Random kernels for property tests (feature `testing`): well-formed, and safe to run: every index is in
+//! bounds, no cell is read before it is written, no operation is undefined, no two iterations of a `par` loop
+//! or threads touch the same cell unordered. So any two executors may be compared on them.
 //!
-//! A kernel is determined by its seed. Left out because executors may differ there: bits of NaN, and the sign of zero
-//! from `min` and `max` (nothing divides by a computed float, and floats are not bitcast).
+//! A kernel is determined by its seed. Left out because executors may differ there: bits of NaN, and the sign
+//! of zero from `min` and `max` (nothing divides by a computed float, and floats are not bitcast).
 
 mod exprs;
 
@@ -14,7 +14,7 @@ use crate::dim::{Dim, SizeSymbol, SymValues};
 use crate::kernel::*;
 use crate::types::DType;
 
-/// What random kernels may contain.
+/// The constructs that random kernels may contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelOptions {
     /// Blocks, threads, shared memory and barriers instead of a `par` loop.
@@ -32,7 +32,7 @@ pub struct KernelOptions {
 impl KernelOptions {
     pub const ALL: KernelOptions =
         KernelOptions { gpu: false, math: true, fma: true, halfs: true, instrs: true };
-    /// What every back end must compute to the bit.
+    /// The constructs that every back end must compute to the bit.
     pub const EXACT: KernelOptions =
         KernelOptions { gpu: false, math: false, fma: false, halfs: true, instrs: false };
     pub const GPU: KernelOptions = KernelOptions { gpu: true, ..KernelOptions::ALL };
@@ -321,7 +321,7 @@ impl KernelGenerator {
         self.kb.int(at)
     }
 
-    /// Adds to a local buffer what stands there.
+    /// Stores an expression in elements of a local buffer.
     fn update(&mut self) {
         if self.locals.is_empty() {
             return self.local();

@@ -1,7 +1,7 @@
 //! The text form of modules (`.mlc`): one lexer, and a printer and a parser for each level of the IR.
 //!
-//! Printing is exact: `parse(print(x))` prints identically. Names are made unique when printing; floats are written so
-//! that they read back as the same bits.
+//! Printing is exact: `parse(print(x))` prints identically. Names are made unique when printing; floats are
+//! written so that they read back as the same bits.
 
 pub mod dim;
 pub mod graph_parse;

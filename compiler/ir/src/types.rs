@@ -4,8 +4,8 @@ use crate::dim::Dim;
 pub use crate::format::QuantFormat;
 use std::fmt;
 
-/// Type of one element. `Packed` appears only in the graph IR: a tensor stored in a group-quantized weight format
-/// (its arithmetic lives in `mlcc-quant`); reading an element means reading its dequantized f32 value.
+/// Type of one element. `Packed` appears only in the graph IR: a tensor stored in a group-quantized weight
+/// format (its arithmetic lives in `mlcc-quant`); reading an element means reading its dequantized f32 value.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum DType {
     Bool,
@@ -87,7 +87,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// Order in memory of a parameter, part of the contract with the kernel that reads it (see `mlcc-quant` for the bytes).
+/// Order in memory of a parameter, part of the contract with the kernel that reads it (see `mlcc-quant` for
+/// the bytes).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Packing {
     /// Plain row-major, `[N, K]`. Packed formats: per row, codes low bits first; all codes, then all scales.
@@ -96,7 +97,8 @@ pub enum Packing {
     ColMajor,
     /// CPU contraction layout: tiles of 16 rows, within a tile k-major with the 16 rows interleaved.
     Tile16,
-    /// GPU contraction layout: what a lane of a warp multiplies on tensor cores lies together, in pieces of 16 bytes.
+    /// GPU contraction layout: what a lane of a warp multiplies on tensor cores lies together, in pieces of
+    /// 16 bytes.
     Fragments,
 }
 
@@ -130,8 +132,8 @@ impl TensorType {
     pub fn elements(&self) -> Dim {
         self.dims.iter().fold(Dim::from(1), |a, d| a.product(d))
     }
-    /// True if both have the same number of elements for all values of the symbols; sizes that both have in common
-    /// cancel, so that products of symbols compare too.
+    /// True if both have the same number of elements for all values of the symbols; sizes that both have in
+    /// common cancel, so that products of symbols compare too.
     pub fn same_elements(&self, other: &TensorType) -> bool {
         let mut rest = other.dims.clone();
         let mut mine = Vec::new();

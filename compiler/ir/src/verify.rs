@@ -12,7 +12,7 @@ pub use kernel::verify_kernel;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{subject}: {message}")]
 pub struct VerifyError {
-    /// What is wrong, from the outside in: `kernel matvec, par %i`.
+    /// The place of the fault, from the outside in: `kernel matvec, par %i`.
     pub subject: String,
     pub message: String,
 }

@@ -1,5 +1,6 @@
-//! petgraph's visit traits on `&Function`, so that its algorithms run on our own storage: nodes are the live nodes, an
-//! edge leads from the node that defines a value to each operand that uses it. And the graph of calls.
+//! petgraph's visit traits on `&Function`, so that its algorithms run on our own storage: nodes are the live
+//! nodes, an edge leads from the node that defines a value to each operand that uses it. And the graph of
+//! calls.
 //!
 //! Incoming neighbours are read off a node's operands; outgoing ones are found by looking through the body.
 
@@ -62,7 +63,8 @@ impl<'a> IntoNodeIdentifiers for &'a Function {
 }
 
 impl Function {
-    /// Nodes that define the operands of a node, once for each operand; also for functions that are not well formed.
+    /// Nodes that define the operands of a node, once for each operand; also for functions that are not well
+    /// formed.
     fn operand_nodes(&self, id: NodeId) -> impl Iterator<Item = NodeId> {
         let operands = self.nodes.get(id).map_or(&[][..], |node| &node.inputs);
         operands.iter().filter_map(|v| match self.values.get(*v)?.def {
@@ -93,8 +95,8 @@ impl IntoNeighborsDirected for &Function {
     }
 }
 
-/// Functions, with an edge to each that a function calls or scans over, once for each place. Those that do not exist are left
-/// out.
+/// Functions, with an edge to each that a function calls or scans over, once for each place. Those that do
+/// not exist are left out.
 pub fn call_graph(module: &Module) -> DiGraph<FuncId, ()> {
     let mut graph = DiGraph::with_capacity(module.functions.len(), module.functions.len());
     for id in module.functions.ids() {

@@ -1,7 +1,7 @@
 //! Values that take many steps, interleaved: the first step of each, then the second step of each, and so on.
 //!
-//! The steps of an activation wait for one another, about 25 of them. Where such values are computed one after the other,
-//! what a core looks ahead holds three of them or so, too few to keep its vector units busy.
+//! The steps of an activation wait for one another, about 25 of them. Where such values are computed in
+//! sequence, the part that a core looks ahead has three of them or so, too few to keep its vector units busy.
 
 use crate::Recorder;
 use crate::math::is_long;
@@ -15,9 +15,9 @@ const TOGETHER: usize = 4;
 const LEAST_STEPS: usize = 20;
 
 impl Recorder {
-    /// `body(item)` for each item, values and their stores. Where values take many steps, the statements alternate, so that
-    /// equal `let`s are neighbours: the first of each of a few items, then the second of each. No item may read what another
-    /// one writes.
+    /// `body(item)` for each item, values and their stores. Where values take many steps, the statements
+    /// alternate, so that equal `let`s are neighbours: the first of each of a few items, then the second of
+    /// each. No item may read what another one writes.
     pub fn interleaved<T>(&self, items: impl IntoIterator<Item = T>, mut body: impl FnMut(T)) {
         let lists = items.into_iter().map(|item| self.record_block(|| body(item))).collect();
         self.builder(|kb| interleave_lists(kb, lists).into_iter().for_each(|stmt| kb.push(stmt)));
@@ -92,7 +92,7 @@ fn block(kb: &mut KernelBuilder, body: Vec<Stmt>) {
 struct DependencyChain {
     stmt: Stmt,
     value: ExprId,
-    /// What is computed on the way, operands first, the value last.
+    /// The steps, operands first, the value last.
     steps: Vec<ExprId>,
 }
 

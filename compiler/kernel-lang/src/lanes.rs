@@ -2,7 +2,8 @@
 
 use crate::Val;
 
-/// Rows of a square to its columns, by exchanging ever smaller quarters (Eklundh 1972): as many vectors as each has lanes.
+/// Rows of a square to its columns, by exchanging ever smaller quarters (Eklundh 1972): as many vectors as
+/// each has lanes.
 pub fn transpose(mut rows: Vec<Val<'_>>) -> Vec<Val<'_>> {
     let lanes = rows.len() as u32;
     let mut half = lanes / 2;
@@ -21,7 +22,7 @@ pub fn transpose(mut rows: Vec<Val<'_>>) -> Vec<Val<'_>> {
     rows
 }
 
-/// Equally long vectors one after the other, as many as a power of two.
+/// Concatenates equally long vectors, whose number is a power of two.
 pub fn join_vectors<'k>(parts: &[Val<'k>]) -> Val<'k> {
     if let [only] = parts {
         return *only;
@@ -31,14 +32,15 @@ pub fn join_vectors<'k>(parts: &[Val<'k>]) -> Val<'k> {
     first.shuffle_with(second, 0..2 * first.lanes())
 }
 
-/// Joins the lanes of each part of as many lanes as there are vectors by `op`: lane `i` of a part of the result is what that
-/// part of vector `i` gives. The number of vectors is a power of two.
+/// Joins the lanes of each part of as many lanes as there are vectors by `op`: lane `i` of a part of the
+/// result is the reduction of that part of vector `i`. The number of vectors is a power of two.
 pub fn reduce_each<'k>(mut vectors: Vec<Val<'k>>, op: impl Fn(Val<'k>, Val<'k>) -> Val<'k>) -> Val<'k> {
     let lanes = vectors[0].lanes();
     // Lanes that stay neighbours.
     let mut unit = 1;
     if vectors.len().is_multiple_of(4) {
-        // Both operands pick lanes within four: such exchanges are cheap everywhere, and neither needs a mask.
+        // Both operands pick lanes within four: such exchanges are cheap everywhere, and neither needs a
+        // mask.
         let pick = |odd: u32| {
             (0..lanes).map(move |l| l / 4 * 4 + l % 2 * 2 + odd + if l % 4 < 2 { 0 } else { lanes })
         };
@@ -51,8 +53,8 @@ pub fn reduce_each<'k>(mut vectors: Vec<Val<'k>>, op: impl Fn(Val<'k>, Val<'k>) 
         }
         unit = 4;
     }
-    // Each round joins pairs of vectors and halves the lanes that belong to one result. The one operand is a choice of lanes
-    // in place (a blend, which every vector unit executes), only the other an exchange.
+    // Each round joins pairs of vectors and halves the lanes that belong to one result. The one operand is a
+    // choice of lanes in place (a blend, which every vector unit executes), only the other an exchange.
     while vectors.len() > 1 {
         let upper = vectors.split_off(vectors.len() / 2);
         let half = upper.len() as u32 * unit;

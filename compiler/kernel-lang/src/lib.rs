@@ -1,8 +1,8 @@
 //! The language that kernels are written in: ordinary Rust that records kernel IR.
 //!
-//! A [`Val`] is a value of the kernel: a copyable handle that knows its recorder, so that formulas read as formulas and
-//! need neither a builder argument nor global state. A [`BufferView`] is a buffer with a shape, a [`RegisterVar`] a variable in
-//! registers. Loops are methods of the [`Recorder`] that take a closure:
+//! A [`Val`] is a value of the kernel: a copyable handle that knows its recorder, so that formulas read as
+//! formulas and need neither a builder argument nor global state. A [`BufferView`] is a buffer with a shape,
+//! a [`RegisterVar`] a variable in registers. Loops are methods of the [`Recorder`] that take a closure:
 //!
 //! ```
 //! use mlcc_ir::types::DType;
@@ -21,8 +21,8 @@
 //! # assert_eq!(kernel.params.len(), 3);
 //! ```
 //!
-//! Types are checked when a line is recorded; a mistake panics with the line of the kernel that made it, because it is a
-//! bug of the generator and never of its input. This crate knows no op of the graph.
+//! Types are checked when a line is recorded; a mistake panics with the line of the kernel that made it,
+//! because it is a bug of the generator and never of its input. This crate knows no op of the graph.
 
 mod interleave;
 mod lanes;

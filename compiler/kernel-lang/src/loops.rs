@@ -90,7 +90,7 @@ impl Recorder {
         acc.get().named("folded")
     }
 
-    /// What `body` records, instead of recording it here.
+    /// The statements that `body` records, instead of recording them here.
     pub(crate) fn record_block(&self, body: impl FnOnce()) -> Vec<Stmt> {
         self.builder(|kb| kb.open_block());
         body();
@@ -108,7 +108,8 @@ impl Recorder {
         self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
     }
 
-    /// `body(true)` where the condition holds, `body(false)` where not: for branches that share what they change.
+    /// `body(true)` where the condition holds, `body(false)` where not: for branches that share the values
+    /// they change.
     pub fn branch(&self, cond: Val, mut body: impl FnMut(bool)) {
         let (then, otherwise) = (self.record_block(|| body(true)), self.record_block(|| body(false)));
         self.builder(|kb| kb.push(Stmt::If { cond: cond.id(), then, otherwise }));
@@ -120,7 +121,7 @@ impl Recorder {
     }
 }
 
-/// What a fold begins with: a value, or an f32 literal.
+/// The start of a fold: a value, or an f32 literal.
 pub trait FoldInit<'k> {
     #[doc(hidden)]
     fn value(self, k: &'k Recorder) -> Val<'k>;

@@ -1,10 +1,11 @@
 //! Transcendental functions as primitive operations, so that no back end needs a math library.
 //!
-//! All work on f32 with any number of lanes; [`expand_math`] takes f16 and bf16 through f32 and rounds once. No step relies on
-//! a fused multiply-add: reductions subtract products that are exact in f32 (Cody and Waite).
+//! All work on f32 with any number of lanes; [`expand_math`] takes f16 and bf16 through f32 and rounds once.
+//! No step relies on a fused multiply-add: reductions subtract products that are exact in f32 (Cody and
+//! Waite).
 //!
-//! Largest errors against f64 (units in the last place of the f32 result; measured by `tests/all/math.rs`, which sweeps the
-//! floats and fails above these):
+//! Largest errors against f64 (units in the last place of the f32 result; measured by `tests/all/math.rs`,
+//! which sweeps the floats and fails above these):
 //!
 //! | function | error | notes |
 //! |---|---|---|
@@ -17,10 +18,10 @@
 //! | [`erf`] | 2 ulp | odd |
 //! | rsqrt | 1.5 ulp | `1 / sqrt(x)` |
 //! | recip | 0.5 ulp | `1 / x` |
-//! | [`sin`], [`cos`] | 1.2e-7 absolute for abs(x) <= 1e5 | beyond that the error grows with x; inf gives NaN |
+//! | [`sin`], [`cos`] | 1.2e-7 absolute for abs(x) <= 1e5 | the error grows with x beyond; inf gives NaN |
 //!
-//! NaN gives NaN everywhere. Polynomials: exp, log, tanh, sin and cos as in Cephes (S. Moshier, single precision), erf as
-//! published by N. Juffa.
+//! NaN gives NaN everywhere. Polynomials: exp, log, tanh, sin and cos as in Cephes (S. Moshier, single
+//! precision), erf as published by N. Juffa.
 
 mod expand;
 
@@ -76,16 +77,16 @@ const COS: [f64; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];
 
 /// 1.5 * 2^23: added to a float below 2^22 in size, it leaves the nearest integer in the low bits.
 const MAGIC: f32 = 12_582_912.0;
-/// Of the exponent of a float, and where that begins.
+/// The bias of the exponent of a float, and the exponent's first bit.
 const BIAS: i64 = 127;
 const EXPONENT: i64 = 23;
 
-/// How a machine finds `x / (1 + e)` soonest.
+/// The fastest way for a machine to find `x / (1 + e)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QuotientMethod {
-    /// By a division, which goes on beside the multiplications of other values.
+    /// A division, which overlaps with the multiplications of other values.
     Division,
-    /// By a polynomial: a division would keep units from multiplying.
+    /// A polynomial: a division would keep units from multiplying.
     Polynomial,
 }
 
@@ -127,8 +128,8 @@ fn copy_sign<'k>(value: Val<'k>, sign: Val<'k>) -> Val<'k> {
     float(bits(value) | (bits(sign) & i64::from(i32::MIN)))
 }
 
-/// The larger of `x` and `low`, NaN where x is NaN: one instruction on x86, where the maximum of two numbers that may both be
-/// NaN takes four.
+/// The larger of `x` and `low`, NaN where x is NaN: one instruction on x86, where the maximum of two numbers
+/// that may both be NaN takes four.
 fn at_least(x: Val, low: f64) -> Val {
     x.lt(low).select(low, x)
 }
@@ -161,9 +162,10 @@ fn power(low_bits: Val) -> Val {
 
 // ---- exponentials
 
-/// `(shifted, p)` with `exp(x) = 2^n (1 + p)` for an integer n: the low bits of `shifted` are those of `n + bias`.
+/// `(shifted, p)` with `exp(x) = 2^n (1 + p)` for an integer n: the low bits of `shifted` are those of
+/// `n + bias`.
 fn exp_parts(x: Val, bias: i64) -> (Val, Val) {
-    // As in `nearest`, with the bias on top.
+    // The same trick as in `nearest`, with the bias on top.
     let magic = f64::from(MAGIC) + bias as f64;
     let shifted = x.fma(LOG2_E, magic);
     let n = shifted - magic;
@@ -182,8 +184,9 @@ fn exp_between(x: Val) -> Val {
 
 pub fn exp(x: Val) -> Val {
     let x = at_most(at_least(x, -104.0), 89.0);
-    // 2^n as two factors, so that results reach infinity and the denormals: with twice the bias of exponents, half of the
-    // low bits are the biased exponent of one and the rest that of the other. The bits above do not survive the shifts.
+    // 2^n as two factors, so that results reach infinity and the denormals: with twice the bias of exponents,
+    // half of the low bits are the biased exponent of one and the rest that of the other. The bits above do
+    // not survive the shifts.
     let (shifted, p) = exp_parts(x, 2 * BIAS);
     let exponents = bits(shifted);
     let half = exponents >> 1;
@@ -199,17 +202,17 @@ fn exp_of_negative(x: Val) -> Val {
     p.fma(power, power) * (1.0 / (1_u128 << 64) as f64)
 }
 
-/// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it: no overflow, and results below 1e-30 are
-/// zero, so that products with them are not denormal (which would be slow).
+/// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it: no overflow, and results
+/// below 1e-30 are zero, so that products with them are not denormal (which would be slow).
 pub fn exp_below_zero(x: Val) -> Val {
     // What comes out below is no number that means anything.
     zero_below(x, -69.0, exp_between(x))
 }
 
-/// `2^x` for f32 x that are at most zero, otherwise as [`exp_below_zero`]: 12 operations in place of 15, since the part of x
-/// that is no integer is exact.
+/// `2^x` for f32 x that are at most zero, otherwise as [`exp_below_zero`]: 12 operations in place of 15,
+/// since the part of x that is no integer is exact.
 pub fn exp2_below_zero(x: Val) -> Val {
-    // As in `nearest`, with the bias of exponents on top.
+    // The same trick as in `nearest`, with the bias of exponents on top.
     let magic = f64::from(MAGIC) + BIAS as f64;
     let shifted = x + magic;
     let r = x - (shifted - magic);
@@ -228,8 +231,8 @@ fn over_one_plus<'k>(x: Val<'k>, e: Val<'k>, quotient: QuotientMethod) -> Val<'k
     }
 }
 
-/// `1 / (1 + e)` for e from 0 to 1: the best polynomial of degree 3 (`1 - (1 + e) p` is a Chebyshev polynomial, at most
-/// 1/577), then one step of third order.
+/// `1 / (1 + e)` for e from 0 to 1: the best polynomial of degree 3 (`1 - (1 + e) p` is a Chebyshev
+/// polynomial, at most 1/577), then one step of third order.
 fn recip_above_one(e: Val) -> Val {
     let p = polynomial(e, &[-128.0 / 577.0, 384.0 / 577.0, -544.0 / 577.0, 576.0 / 577.0]);
     // The difference is exact.
@@ -247,7 +250,8 @@ pub fn tanh(x: Val, quotient: QuotientMethod) -> Val {
 }
 
 pub fn sigmoid(x: Val, quotient: QuotientMethod) -> Val {
-    // exp of a negative number only, so that nothing overflows: e / (1 + e) left of 0, 1 / (1 + e) right of it.
+    // exp of a negative number only, so that nothing overflows: e / (1 + e) left of 0, 1 / (1 + e) right of
+    // it.
     let minus = -x.abs();
     let e = zero_below(minus, -104.0, exp_of_negative(minus));
     over_one_plus(x.lt(0.0).select(e, 1.0), e, quotient)
@@ -302,8 +306,8 @@ pub fn cos(x: Val) -> Val {
 
 /// `sin(x + quarters * pi / 2)`.
 fn sin_of_quarters(x: Val, quarters: i64) -> Val {
-    // q = nearest integer to x / (pi/2); r = x - q pi/2 with pi/2 in parts of 8 bits, whose products with q below 2^16 are
-    // exact, and a rest.
+    // q = nearest integer to x / (pi/2); r = x - q pi/2 with pi/2 in parts of 8 bits, whose products with q
+    // below 2^16 are exact, and a rest.
     let (q, quadrant) = (nearest(x * FRAC_2_PI), nearest_i32(x * FRAC_2_PI));
     let r = PI_HALF_PARTS.iter().fold(x, |r, &part| (-q).fma(part, r));
     let z = r * r;

@@ -11,7 +11,7 @@ pub fn fragment_position<'k>(of: &Fragment, lane: Val<'k>, element: u32) -> [Val
     [along(of, lane, |step| step.0) + i64::from(row), along(of, lane, |step| step.1) + i64::from(column)]
 }
 
-/// What the bits of a lane add along one axis: neighbouring bits that double are one number.
+/// The sum of the steps of a lane's bits along one axis: neighbouring bits that double are one number.
 fn along<'k>(of: &Fragment, lane: Val<'k>, axis: impl Fn(&BitStride) -> u32) -> Val<'k> {
     let steps: Vec<i64> = of.lane.iter().map(|step| axis(step).into()).collect();
     let mut sum = lane.recorder().int(0);
@@ -44,8 +44,9 @@ impl<'k> Val<'k> {
 }
 
 impl<'k, const N: usize> BufferView<'k, N> {
-    /// `matrices` (2 or 4) times 8 rows of 16 bytes of shared memory, in the registers of a warp; lane `8 i + r` says where row `r` of
-    /// matrix `i` begins. `transposed`: with rows and columns of units of 16 bits exchanged.
+    /// `matrices` (2 or 4) times 8 rows of 16 bytes of shared memory, in the registers of a warp; lane
+    /// `8 i + r` says where row `r` of matrix `i` begins. `transposed`: with rows and columns of units of 16
+    /// bits exchanged.
     #[track_caller]
     pub fn load_matrices(self, at: impl IndexTuple<'k, N>, matrices: u32, transposed: bool) -> Val<'k> {
         let wanted = |id: &InstrId| match id.def().meaning {
@@ -60,7 +61,8 @@ impl<'k, const N: usize> BufferView<'k, N> {
         self.at(at).instr(instr, &[])
     }
 
-    /// Begins to copy `bytes` bytes to this place, in shared memory, from `source`, in global memory; [`Recorder::wait_copies`] ends it.
+    /// Begins to copy `bytes` bytes to this place, in shared memory, from `source`, in global memory;
+    /// [`Recorder::wait_copies`] ends it.
     #[track_caller]
     pub fn start_copy<const M: usize>(
         self,
@@ -89,7 +91,7 @@ impl<'k, const N: usize> BufferView<'k, N> {
 }
 
 impl Recorder {
-    /// The copies that a thread has begun since the last time become a group.
+    /// The copies that a thread has started since the last time become a group.
     pub fn commit_copies(&self) {
         self.builder(|kb| kb.push(Stmt::Commit));
     }

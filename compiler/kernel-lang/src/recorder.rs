@@ -1,4 +1,4 @@
-//! What records a kernel: declarations, literals, and the way to and from the builder below.
+//! The recorder of a kernel: declarations, literals, and the way to and from the builder below.
 
 use crate::{BufferView, IntoIndex, RegisterGrid, RegisterVar, Val};
 use mlcc_ir::builder::KernelBuilder;
@@ -22,7 +22,7 @@ impl Recorder {
         self.builder.into_inner().finish()
     }
 
-    /// Records into a kernel that a builder has begun.
+    /// Records into a kernel that a builder has started.
     pub fn within<T>(builder: &mut KernelBuilder, body: impl FnOnce(&Recorder) -> T) -> T {
         let begun = std::mem::replace(builder, KernelBuilder::new(""));
         let recorder = Recorder { builder: RefCell::new(begun) };
@@ -127,7 +127,7 @@ impl Recorder {
         RegisterVar::new(self, name, first)
     }
 
-    /// A tile of variables; `first(row, column)` is what each begins with.
+    /// A tile of variables; `first(row, column)` is the first value of each.
     pub fn regs<'k>(
         &'k self,
         name: &str,

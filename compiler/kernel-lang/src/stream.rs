@@ -6,7 +6,8 @@ use mlcc_ir::instr::InstrId;
 /// Bytes that come from memory together.
 pub const CACHE_LINE: usize = 64;
 
-/// How a loop prefetches what it is going to read, `distance` bytes ahead of where it reads.
+/// The way in which a loop prefetches the memory that it is going to read, `distance` bytes ahead of its
+/// reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PrefetchMethod {
     /// Not at all: the processor finds it by itself.
@@ -14,14 +15,15 @@ pub enum PrefetchMethod {
     None,
     /// Every cache line by a prefetch instruction.
     Lines { prefetch: InstrId, distance: i64 },
-    /// The first line of what an iteration reads: the processor finds the others, and learns of the next pages.
+    /// The first line of what an iteration reads: the processor finds the others, and learns of the next
+    /// pages.
     Sparse { prefetch: InstrId, distance: i64 },
     /// Every cache line by a plain load, for processors that drop prefetches.
     Touch { load: InstrId, distance: i64 },
 }
 
 impl PrefetchMethod {
-    /// What prefetches a line.
+    /// The instruction that prefetches a line.
     pub fn instr(self) -> Option<InstrId> {
         match self {
             PrefetchMethod::None => None,
@@ -32,8 +34,8 @@ impl PrefetchMethod {
         }
     }
 
-    /// For an iteration that reads `count` elements from `at` on: prefetches those that lie the distance ahead, or the last
-    /// `count` ones of the memory, which begin at `last`.
+    /// Prefetches in an iteration that reads `count` elements from `at` on: the elements at the distance
+    /// ahead, or the last `count` ones of the memory, which begin at `last`.
     #[track_caller]
     pub fn prefetch_ahead<'k>(self, view: BufferView<'k, 1>, at: Val<'k>, count: i64, last: Val<'k>) {
         let size = view.dtype().bytes().unwrap_or(1) as i64;

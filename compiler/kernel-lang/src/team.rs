@@ -61,7 +61,8 @@ pub fn warp_sum(value: Val) -> Val {
     fold_lanes(value, BinOp::Add, WARP)
 }
 
-/// Values of `lanes` neighbouring lanes of a warp, a power of two, joined by `op`, in each of them; f32 or i32.
+/// Values of `lanes` neighbouring lanes of a warp, a power of two, joined by `op`, in each of them; f32 or
+/// i32.
 pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
     let shuffle = shuffle(value);
     let mut sum = value.named("sum");
@@ -74,8 +75,8 @@ pub fn fold_lanes(value: Val, op: BinOp, lanes: i64) -> Val {
     sum
 }
 
-/// Each of `values`, a power of two of them and at most as many as lanes, joined by `op` over `lanes` neighbouring lanes of a warp: lane
-/// `lane` of them has that of value `lane / (lanes / values)`.
+/// Each of `values`, a power of two of them and at most as many as lanes, joined by `op` over `lanes`
+/// neighbouring lanes of a warp: lane `lane` of them has that of value `lane / (lanes / values)`.
 pub fn fold_each<'k>(mut values: Vec<Val<'k>>, op: BinOp, lane: Val<'k>, lanes: i64) -> Val<'k> {
     let mut distance = lanes / 2;
     while values.len() > 1 {

@@ -8,15 +8,15 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Rem, Shl, Shr, Sub};
 
 /// A value of the kernel that is being recorded: one lane or several, of one type.
 ///
-/// Both operands of an operation have one type; one lane meets several by being repeated, and a literal takes the type of
-/// the value beside it. Integers wrap and divide towards zero.
+/// Both operands of an operation have one type; one lane meets several by being repeated, and a literal takes
+/// the type of the other operand. Integers wrap and divide towards zero.
 #[derive(Clone, Copy)]
 pub struct Val<'k> {
     k: &'k Recorder,
     id: ExprId,
 }
 
-/// What may stand beside a value: another one, or a literal that takes its type.
+/// An operand next to a value: another one, or a literal that takes its type.
 pub trait IntoOperand<'k>: Copy {
     #[doc(hidden)]
     fn typed_like(self, other: Val<'k>) -> Val<'k>;
@@ -214,13 +214,15 @@ impl<'k> Val<'k> {
     pub fn shuffle_with(self, other: Val<'k>, lanes: impl IntoIterator<Item = u32>) -> Val<'k> {
         self.k.val(self.k.recording().shuffle(self.id, Some(other.id), lanes.into_iter().collect()))
     }
-    /// A machine instruction, by its number or its name in the instruction table; `self` is its first argument.
+    /// A machine instruction, by its number or its name in the instruction table; `self` is its first
+    /// argument.
     #[track_caller]
     pub fn instr(self, instr: impl IntoInstruction, others: &[Val<'k>]) -> Val<'k> {
         let args = [self].iter().chain(others).map(|v| v.id).collect();
         self.k.val(self.k.recording().instr(instr.number(), args))
     }
-    /// An instruction without a result as a statement of its own: prefetches the element that this value loads.
+    /// An instruction without a result as a statement of its own: prefetches the element that this value
+    /// loads.
     pub fn prefetch_load(self, instr: InstrId) {
         self.k.recording().push(Stmt::Instr { instr, args: vec![self.id] });
     }

@@ -10,7 +10,7 @@ use mlcc_ir::types::DType;
 pub struct BufferView<'k, const N: usize> {
     k: &'k Recorder,
     buf: BufId,
-    /// Where the view begins; `None` is the start of the buffer.
+    /// The start of the view; `None` is the start of the buffer.
     origin: Option<Val<'k>>,
     /// Elements from one index to the next, outermost first; each a multiple of the next one.
     strides: [i64; N],
@@ -83,7 +83,7 @@ impl<'k, const N: usize> BufferView<'k, N> {
         BufferView { k, buf, origin: None, strides }
     }
 
-    /// Where the part of an index of the outermost axis begins.
+    /// The start of the part of an index of the outermost axis.
     #[track_caller]
     fn start_of(self, index: impl IntoIndex<'k>) -> Val<'k> {
         let start = index.index(self.k) * self.strides[0];
@@ -107,7 +107,8 @@ impl<'k, const N: usize> BufferView<'k, N> {
         BufferView { origin: self.origin.map(|origin| origin.named(name)), ..self }
     }
 
-    /// The same buffer with `pitch` elements from one index of the last but one axis to the next, where rows are padded.
+    /// The same buffer with `pitch` elements from one index of the last but one axis to the next, where rows
+    /// are padded.
     #[track_caller]
     pub fn pitch(mut self, pitch: i64) -> BufferView<'k, N> {
         assert!(N >= 2 && pitch >= self.strides[N - 2], "a pitch of {pitch} for {:?}", self.strides);
@@ -210,7 +211,7 @@ impl<'k> RegisterVar<'k> {
         reg
     }
 
-    /// What the variable has where this is evaluated; [`Val::named`] keeps it.
+    /// The value of the variable where this is evaluated; [`Val::named`] keeps it.
     pub fn get(self) -> Val<'k> {
         let zero = self.k.int(0);
         self.k.val(self.k.recording().load_vec(self.buf, zero.id(), self.lanes))
@@ -246,8 +247,8 @@ impl<'k> RegisterGrid<'k> {
         self.rows.iter().map(Vec::as_slice)
     }
 
-    /// `reg = add(reg, a, b)` for each row `a` and column `b`: a product of a column and a row where `add` is a
-    /// multiplication and an addition. A row is taken when its turn comes.
+    /// `reg = add(reg, a, b)` for each row `a` and column `b`: a product of a column and a row where `add` is
+    /// a multiplication and an addition. A row is taken when its turn comes.
     #[track_caller]
     pub fn add_outer(
         &self,

@@ -10,13 +10,13 @@ use crate::types::{DType, TensorType};
 
 /// Scaled dot-product attention (Vaswani et al. 2017) with grouped query heads (Ainslie et al. 2023).
 ///
-/// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in any one float
-/// type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if there is a `prefix` or not all keys are of the `span`, then
-/// the queries once more if there are `sinks`, then logits `f32[heads]` if there are `null_logits`, then a table
-/// `f32[heads, distances]` if there are `terms`. Output: `f32[n, heads, value_size]`.
-/// The queries are the last `n` of the `t` positions: query `i` stands at `p = t - n + i` and sees key `j` where
-/// `j <= p + ahead`.
-/// Query head `h` reads key head `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
+/// Inputs: queries `f32[n, heads, size]`, keys `[t, kv_heads, size]`, values `[t, kv_heads, value_size]` in
+/// any one float type, then slopes `f32[heads]` if `alibi`, then a count `i32[1]` if there is a `prefix` or
+/// not all keys are of the `span`, then the queries once more if there are `sinks`, then logits `f32[heads]`
+/// if there are `null_logits`, then a table `f32[heads, distances]` if there are `terms`. Output:
+/// `f32[n, heads, value_size]`. The queries are the last `n` of the `t` positions: query `i` is at
+/// `p = t - n + i` and sees key `j` where `j <= p + ahead`. Query head `h` reads key head
+/// `h / (heads / kv_heads)`. The score is `scale * dot(q, k)`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AttentionOp {
     pub scale: f64,
@@ -24,35 +24,39 @@ pub struct AttentionOp {
     pub softcap: f64,
     /// Only keys with `p - j < window` (Mistral); 0 = all.
     pub window: usize,
-    /// How many keys behind its own a query sees, of those that there are: 0 = none (causal), [`AttentionOp::ALL`] = all, as
-    /// encoders do. With a window the query sees so many to the other side. Neither sinks nor a prefix stand beside it. Text
-    /// shows it where it is not 0.
+    /// The number of keys behind its own that a query sees, of those that there are: 0 = none (causal),
+    /// [`AttentionOp::ALL`] = all, as encoders do. With a window the query sees as many to the other side.
+    /// Neither sinks nor a prefix go with it. Text shows it where it is not 0.
     pub ahead: usize,
-    /// Keys `j < sinks` are seen from behind the window too (attention sinks, Xiao et al. 2023), as if they stood in
-    /// front of it without a gap: their products are with the last input, the queries turned for the place
-    /// `min(p, window + sinks - 1)`, which is where ALiBi counts from as well. Needs a window, and no prefix.
+    /// Keys `j < sinks` are seen from behind the window too (attention sinks, Xiao et al. 2023), as if they
+    /// were in front of it without a gap: their products are with the last input, the queries rotated for the
+    /// place `min(p, window + sinks - 1)`, which is where ALiBi counts from as well. Needs a window, and no
+    /// prefix.
     pub sinks: usize,
     /// `slope[h] * (j - p)` is added to the score (Press et al. 2022).
     pub alibi: bool,
     /// Keys `j < count` are seen by every query (prefix language models, ChatGLM-6B).
     pub prefix: bool,
-    /// Which keys are seen at all, whatever the other masks show.
+    /// The keys that are seen at all, whatever the other masks show.
     pub span: KeySpan,
-    /// A term is added to the score by the distance of query and key (T5): that of the column `j - p + behind` of the table, or of
-    /// its first or last column where there is no such column. Not beside sinks. Text shows `behind` where there is a table.
+    /// A term is added to the score by the distance of query and key (T5): that of the column
+    /// `j - p + behind` of the table, or of its first or last column where there is no such column. Not
+    /// beside sinks. Text shows `behind` where there is a table.
     pub terms: Option<usize>,
-    /// One logit per head joins the sum of the softmax, for a key without a value (gpt-oss). Text shows the flag where it
-    /// is true.
+    /// One logit per head joins the sum of the softmax, for a key without a value (gpt-oss). Text shows the
+    /// flag where it is true.
     pub null_logits: bool,
-    /// Kernels of several queries may do both products in integers, with rows of codes and a scale each. What they give is
-    /// then off by what rounding does to the operands: an element of a query or of a key by at most `2^-15.9` of its row's
-    /// length, one of a value by at most `2^-14` of the row's largest, and the product of a weight and that largest by at
-    /// most `2^-18` of the sum of these products over a block of 64 keys, or `2^-16` of their largest if that is more. The
-    /// definition stays exact. Text shows the flag where it is true.
+    /// Kernels of several queries may do both products in integers, with rows of codes and a scale each. What
+    /// they give is then off by what rounding does to the operands: an element of a query or of a key by at
+    /// most `2^-15.9` of its row's length, one of a value by at most `2^-14` of the row's largest, and the
+    /// product of a weight and that largest by at most `2^-18` of the sum of these products over a block of
+    /// 64 keys, or `2^-16` of their largest if that is more. The definition stays exact. Text shows the flag
+    /// where it is true.
     pub codes: bool,
 }
 
-/// Keys of an attention by a count, of which each query sees at least one: the caches of an encoder-decoder model hold two texts.
+/// Keys of an attention by a count, of which each query sees at least one: the caches of an encoder-decoder
+/// model hold two texts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeySpan {
     #[default]
@@ -64,7 +68,7 @@ pub enum KeySpan {
 }
 
 impl AttentionOp {
-    /// In `ahead`: every later key.
+    /// The value of `ahead` for every later key.
     pub const ALL: usize = i32::MAX as usize;
 
     /// Plain causal attention.
@@ -107,13 +111,13 @@ impl AttentionOp {
     pub fn terms_input(&self) -> Option<usize> {
         self.terms.is_some().then(|| self.inputs(4))
     }
-    /// How many inputs there are, with so many of those that not all attentions have.
+    /// The number of inputs with the first `of` of those that not all attentions have.
     fn inputs(&self, of: usize) -> usize {
         let counts = self.prefix || self.span != KeySpan::All;
         let more = [self.alibi, counts, self.sinks > 0, self.null_logits, self.terms.is_some()];
         3 + more[..of].iter().filter(|&&more| more).count()
     }
-    /// Where a query stands at most for the sinks.
+    /// The largest place of a query for the sinks.
     pub fn last_place(&self) -> usize {
         (self.window + self.sinks).saturating_sub(1)
     }
@@ -136,7 +140,7 @@ impl AttentionOp {
     }
 }
 
-/// What hides a key; far below every score, and no source of NaN.
+/// The score of a hidden key; far below every score, and no source of NaN.
 const HIDDEN: f64 = -1e30;
 
 pub(super) fn infer(op: &Op, a: &AttentionOp, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {

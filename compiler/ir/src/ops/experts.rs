@@ -98,8 +98,8 @@ fn weight_of(experts: usize, ty: &TensorType, weight: usize, ids: usize) -> Scal
     ScalarExpr::load(weight, vec![row, ScalarExpr::Red(0)])
 }
 
-/// The element (or its index) whose rank is the output's column. The rank of an element is the number of larger ones,
-/// and of equal ones before it.
+/// The element (or its index) whose rank is the output's column. The rank of an element is the number of
+/// larger ones, and of equal ones before it.
 fn chosen(x: &TensorType, index: bool) -> ScalarExpr {
     let load = |column: ScalarExpr| ScalarExpr::load(0, vec![ScalarExpr::Axis(0), column]);
     let (this, other) = (load(ScalarExpr::Red(0)), load(ScalarExpr::Red(1)));

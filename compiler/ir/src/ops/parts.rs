@@ -1,4 +1,5 @@
-//! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and [`Op::attrs`].
+//! An op made from its parts in text: name, symbol and attributes. The inverse of [`Op::name`] and
+//! [`Op::attrs`].
 
 use super::{AttentionOp, AttrValue, KeySpan, Op};
 use crate::compute::RedOp;
@@ -7,14 +8,14 @@ use crate::kernel::{BinOp, UnOp};
 use crate::module::{FuncId, ParamId, StateId};
 use crate::types::DType;
 
-/// What an op refers to by name instead of by attribute.
+/// The parameter or state that an op refers to by name instead of by attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SymbolRef {
     Param(ParamId),
     State(StateId),
 }
 
-/// Why parts make no op.
+/// The reasons why parts make no op.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError {
     #[error("there is no op {0}")]
@@ -32,8 +33,8 @@ pub enum PartsError {
 }
 
 impl Op {
-    /// The op with that name and those attributes, in any order. Sizes stand for integers and floats where they are
-    /// constant, because text does not tell them apart.
+    /// The op with that name and those attributes, in any order. Constant sizes count as integers and floats,
+    /// because text does not tell them apart.
     pub fn from_parts(
         name: &str,
         symbol: Option<SymbolRef>,

@@ -8,16 +8,18 @@ use crate::kernel::{BinOp, UnOp};
 use crate::module::Module;
 use crate::types::{DType, TensorType};
 
-/// Largest code of activations of so many bits. Of 16 bits, the high byte is at most 127 after rounding.
+/// Largest code of activations of `bits` bits. Of 16 bits, the high byte is at most 127 after rounding.
 pub fn max_code(bits: usize) -> f64 {
     if bits == 16 { 32512.0 } else { 127.0 }
 }
 
-/// What is added to a quotient before it is rounded to a code: the borders between codes lie at `n + 0.5 - CODE_OFFSET`.
+/// The number that is added to a quotient before it is rounded to a code: the borders between codes are at
+/// `n + 0.5 - CODE_OFFSET`.
 ///
-/// Embeddings of a packed scheme times norm weights of 8 significant bits are products of small integers, so quotients of
-/// exactly `n + 0.5` are frequent (5 of 2112 in a test case), and there the rounding errors of the executor would
-/// choose the code. No multiple of a power of two lies at the moved borders. A code is wrong by at most 0.5003 instead of 0.5.
+/// Embeddings of a packed scheme times norm weights of 8 significant bits are products of small integers, so
+/// quotients of exactly `n + 0.5` are frequent (5 of 2112 in a test case), and there the rounding errors of
+/// the executor would choose the code. No multiple of a power of two lies at the moved borders. A code is
+/// wrong by at most 0.5003 instead of 0.5.
 pub const CODE_OFFSET: f64 = 1.0 / 3000.0;
 
 fn code_type(bits: usize) -> DType {
@@ -32,7 +34,7 @@ fn is_rows(x: &TensorType) -> bool {
     x.rank() >= 2 && x.dtype == DType::F32
 }
 
-/// The rows of `x` with so many columns.
+/// The rows of `x` with `k` columns.
 fn rows(dtype: DType, x: &TensorType, columns: Dim) -> TensorType {
     let mut dims = x.dims.clone();
     if let Some(last) = dims.last_mut() {
@@ -49,7 +51,7 @@ fn groups(k: &Dim, group: usize) -> Dim {
     k.ceil_div(group as i64)
 }
 
-/// Whether codes, scales per `group` columns and sums go with each other and with a packed weight.
+/// Checks that codes, scales per `group` columns and sums go with each other and with a packed weight.
 pub(super) fn codes_fit(op: &Op, group: usize, [q, s, z, w]: [&TensorType; 4]) -> Result<(), OpError> {
     let DType::Packed(format) = w.dtype else {
         return invalid_input(op, format!("takes integer codes and a packed weight, not {q} and {w}"));

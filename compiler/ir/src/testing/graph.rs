@@ -1,7 +1,8 @@
 //! Random modules for property tests: well-formed graph functions of every op, determined by a seed.
 //!
-//! The entry `main` takes `i32[n]` ids below [`ROWS`] and floats. Values stay moderate (functions with poles are only
-//! applied to results of `sigmoid`), so that any two ways to evaluate a module may be compared with a tolerance.
+//! The entry `main` takes `i32[n]` ids below [`ROWS`] and floats. Values stay moderate (functions with poles
+//! are only applied to results of `sigmoid`), so that any two ways to evaluate a module may be compared with
+//! a tolerance.
 
 use super::TestRng;
 use crate::compute::RedOp;
@@ -17,21 +18,22 @@ use crate::types::{DType, QuantFormat, TensorType};
 /// Rows of every table that is gathered from.
 pub const ROWS: i64 = 8;
 
-/// What random modules may contain.
+/// The constructs that random modules may contain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GraphOptions {
     /// Nodes to try; some do not fit what is there and are skipped.
     pub nodes: usize,
-    /// Ops whose results jump (casts, rounding, quantization): a tiny difference before them is a large one after.
+    /// Ops whose results jump (casts, rounding, quantization): a tiny difference before them is a large one
+    /// after.
     pub jumps: bool,
     /// Parameters made of several checkpoint tensors, and odd names.
     pub sources: bool,
 }
 
 impl GraphOptions {
-    /// For the text format: everything.
+    /// All constructs, for the text format.
     pub const ALL: GraphOptions = GraphOptions { nodes: 40, jumps: true, sources: true };
-    /// For comparing results.
+    /// The constructs for comparing results.
     pub const SMOOTH: GraphOptions = GraphOptions { nodes: 25, jumps: false, sources: false };
 }
 
@@ -369,7 +371,7 @@ impl GraphGenerator {
         path(self);
     }
 
-    /// Returns the last values; what nobody uses stays, as in a module before dead code is removed.
+    /// Returns the last values; unused ones stay, as in a module before dead code is removed.
     fn finish(mut self) -> Module {
         let count = 1 + self.rng.below(3).min(self.pool.len() - 1);
         self.f.outputs = self.pool[self.pool.len() - count..].to_vec();

@@ -1,4 +1,5 @@
-//! Reads graph functions. Types are taken as written; whether they are what the ops give is the verifier's business.
+//! Reads graph functions. Types are taken as written; the verifier checks that they are those that the ops
+//! give.
 
 use super::dim::parse_dim;
 use super::lexer::{LexToken, Lexer, ParseError};
@@ -9,7 +10,8 @@ use crate::ops::{AttrValue, Op, SymbolRef};
 use crate::types::{DType, TensorType};
 use std::collections::HashMap;
 
-/// What a function in text may refer to: parameters and states declared so far, functions anywhere in the module.
+/// The names that a function in text may refer to: parameters and states declared so far, functions anywhere
+/// in the module.
 pub struct ModuleScope<'a> {
     pub module: &'a Module,
     pub functions: &'a HashMap<String, FuncId>,
@@ -21,8 +23,8 @@ pub fn parse_dtype(lexer: &mut Lexer) -> Result<DType, ParseError> {
     DType::parse(&name).ok_or_else(|| Lexer::error_at(pos, format!("unknown element type `{name}`")))
 }
 
-/// Largest product of the sizes of one tensor (coefficients of symbols taken as sizes), so that arithmetic on types
-/// cannot overflow.
+/// Largest product of the sizes of one tensor (coefficients of symbols taken as sizes), so that arithmetic on
+/// types cannot overflow.
 const MOST_ELEMENTS: i128 = 1 << 48;
 /// Operands of one node; definitions recurse over them.
 const MOST_OPERANDS: usize = 1024;

@@ -48,7 +48,7 @@ impl ValueNames {
     }
 }
 
-/// How messages name a node: `%3 = matmul`.
+/// The name of a node in messages: `%3 = matmul`.
 pub fn node_label(f: &Function, id: NodeId) -> String {
     match f.nodes.get(id) {
         Some(node) if node.outputs.is_empty() => node.op.name().to_string(),
@@ -102,7 +102,7 @@ fn print_node(module: &Module, f: &Function, names: &ValueNames, node: &GraphNod
     out
 }
 
-/// The name that stands before the operands.
+/// The name before the operands.
 fn op_symbol(module: &Module, op: &Op) -> Option<String> {
     let (name, id) = match op {
         Op::Param(id) => (module.params.get(*id).map(|p| &p.name), id.to_string()),
@@ -114,7 +114,7 @@ fn op_symbol(module: &Module, op: &Op) -> Option<String> {
     Some(name.map_or_else(|| undefined(&id), |name| print_name('@', name)))
 }
 
-/// Stands for the name of something that does not exist; does not parse.
+/// The name of something that does not exist; does not parse.
 fn undefined(id: &str) -> String {
     format!("@<undefined {id}>")
 }

@@ -1,5 +1,6 @@
-//! Parses a kernel. Types of expressions follow from their operands as in the builder; whether the operands fit is the
-//! verifier's business, so that kernels which are wrong in other ways than their text can be read and refused there.
+//! Parses a kernel. Types of expressions follow from their operands as in the builder; whether the operands
+//! fit is the verifier's business, so that kernels which are wrong in other ways than their text can be read
+//! and refused there.
 //!
 //! ```text
 //! kernel @axpy(%x: f32[n] in align 64, %y: f32[n] inout align 64; n: %n) {
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 
 type ParseResult<T> = Result<T, ParseError>;
 
-/// Parses one kernel; the lexer stands at `kernel`.
+/// Parses one kernel; the lexer is at `kernel`.
 pub fn parse_kernel(lexer: &mut Lexer) -> ParseResult<Kernel> {
     lexer.expect_keyword("kernel")?;
     let name = lexer.at_name("the name of the kernel")?;

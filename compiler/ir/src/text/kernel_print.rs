@@ -1,8 +1,9 @@
 //! Prints a kernel.
 //!
-//! Expressions are a graph with sharing; written as a tree they could grow without bound. So an expression that is used
-//! more than once and is not small, or that would nest too deeply, gets a text name: `$1 = ...` before the first
-//! statement that needs it. Such a line is an abbreviation, not a statement: nothing is evaluated there.
+//! Expressions are a graph with sharing; written as a tree they could grow without bound. So an expression
+//! that is used more than once and is not small, or that would nest too deeply, gets a text name: `$1 = ...`
+//! before the first statement that needs it. Such a line is an abbreviation, not a statement: nothing is
+//! evaluated there.
 
 use super::lexer::{print_float, print_name};
 use crate::kernel::*;
@@ -31,7 +32,7 @@ pub fn print_kernel(kernel: &Kernel) -> String {
     printer.out
 }
 
-/// Which expressions get a text name.
+/// The expressions that get a text name.
 fn named(kernel: &Kernel) -> Vec<bool> {
     let count = kernel.exprs.len();
     let mut uses = vec![0u32; count];

@@ -1,7 +1,8 @@
 //! Splits IR text into tokens with their positions, and the small parsing helpers that all parsers share.
 //!
-//! Tokens: identifiers (letters, digits, `_`, and `.` between parts: `state.read`), sigil names (`%x`, `@f`, `$1`; any
-//! text in quotes: `%"odd name"`), numbers without sign, strings, punctuation. `//` starts a comment up to the line end.
+//! Tokens: identifiers (letters, digits, `_`, and `.` between parts: `state.read`), sigil names (`%x`, `@f`,
+//! `$1`; any text in quotes: `%"odd name"`), numbers without sign, strings, punctuation. `//` starts a
+//! comment up to the line end.
 
 use super::scanner::{TextScanner, is_word_char};
 use std::fmt;

@@ -93,7 +93,7 @@ pub fn parse_module(text: &str) -> Result<Module, ParseError> {
     }
 }
 
-/// Reads a module that other things may follow; the lexer stands at `module`.
+/// Reads a module that other things may follow; the lexer is at `module`.
 pub fn parse_module_part(lexer: &mut Lexer) -> Result<Module, ParseError> {
     lexer.expect_keyword("module")?;
     let mut module = Module::new(lexer.at_name("the module's name")?);
@@ -187,7 +187,7 @@ fn parse_param(lexer: &mut Lexer) -> Result<ModelParam, ParseError> {
     Ok(ModelParam { name, ty, role, source: parse_source(lexer)?, packing })
 }
 
-/// The thing of that name; all names are told where there is none.
+/// The thing of that name; the error lists all names.
 pub fn one_of<T: Copy>(lexer: &mut Lexer, all: &[T], name: fn(T) -> &'static str) -> Result<T, ParseError> {
     let pos = lexer.position();
     let names = || join(all.iter().map(|&x| name(x)));
@@ -213,7 +213,7 @@ fn parse_taps(lexer: &mut Lexer) -> Result<FunctionTaps, ParseError> {
     Ok(FunctionTaps { function, names })
 }
 
-/// What a source may be.
+/// The kinds of a source.
 const SOURCES: &str = "tensor, scale, neg_exp, exp, transpose, concat, offset, rows, columns, column_range, unit_rows, values, adapter or ranks";
 
 /// A number and the comma behind it.

@@ -1,4 +1,4 @@
-//! Characters to tokens; the lexer is what parsers use.
+//! Characters to tokens; parsers use the lexer.
 
 use super::lexer::{LexToken, Lexer, ParseError, TextPosition};
 
@@ -82,7 +82,7 @@ impl<'a> TextScanner<'a> {
         Ok((token, pos))
     }
 
-    /// Word characters, and dots that stand between them.
+    /// Word characters, and dots between them.
     fn dotted(&mut self) -> String {
         let mut name = String::new();
         while let Some(c) = self.first() {

@@ -10,10 +10,12 @@
 //!   exchange arena+2048:4096 to arena+8192:8192 rows n bytes 256 ranks 2
 //! }
 //! ```
-//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first row of a sequence,
-//! `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes after `;` are the dimension
-//! arguments. `each by` launches run for each sequence, which is so much work (`each single by` for those of one row, `each several by` for the others), `each worker` ones by every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have dynamic shares.
-//! An `exchange` joins the rows of a buffer that all ranks have.
+//! A buffer is `base+offset:bytes`, with `+stride*past` for new rows of a cache, `+stride*row` for the first
+//! row of a sequence, `+stride*sequence` for its number, and `+stride*worker` for a worker's copy; the sizes
+//! after `;` are the dimension arguments. `each by` launches run for each sequence, with the work that is
+//! given (`each single by` for those of one row, `each several by` for the others), `each worker` ones by
+//! every worker for itself, `wanted` ones for the rows whose logits are wanted. `pieces` launches have
+//! dynamic shares. An `exchange` joins the rows of a buffer that all ranks have.
 
 use super::dim::parse_dim;
 use super::lexer::{Lexer, ParseError, print_name};
@@ -54,7 +56,7 @@ fn print_launch(launch: &LaunchItem) -> String {
     out + &print_schedule(launch.grid.as_ref(), &launch.repeat, &launch.schedule)
 }
 
-/// What stands after the arguments of a launch, with a space before each part.
+/// The text after the arguments of a launch, with a space before each part.
 pub fn print_schedule(grid: Option<&LaunchGrid>, repeat: &RepeatMode, shares: &WorkSchedule) -> String {
     let mut out = String::new();
     if let Some(LaunchGrid { blocks: [x, y, z], threads: [i, j, k] }) = grid {
@@ -85,7 +87,7 @@ fn sequences(of: SequenceFilter) -> &'static str {
     }
 }
 
-/// What stands after the buffers of an exchange: `rows n bytes 256 ranks 2`.
+/// The text after the buffers of an all-gather: `rows n bytes 256 ranks 2`.
 pub fn print_parts(parts: &GatherShape, wanted: bool) -> String {
     let GatherShape { ranks, rows, row_bytes } = parts;
     format!("rows {rows} bytes {row_bytes} ranks {ranks}{}", if wanted { " wanted" } else { "" })
@@ -100,7 +102,7 @@ pub fn print_buffer(b: &BufferRef) -> String {
     format!("{}+{}{past}{page}{row}{sequence}{worker}:{}", b.base.name(), b.offset, b.bytes)
 }
 
-/// Parses one step; the lexer stands at `step`.
+/// Parses one step; the lexer is at `step`.
 pub fn parse_step(lexer: &mut Lexer) -> Result<StepProgram, ParseError> {
     lexer.expect_keyword("step")?;
     let name = lexer.at_name("the name of the step")?;

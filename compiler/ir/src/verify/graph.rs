@@ -78,7 +78,7 @@ fn verify_param(param: &ModelParam) -> Result<(), VerifyError> {
     }
 }
 
-/// What is wrong with a source, if anything is.
+/// The fault of a source, if it has one.
 fn source_fault(source: &ParamSource) -> Option<String> {
     match source {
         ParamSource::Tensor(_) | ParamSource::Values(_) | ParamSource::Adapter => None,
@@ -105,7 +105,7 @@ fn source_fault(source: &ParamSource) -> Option<String> {
     }
 }
 
-/// Whether each number below the length is there once.
+/// True if each number below the length is there once.
 fn is_permutation(order: &[usize]) -> bool {
     let mut seen = vec![false; order.len()];
     order.iter().all(|&at| seen.get_mut(at).is_some_and(|seen| !std::mem::replace(seen, true)))
@@ -142,7 +142,7 @@ fn verify_taps(module: &Module, taps: &FunctionTaps) -> Result<(), VerifyError> 
     Ok(())
 }
 
-/// Alignment in bytes of what a [`MemoryBase`] stands for.
+/// Alignment in bytes of the memory that a [`MemoryBase`] means.
 const BASE_ALIGN: u64 = 64;
 
 /// Launches fit their kernels, and lie in the arena that the step asks for.
@@ -180,16 +180,17 @@ pub fn verify_step(kernels: &[Kernel], step: &StepProgram) -> Result<(), VerifyE
     Ok(())
 }
 
-/// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the limits of the build
-/// when the launch list is made.
+/// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the
+/// limits of the build when the launch list is made.
 fn verify_grid(launch: &LaunchItem) -> Result<(), String> {
     let blocks = launch.grid.iter().flat_map(|grid| grid.blocks.iter().enumerate());
     let fault = |(axis, blocks): (usize, &Dim)| LaunchGrid::axis_fault(axis, blocks.as_const()?);
     blocks.into_iter().find_map(fault).map_or(Ok(()), |fault| Err(format!("the grid {fault}")))
 }
 
-/// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker: bases are aligned to
-/// [`BASE_ALIGN`], but for a temperature, which is a field of the call (a second input of more elements is none).
+/// Every buffer lies where its kernel relies on it to lie, whatever `past`, the sequence and the worker:
+/// bases are aligned to [`BASE_ALIGN`], but for a temperature, which is a field of the call (a second input
+/// of more elements is none).
 fn verify_places(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
     for (i, (b, &param)) in launch.buffers.iter().zip(&kernel.params).enumerate() {
         let Some(decl) = kernel.bufs.get(param) else { continue };
@@ -241,7 +242,8 @@ fn verify_shares(launch: &LaunchItem) -> Result<(), String> {
     }
 }
 
-/// What every worker computes for itself goes into copies, and nothing else does: so all copies are equal.
+/// Checks that values which every worker computes for itself go into copies, and others do not: so all copies
+/// are equal.
 fn verify_copies(kernel: &Kernel, launch: &LaunchItem) -> Result<(), String> {
     let each = launch.repeat == RepeatMode::EachWorker;
     if each && launch.grid.is_some() {
@@ -393,7 +395,7 @@ impl GraphVerifier<'_> {
         Ok(())
     }
 
-    /// What a function of this kind may contain, and what may be called how.
+    /// Checks that a function of this kind may contain the node, and that calls are of the right kind.
     fn check_roles(&self, id: NodeId, node: &GraphNode) -> Result<(), VerifyError> {
         let callee_kind = |id: FuncId| self.module.functions.get(id).map(|f| f.kind);
         match node.op {
@@ -413,7 +415,8 @@ impl GraphVerifier<'_> {
     }
 }
 
-/// No function writes a state twice, itself or through those that it calls, which stand before it in the order.
+/// No function writes a state twice, itself or through those that it calls, which come before it in the
+/// order.
 fn written_once(module: &Module, callees_first: &[FuncId]) -> Result<(), VerifyError> {
     let mut written = vec![BTreeSet::new(); module.functions.len()];
     for &id in callees_first {

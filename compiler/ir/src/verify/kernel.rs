@@ -1,10 +1,12 @@
-//! The kernel verifier: declarations, scopes and loop structure here, types of expressions in [`super::expr`].
+//! The kernel verifier: declarations, scopes and loop structure here, types of expressions in
+//! [`super::expr`].
 //!
-//! Beyond the invariants at the head of [`crate::kernel`]: lanes and literals in range, masks of the right shape, stores
-//! only to writable buffers, `Block` loops nested directly in each other around everything else, each GPU axis at most
-//! once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and at most 227 KiB of it, indices of `Local`
-//! buffers made of constants and variables of unrolled loops. An `Out` parameter may be read after it was written; its
-//! contents at the start are undefined (the interpreter checks that).
+//! Beyond the invariants at the head of [`crate::kernel`]: lanes and literals in range, masks of the right
+//! shape, stores only to writable buffers, `Block` loops nested directly in each other around everything
+//! else, each GPU axis at most once on a path, at most 1024 threads, `Shared` memory only in GPU kernels and
+//! at most 227 KiB of it, indices of `Local` buffers made of constants and variables of unrolled loops. An
+//! `Out` parameter may be read after it was written; its contents at the start are undefined (the interpreter
+//! checks that).
 
 use super::VerifyError;
 use super::expr::check_expr;
@@ -15,7 +17,7 @@ use crate::types::DType;
 
 /// Most threads of a GPU block.
 const MAX_THREADS: i64 = 1024;
-/// What a block may have on the largest GPUs; what a target has, its generators know.
+/// The shared memory of a block on the largest GPUs; the generators know the limit of a target.
 const MAX_SHARED_BYTES: i64 = 227 << 10;
 
 /// Checks all invariants of one kernel.
@@ -40,7 +42,7 @@ pub fn verify_kernel(kernel: &Kernel) -> Result<(), VerifyError> {
 
 pub(super) type CheckResult = Result<(), String>;
 
-/// What a variable in scope may be used for.
+/// The ways in which a variable in scope may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VariableRole {
     Hidden,
@@ -62,7 +64,7 @@ struct KernelVerifier<'a> {
     /// Loops around the current statement.
     path: Vec<(VarId, ForKind)>,
     threads: [i64; 3],
-    /// Of all allocations: each has a place of its own for the whole kernel.
+    /// Bytes of all allocations: each has its own place for the whole kernel.
     shared_bytes: i64,
 }
 
@@ -133,7 +135,7 @@ impl<'a> KernelVerifier<'a> {
         Ok(())
     }
 
-    /// Outside of the innermost block loop there is nothing but values and the next block loop.
+    /// Outside of the innermost block loop there are only values and the next block loop.
     fn block_nest(&self, body: &[Stmt]) -> CheckResult {
         let is_block = |s: &&Stmt| matches!(s, Stmt::For { kind: ForKind::Block(_), .. });
         let Some(Stmt::For { body: inner, .. }) = body.iter().find(is_block) else { return Ok(()) };
@@ -229,8 +231,8 @@ impl<'a> KernelVerifier<'a> {
         if self.gpu { Ok(()) } else { Err(format!("{name} in a CPU kernel")) }
     }
 
-    /// The argument of an instruction that takes the address of a load: one element in this memory, aligned to `bytes` if the element's
-    /// number is.
+    /// The argument of an instruction that takes the address of a load: one element in this memory, aligned
+    /// to `bytes` if the element's number is.
     fn check_address(&self, arg: ExprId, space: MemorySpace, bytes: u32, name: &str) -> CheckResult {
         let Expr::Load { buf, mask: None, .. } = *self.kernel.exprs.expr(arg) else {
             return Err(format!("{name} of something that is not a load, or a masked one"));

@@ -1,4 +1,4 @@
-//! What holds of modules that are split among ranks.
+//! Invariants of modules that are split among ranks.
 
 use super::VerifyError;
 use crate::graph::FunctionKind;
@@ -43,7 +43,8 @@ pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// The rows have a size and lie in the arena or come from and go to memory of the call, at places that are the same in every call.
+/// The rows have a size and lie in the arena or come from and go to memory of the call, at places that are
+/// the same in every call.
 pub(super) fn verify_exchange(step: &StepProgram, exchange: &AllGather) -> Result<(), VerifyError> {
     let AllGather { part, all, shape: parts, .. } = exchange;
     let bad = |message: String| Err(VerifyError::new(format!("step @{}, exchange", step.name), message));

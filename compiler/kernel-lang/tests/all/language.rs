@@ -1,4 +1,4 @@
-//! What is recorded means what it says, by the interpreter; mistakes name the line that made them.
+//! The meaning of recorded kernels, by the interpreter; mistakes name the line that made them.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run, run_with};
 use mlcc_ir::dim::SymValues;
@@ -220,7 +220,8 @@ fn one_iteration_needs_no_loop_and_none_no_code() {
     assert!(format!("{:?}", text(2)).starts_with("[For"));
 }
 
-/// Sums of 40 numbers times their place, shared out by a block of 64 threads; then the sum over the first warp.
+/// Sums of 40 numbers times their place, shared out by a block of 64 threads; then the sum over the first
+/// warp.
 fn team_kernel() -> Kernel {
     let k = Recorder::new("team");
     let x = k.input("x", DType::F32, [40]);
