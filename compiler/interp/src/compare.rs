@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// How far a result may be from its reference: `|got - want| <= absolute + relative * max |want|`.
+/// The distance that a result may have from its reference:
+/// `|got - want| <= absolute + relative * max |want|`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tolerance {
     pub absolute: f64,

@@ -1,4 +1,5 @@
-//! Whether two modules mean the same: both are interpreted on the same random weights and inputs. For tests of passes.
+//! Equivalence of two modules: both are interpreted on the same random weights and inputs. For tests of
+//! passes.
 
 use crate::compare::{ComparisonError, Tolerance, compare};
 use crate::graph::{
@@ -55,7 +56,8 @@ pub fn random_tensor(dtype: DType, dims: &[usize], seed: u64) -> Tensor {
     Tensor::new(dtype, dims, data)
 }
 
-/// Random tensors for every input of a function; the rows whose logits it is asked for are some that there are.
+/// Random tensors for every input of a function; the rows whose logits it is asked for are some that there
+/// are.
 pub fn random_inputs(f: &Function, syms: &SymValues, seed: u64) -> Vec<Tensor> {
     let dims = |ty: &TensorType| ty.dims.iter().map(|d| d.eval(syms).max(0) as usize).collect::<Vec<_>>();
     let inputs = f.inputs.iter().enumerate();
@@ -111,7 +113,7 @@ impl RandomWeights {
                 }
                 self.add(s, dims, seed);
             }
-            // Those of the whole module make the tensors.
+            // The parameters of the whole module make the tensors.
             ParamSource::Values(_) | ParamSource::Ranks(_) | ParamSource::Adapter => {}
             ParamSource::Transpose(s) => {
                 dims.reverse();
@@ -137,8 +139,8 @@ impl RandomWeights {
     }
 }
 
-/// Runs every entry of `before` in both modules, for one and for three tokens (of as many sequences, where it decodes a batch;
-/// of up to two, where it takes pieces), two steps each, and compares outputs and states.
+/// Runs every entry of `before` in both modules, for one and for three tokens (of as many sequences, where it
+/// decodes a batch; of up to two, where it takes pieces), two steps each, and compares outputs and states.
 pub fn same_meaning(
     before: &Module,
     after: &Module,
@@ -156,7 +158,8 @@ pub fn same_meaning(
     Ok(())
 }
 
-/// Runs every entry of `whole`, and on all ranks of `split`, as [`same_meaning`] does: every rank gives the bits of the whole.
+/// Runs every entry of `whole`, and on all ranks of `split`, as [`same_meaning`] does: every rank gives the
+/// bits of the whole.
 pub fn same_on_ranks(whole: &Module, split: &Module, seed: u64) -> Result<(), EquivalenceError> {
     let weights = RandomWeights::new(whole, seed);
     let values = weights.values(whole)?;

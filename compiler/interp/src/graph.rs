@@ -1,8 +1,9 @@
 //! Reference execution of graph functions: the meaning of everything.
 //!
-//! Ops are evaluated from their compute definitions in f64 and rounded to the output's type; decomposed ops by running
-//! their decomposition; `param`, `state.*`, `call` and `scan` by the module. A `state.read` gives the value from before
-//! the step wherever it stands; writes become visible when the step has succeeded. Integers are exact up to 2^53.
+//! Ops are evaluated from their compute definitions in f64 and rounded to the output's type; decomposed ops
+//! by running their decomposition; `param`, `state.*`, `call` and `scan` by the module. A `state.read` gives
+//! the value from before the step wherever it is; writes become visible when the step has succeeded. Integers
+//! are exact up to 2^53.
 
 mod batch;
 mod error;
@@ -29,10 +30,10 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::{FuncId, Module, ParamId};
 use std::sync::{Arc, OnceLock};
 
-/// How compute definitions are evaluated.
+/// The way in which compute definitions are evaluated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum EvaluationMode {
-    /// By plain loops where a definition has a common form.
+    /// Plain loops where a definition has a common form.
     #[default]
     Fast,
     /// Always by the register program: slow, used to check `Fast`.
@@ -45,7 +46,7 @@ pub struct Interpreter<'m> {
     source: Box<dyn Fn(ParamId) -> Tensor + 'm>,
     params: Vec<OnceLock<Arc<Tensor>>>,
     mode: EvaluationMode,
-    /// What leads to the other ranks; none where the module runs alone.
+    /// The link to the other ranks; none where the module runs alone.
     link: Option<ranks::SimulatedLink<'m>>,
 }
 
@@ -67,7 +68,7 @@ impl<'m> Interpreter<'m> {
     pub fn module(&self) -> &'m Module {
         self.module
     }
-    /// Which rank this is, in [`RankedModel::run`]; 0 where the module runs alone.
+    /// The number of this rank, in [`RankedModel::run`]; 0 where the module runs alone.
     pub fn rank(&self) -> usize {
         self.link.as_ref().map_or(0, ranks::SimulatedLink::rank)
     }
@@ -87,8 +88,8 @@ impl<'m> Interpreter<'m> {
         Ok(outputs.into_iter().map(|t| Arc::try_unwrap(t).unwrap_or_else(|t| (*t).clone())).collect())
     }
 
-    /// Runs a function that decodes a token of each of `states.len()` sequences, which have seen `pasts` tokens; `states` change only
-    /// if it succeeds.
+    /// Runs a function that decodes a token of each of `states.len()` sequences, which have seen `pasts`
+    /// tokens; `states` change only if it succeeds.
     pub fn run_batch(
         &self,
         function: FuncId,
@@ -100,8 +101,8 @@ impl<'m> Interpreter<'m> {
         batch::run(self, function, inputs, states, &pieces, pieces.len())
     }
 
-    /// Runs a function that takes rows of several sequences, `pieces` of them, with logits of `wanted` rows; `states` change only if
-    /// it succeeds.
+    /// Runs a function that takes rows of several sequences, `pieces` of them, with logits of `wanted` rows;
+    /// `states` change only if it succeeds.
     pub fn run_sequences(
         &self,
         function: FuncId,

@@ -1,16 +1,17 @@
-//! The kernel interpreter: the meaning of kernel IR, for CPU kernels and (lockstep, see [`crate::simt`]) GPU kernels.
+//! The kernel interpreter: the meaning of kernel IR, for CPU kernels and (lockstep, see [`crate::simt`]) GPU
+//! kernels.
 //!
-//! Values: f32 arithmetic rounds after each operation, `Fma` once; f16 and bf16 operations are computed in f32 and
-//! rounded to nearest even; integers wrap; transcendental functions are computed in f64 and rounded to f32 (then to the
-//! type). Division by zero, an overflowing division and a shift by the width or more are errors, because compiled code
-//! gives them no meaning. Target instructions are replaced by their meaning.
+//! Values: f32 arithmetic rounds after each operation, `Fma` once; f16 and bf16 operations are computed in
+//! f32 and rounded to nearest even; integers wrap; transcendental functions are computed in f64 and rounded
+//! to f32 (then to the type). Division by zero, an overflowing division and a shift by the width or more are
+//! errors, because compiled code gives them no meaning. Target instructions are replaced by their meaning.
 //!
-//! Memory: every index is checked against the length of its buffer, every buffer against the alignment that generated code
-//! assumes ([`BufDecl::assumed_align`]). `Out` parameters and all allocations start without contents, and reading what was
-//! not written is an error. With several workers, and always on GPUs, accesses of one cell that no barrier orders are an
-//! error if one of them is a write; so is an access of what an asynchronous copy is about to write, or a write of what it reads,
-//! before its thread has waited; so is a store outside of `par` loops in a kernel that several workers run, because each
-//! of them executes it.
+//! Memory: every index is checked against the length of its buffer, every buffer against the alignment that
+//! generated code assumes ([`BufDecl::assumed_align`]). `Out` parameters and all allocations start without
+//! contents, and reading what was not written is an error. With several workers, and always on GPUs, accesses
+//! of one cell that no barrier orders are an error if one of them is a write; so is an access of what an
+//! asynchronous copy is about to write, or a write of what it reads, before its thread has waited; so is a
+//! store outside of `par` loops in a kernel that several workers run, because each of them executes it.
 
 pub mod buffer;
 pub mod cell;
@@ -43,7 +44,7 @@ pub enum ExecutionOrder {
     Shuffled(u64),
 }
 
-/// How to run a kernel.
+/// Options of a run of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExecutionOptions {
     /// CPU workers; GPU kernels ignore it.
@@ -79,7 +80,8 @@ pub fn run_with(
 }
 
 impl KernelProgram {
-    /// Runs the kernel on `buffers`, one per parameter. After an error the buffers hold what had been stored so far.
+    /// Runs the kernel on `buffers`, one per parameter. After an error the buffers hold what had been stored
+    /// so far.
     pub fn run(
         &self,
         buffers: &mut [KernelBuffer],

@@ -1,8 +1,9 @@
 //! GPU semantics of the kernel interpreter: divergence by masks, block and thread axes, warp shuffles.
 //!
-//! A launch has the shape of the loops: axis extents are the largest extents of the `Block` and `Thread` loops of that
-//! axis. A loop over a smaller extent runs in the threads below it (as generated code does with an `if`); statements
-//! outside of `Thread` loops run in all threads. Threads are numbered x fastest; 32 consecutive ones form a warp.
+//! A launch has the shape of the loops: axis extents are the largest extents of the `Block` and `Thread`
+//! loops of that axis. A loop over a smaller extent runs in the threads below it (as generated code does with
+//! an `if`); statements outside of `Thread` loops run in all threads. Threads are numbered x fastest; 32
+//! consecutive ones form a warp.
 
 pub(crate) mod matrix;
 
@@ -14,7 +15,8 @@ use crate::kernel::program::{CompiledStmt, RegisterRange};
 pub const WARP: usize = 32;
 
 impl<'p> KernelMachine<'p> {
-    /// A loop whose extent may differ between threads: those that have finished wait, inactive, for the others.
+    /// A loop whose extent may differ between threads: those that have finished wait, inactive, for the
+    /// others.
     pub(crate) fn run_serial(
         &mut self,
         extent: RegisterRange,

@@ -1,10 +1,10 @@
 //! Runs a planned step by interpreting its kernels: the whole artifact without a code generator.
 //!
-//! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the contract
-//! of in-place outputs gives another result here than on a real machine, which the executor matrix shows. What every
-//! worker computes for itself is computed once, by one worker: the verifier of steps holds that all copies are equal.
-//! Blocks of memory begin at multiples of 64 bytes, as those of the runtime do, so that kernels see how their buffers are
-//! aligned.
+//! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the
+//! contract of in-place outputs gives another result here than on a real machine, which the executor matrix
+//! shows. What every worker computes for itself is computed once, by one worker: the verifier of steps holds
+//! that all copies are equal. Blocks of memory begin at multiples of 64 bytes, as those of the runtime do, so
+//! that kernels see how their buffers are aligned.
 
 mod interleaved;
 mod ranks;
@@ -44,8 +44,8 @@ impl StepMemory {
         }
     }
 
-    /// Writes the bytes that are others than `before`. Parts of pages lie between each other, so that the rest may be of
-    /// another buffer of the launch.
+    /// Writes the bytes that are others than `before`. Parts of pages lie between each other, so that the
+    /// rest may be of another buffer of the launch.
     fn write(&mut self, place: &BufferRef, start: usize, before: &[u8], bytes: &[u8]) {
         let block = &mut self.blocks[base_index(place.base)][start..start + bytes.len()];
         if place.per_page == 0 {
@@ -67,7 +67,7 @@ impl StepMemory {
         SymValues { b: sizes.b.max(all), ..*sizes }
     }
 
-    /// Where a buffer begins.
+    /// The start of a buffer.
     fn buffer_start(&self, place: &BufferRef, at: LaunchPosition) -> Result<usize, StepRunError> {
         if place.per_page == 0 || place.per_past == 0 {
             return Ok(at.buffer_start(place));
@@ -81,14 +81,14 @@ impl StepMemory {
     }
 }
 
-/// Which launch of a buffer's kernel it is.
+/// The position of a launch among those of its kernel.
 #[derive(Clone, Copy)]
 struct LaunchPosition {
     past: usize,
     /// The first row of a sequence, and its number.
     row: usize,
     sequence: usize,
-    /// Whose copy of values that every worker computes for itself.
+    /// The worker whose copy is meant, of values that every worker computes for itself.
     worker: usize,
 }
 
@@ -104,7 +104,7 @@ impl LaunchPosition {
     }
 }
 
-/// What a sequence of a batch has of its own.
+/// The own data of a sequence of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSequence {
     /// The state block, and the table of its pages as bytes.
@@ -116,18 +116,20 @@ pub struct BatchSequence {
     pub rows: i64,
 }
 
-/// A run of a launch: the sizes of its rows, the sequence that it is for, if it is for one, and the first row of that.
+/// A run of a launch: the sizes of its rows, the sequence that it is for, if it is for one, and the first row
+/// of that.
 #[derive(Clone, Copy)]
 struct LaunchRun {
     sizes: SymValues,
     sequence: Option<usize>,
     row: usize,
-    /// Of a sequence: where its work begins on the line of all, how much it is, and that of all.
+    /// For a sequence: the start of its work on the line of all, the length of its work, and that of all
+    /// work.
     line: [i64; 3],
 }
 
 impl LaunchRun {
-    /// Of a launch that is for no sequence.
+    /// A run of a launch that is for no sequence.
     fn for_all(sizes: SymValues) -> LaunchRun {
         LaunchRun { sizes, sequence: None, row: 0, line: [0, 1, 1] }
     }
@@ -188,7 +190,7 @@ fn base_index(base: MemoryBase) -> usize {
     MemoryBase::ALL.iter().position(|b| *b == base).unwrap_or(0)
 }
 
-/// Why a step could not be run.
+/// The reasons why a step could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepRunError {
     #[error("step launches unknown kernel {0}")]
@@ -215,7 +217,8 @@ pub enum StepRunError {
     Kernel(#[from] InterpError),
 }
 
-/// Runs all launches in order with the given workers. `sizes` are the symbols of this call. Not for batches: [`run_batch`].
+/// Runs all launches in order with the given workers. `sizes` are the symbols of this call. Not for batches:
+/// [`run_batch`].
 pub fn run_step(
     step: &StepProgram,
     kernels: &[Kernel],
@@ -238,7 +241,7 @@ pub fn run_step(
     Ok(())
 }
 
-/// Whether a launch is of a step of one sequence.
+/// True if a launch belongs to a step of one sequence.
 fn is_for_one(launch: &LaunchItem) -> bool {
     match launch.repeat {
         RepeatMode::Once | RepeatMode::EachWorker => true,
@@ -246,8 +249,8 @@ fn is_for_one(launch: &LaunchItem) -> bool {
     }
 }
 
-/// Runs a step that takes rows of `sequences`, and gives logits of `wanted` rows. `memory` holds what the sequences share; its
-/// state is not used.
+/// Runs a step that takes rows of `sequences`, and gives logits of `wanted` rows. `memory` holds what the
+/// sequences share; its state is not used.
 pub fn run_batch(
     step: &StepProgram,
     kernels: &[Kernel],
@@ -281,7 +284,7 @@ fn run_launch(
     let (kernel, sizes) = (find_kernel(kernels, launch)?, &turn.sizes);
     let workers = match launch.repeat {
         RepeatMode::EachWorker => 1,
-        // A piece is what one of so many workers would compute.
+        // A piece is what one worker of some larger number would compute.
         RepeatMode::Once | RepeatMode::Outputs | RepeatMode::EachSequence { .. } => {
             let parts = |pieces: GuidedChunks| options.workers * pieces.equal * GuidedChunks::SMALLEST;
             launch.schedule.chunks(options.workers, sizes).map_or(options.workers, parts)

@@ -1,9 +1,10 @@
-//! A launch as a kernel sees it: grid, arguments, and the few words of the device's memory whose values are known before anything runs.
+//! A launch as a kernel sees it: grid, arguments, and the few words of the device's memory whose values are
+//! known before anything runs.
 
 use mlcc_abi::{Control, DimExpr, LaunchArg, Sequence, arg, repeat};
 use std::mem::offset_of;
 
-/// What the artifact's plan says.
+/// Sizes from the artifact's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArtifactPlan {
     pub vocab: u64,
@@ -25,7 +26,7 @@ pub struct SequenceSizes {
 pub struct PredictedCall {
     pub plan: ArtifactPlan,
     pub sequences: Vec<SequenceSizes>,
-    /// For the entry points of several sequences.
+    /// True for the entry points of several sequences.
     pub batch: bool,
 }
 
@@ -85,9 +86,9 @@ pub fn evaluate_grid(extents: &[DimExpr; 3], of: u32, call: &PredictedCall) -> [
     out
 }
 
-/// Where addresses of a kind of argument begin: kinds are told apart by the bits above.
+/// The first bit of the kind of an argument in its address.
 const KIND_BIT: u32 = 44;
-/// From the table of pages of a sequence to the next, and likewise of states.
+/// The distance from the table of pages of a sequence to the next, and likewise of states.
 const SEQUENCE_STEP: u64 = 1 << 32;
 
 fn base(kind: u32) -> u64 {
@@ -100,12 +101,13 @@ pub fn arg_address(a: &LaunchArg, repeat: u32) -> u64 {
     if moved { a.offset } else { base(a.kind).wrapping_add(a.offset) }
 }
 
-/// What lies at an address.
+/// The state of the data at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataResidency {
-    /// Weights, pages of caches and states: not in the second level when a kernel begins, as all weights come between two steps.
+    /// Weights, pages of caches and states: not in the second level when a kernel begins, as all weights come
+    /// between two steps.
     Memory,
-    /// What a kernel before has written, or the host has just sent.
+    /// Data that a kernel before has written, or that the host has just sent.
     Recent,
 }
 

@@ -1,4 +1,4 @@
-//! From what some blocks of a launch did to its time: each limit alone, and the one that binds.
+//! The time of a launch, from counts of some of its blocks: each limit alone, and the one that binds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use crate::walk::{BlockCounts, DecodedKernel, ExecutionPipe, WalkedBlock, walk_b
 /// Blocks of a launch that are followed, and of one whose blocks differ.
 const SAMPLES: u64 = 8;
 const MORE_SAMPLES: u64 = 64;
-/// Neighbours along an axis that are compared: at most so many blocks of a product share a tile of weights.
+/// Neighbours along an axis that are compared: at most this many blocks of a product share a tile of weights.
 const WINDOW: u32 = 4;
 const SECTOR: f64 = 32.0;
-/// Registers are given to warps in sets of so many for each thread.
+/// The number of registers of each thread that warps get together.
 const REGISTER_SET: u32 = 8;
 const SCHEDULERS: u32 = 4;
 
-/// What the assembler says of a kernel.
+/// Resources of a kernel according to the assembler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelResources {
     pub registers: u32,
@@ -27,7 +27,7 @@ pub struct KernelResources {
     pub shared_bytes: u32,
 }
 
-/// What a launch does, of all its blocks.
+/// The work of a launch, in all its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct LaunchWorkload {
     pub blocks: u64,
@@ -37,7 +37,8 @@ pub struct LaunchWorkload {
     /// Warp instructions of a block in the mean, and by [`ExecutionPipe::ALL`].
     pub instructions: f64,
     pub by_pipe: [f64; ExecutionPipe::ALL.len()],
-    /// Likewise operations on tensor cores, clocks of the path to shared memory and first level, and sectors from the second level.
+    /// Likewise operations on tensor cores, clocks of the path to shared memory and first level, and sectors
+    /// from the second level.
     pub tensor_operations: f64,
     pub bank_cycles: f64,
     pub l2_sectors: f64,
@@ -52,7 +53,7 @@ pub struct LaunchWorkload {
     pub cached: bool,
 }
 
-/// What binds a launch.
+/// The limit that binds a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LaunchBound {
     Memory,
@@ -65,7 +66,7 @@ pub enum LaunchBound {
     Units(&'static str),
     /// Turns of shared memory and of the first level.
     SharedMemory,
-    /// From one kernel to the next.
+    /// The time from one kernel to the next.
     Launch,
 }
 
@@ -87,7 +88,7 @@ impl fmt::Display for LaunchBound {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaunchPrediction {
     pub work: LaunchWorkload,
-    /// Of the kernel, without what lies between two.
+    /// Time of the kernel, without the gap between two.
     pub seconds: f64,
     pub bound: LaunchBound,
     /// Seconds that each limit alone would need.
@@ -97,7 +98,7 @@ pub struct LaunchPrediction {
     pub spills: u64,
     /// Decisions of one block that depended on the values of tensors, and counted as false.
     pub undecided: u64,
-    /// Whether other lengths of the sequence have other times.
+    /// True if other lengths of the sequence have other times.
     pub reads_past: bool,
 }
 
@@ -194,7 +195,8 @@ impl BlockWalks<'_> {
             for block in &chosen {
                 executed.push(self.walk(*block)?.counts.instructions);
             }
-            // How many have much to do and how many have little is a matter of the sizes then, not of powers of two.
+            // How many have much to do and how many have little is a matter of the sizes then, not of powers
+            // of two.
             if executed.iter().min().map(|least| least * 2) > executed.iter().max().copied() {
                 break;
             }
@@ -222,8 +224,9 @@ impl BlockWalks<'_> {
         Ok(work)
     }
 
-    /// Sectors that all blocks read, each counted once: what all readers among the neighbours along an axis and one far away read is read
-    /// once along that axis, and of the rest each part of the axis reads as many sectors as these neighbours together.
+    /// Sectors that all blocks read, each counted once: what all readers among the neighbours along an axis
+    /// and one far away read is read once along that axis, and of the rest each part of the axis reads as
+    /// many sectors as these neighbours together.
     fn read_once(&mut self, chosen: &[[u32; 3]]) -> Result<f64, PredictError> {
         let read = |walked: &WalkedBlock| walked.counts.read.len();
         let Some(most) = chosen.iter().copied().max_by_key(|b| read(&self.done[b])) else { return Ok(0.0) };
@@ -272,8 +275,8 @@ impl BlockWalks<'_> {
     }
 }
 
-/// Blocks that stand for all: one of each of equal parts of the launch, whose remainders by small powers of two are as often each other's. Kernels
-/// deal their work out by such remainders, and give nothing to some.
+/// Blocks that represent all: one of each of equal parts of the launch, whose remainders by small powers of
+/// two are equally frequent. Kernels deal their work out by such remainders, and give nothing to some.
 fn samples(blocks: u64, most: u64) -> Vec<u64> {
     let count = blocks.min(most);
     let begin = |i: u64| i * blocks / count;
@@ -342,7 +345,7 @@ mod tests {
     use super::*;
     use mlcc_target::InstrLatency;
 
-    /// With the figures that the sums below are made of.
+    /// A GPU with the figures that the sums below are made of.
     fn gpu() -> GpuModel {
         let latency = InstrLatency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
         GpuModel { latency, l2_bytes_per_clock: 5120, ..mlcc_target::gpus().unwrap().remove(0) }
@@ -394,7 +397,8 @@ mod tests {
         // 16 warps of 500 instructions on four schedulers, after the first data are there (263 clocks).
         let issue = LaunchWorkload { instructions: 2000.0, ..work() };
         assert_eq!(clocks(&issue), (263.0 + 2000.0, LaunchBound::Issue));
-        // Half of them integer instructions: 64 lanes do one of a warp in half a clock of the whole multiprocessor.
+        // Half of them integer instructions: 64 lanes do one of a warp in half a clock of the whole
+        // multiprocessor.
         let mut by_pipe = [0.0; 8];
         by_pipe[ExecutionPipe::Integer as usize] = 1900.0;
         let integer = LaunchWorkload { by_pipe, ..issue };

@@ -1,7 +1,9 @@
-//! The text that `nvdisasm -c -hex -ndf` prints: functions of instructions, with what the assembler tells the scheduler of each.
+//! The text that `nvdisasm -c -hex -ndf` prints: functions of instructions, with what the assembler tells the
+//! scheduler of each.
 //!
-//! NVIDIA does not document the encoding of these control fields; where they lie is known from Jia and others, "Dissecting the NVIDIA Volta GPU
-//! Architecture via Microbenchmarking" (arXiv 1804.06826), and is the same up to Hopper.
+//! NVIDIA does not document the encoding of these control fields; where they lie is known from Jia and
+//! others, "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking" (arXiv 1804.06826), and is
+//! the same up to Hopper.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +46,7 @@ pub struct PredicateGuard {
     pub negated: bool,
 }
 
-/// What the assembler tells the scheduler.
+/// Control fields of an instruction, from the assembler for the scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControlCode {
     /// Clocks until the next instruction of the warp.
@@ -57,7 +59,7 @@ pub struct ControlCode {
 }
 
 impl ControlCode {
-    /// From the upper half of an instruction's 128 bits.
+    /// Decodes the upper half of an instruction's 128 bits.
     pub fn decode(upper: u64) -> ControlCode {
         let field = |from: u32, bits: u32| (upper >> (from - 64) & ((1 << bits) - 1)) as u8;
         let scoreboard = |value: u8| (value < 6).then_some(value);
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn scoreboards_and_stalls_are_decoded() {
         let code = parse(TEXT).unwrap().remove(0).code;
-        // By hand: bits 105-108 stall, 110-112 result, 113-115 operands, 116-121 wait.
+        // Decoded by hand: bits 105-108 stall, 110-112 result, 113-115 operands, 116-121 wait.
         assert_eq!(code[0].control, ControlCode { stall: 1, result: None, operands: None, wait: 0 });
         assert_eq!(code[1].control, ControlCode { stall: 2, result: Some(2), operands: None, wait: 0 });
         assert_eq!(code[2].control, ControlCode { stall: 5, result: None, operands: None, wait: 0b100 });

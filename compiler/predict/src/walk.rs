@@ -1,7 +1,8 @@
 //! Blocks of a launch, followed through the machine code of their kernel.
 //!
-//! Every lane has a place of its own in the code; those at the lowest one go first, so that lanes join behind branches. Values of tensors are unknown:
-//! a decision that depends on one counts as false, a place that depends on one as memory that nothing else reads.
+//! Every lane has a place of its own in the code; those at the lowest one go first, so that lanes join behind
+//! branches. Values of tensors are unknown: a decision that depends on one counts as false, a place that
+//! depends on one as memory that nothing else reads.
 
 mod access;
 mod alu;
@@ -32,7 +33,7 @@ const MOST_INSTRUCTIONS: u64 = 100_000_000;
 pub struct DecodedKernel {
     pub name: String,
     code: Vec<DecodedInstr>,
-    /// Where the arguments begin in the constant bank.
+    /// The start of the arguments in the constant bank.
     arguments: i64,
 }
 
@@ -73,17 +74,17 @@ impl DecodedKernel {
         Ok(DecodedKernel { name: function.name.clone(), code, arguments })
     }
 
-    /// Whether an instruction of this name and modifier stands in it.
+    /// True if it has an instruction of this name and modifier.
     pub fn uses(&self, name: &str, modifier: &str) -> bool {
         self.code.iter().any(|s| s.instr.name == name && (modifier.is_empty() || s.instr.has(modifier)))
     }
 }
 
-/// What a block did.
+/// Counts of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     pub instructions: u64,
-    /// By [`ExecutionPipe::ALL`].
+    /// Instructions by [`ExecutionPipe::ALL`].
     pub by_pipe: [u64; ExecutionPipe::ALL.len()],
     pub tensor_operations: u64,
     /// Clocks of the path to the first level and shared memory.
@@ -98,7 +99,7 @@ pub struct BlockCounts {
     pub spills: u64,
     /// Decisions that depended on the values of tensors.
     pub undecided: u64,
-    /// Whether something was asked for that depends on the tokens before.
+    /// True if something was read that depends on the tokens before.
     pub reads_past: bool,
 }
 
@@ -147,7 +148,7 @@ pub fn walk_block(
     }
 }
 
-/// Where a block is, and its arguments.
+/// The position of a block, and its arguments.
 struct BlockPosition<'a> {
     shape: &'a LaunchConfig<'a>,
     block: [u32; 3],
@@ -296,7 +297,7 @@ impl BlockWalker<'_> {
         Ok(other)
     }
 
-    /// When the next instruction may go, and when this one's result is there.
+    /// Schedules the next instruction, and the time at which this one's result is there.
     fn schedule(&self, w: &mut WalkedWarp, i: &SassInstr, op: SassOp, result_after: u64) {
         // Groups of copies are waited for by their number.
         if let (Some(board), false) = (i.control.result, op == SassOp::CommitCopies) {
@@ -322,7 +323,7 @@ impl BlockWalker<'_> {
         Ok(())
     }
 
-    /// Registers whose values nobody knows.
+    /// Registers whose values are unknown.
     fn unknown(&self, w: &mut WalkedWarp, i: &SassInstr, registers: u8, mask: u32) {
         if let Some(result) = alu::result_register(i) {
             (0..registers).for_each(|r| w.set(warp::next_register(result, r), &LaneWords::UNKNOWN, mask));

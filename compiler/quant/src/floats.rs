@@ -1,4 +1,4 @@
-//! Codes that stand for floats of 4 bits (OCP E2M1) and 8 (E4M3).
+//! Codes of floats of 4 bits (OCP E2M1) and 8 (E4M3).
 
 use crate::group::{CANDIDATES, GroupSpec, QuantGrid, ScaleSearch};
 use mlcc_ir::format::CodeValues;
@@ -6,7 +6,7 @@ use mlcc_ir::format::CodeValues;
 /// The code of 0 in E2M1.
 pub const ZERO: u8 = 7;
 
-/// Where a weight lies half-way between two values of E2M1, in halves and without their sign.
+/// The weights half-way between two values of E2M1, in halves and without their sign.
 const BORDERS: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
 
 /// The code whose value is nearest to a weight.
@@ -33,7 +33,7 @@ fn nearest_e4m3(size: f32) -> u8 {
 }
 
 impl GroupSpec {
-    /// The scale of a group of floats whose largest weight is `max_abs`, which is not 0.
+    /// The scale of a group of floats whose largest weight is `max_abs`, not 0.
     pub(crate) fn float_scale(&self, weights: &[f32], max_abs: f32, search: ScaleSearch) -> f32 {
         let (number, zero, values) = (self.number_type(), self.zero_grid().zero, self.format.values);
         let value =
@@ -67,9 +67,10 @@ impl GroupSpec {
         best
     }
 
-    /// Scales that a group may have had that was quantized before. Twice a value is a value, up to the largest ones. So its largest weight
-    /// may be taken for one with the largest exponent, and there is one scale for each mantissa; of E4M3, whose scales have as many
-    /// bits as the weights, also its neighbours, which may be rounded to the same product.
+    /// Scales that a group may have had that was quantized before. Twice a value is a value, up to the
+    /// largest ones. So its largest weight may be taken for one with the largest exponent, and there is one
+    /// scale for each mantissa; of E4M3, whose scales have as many bits as the weights, also its neighbours,
+    /// which may be rounded to the same product.
     fn scales_before(&self, max_abs: f32) -> Vec<f32> {
         if self.format.values != CodeValues::E4M3 {
             return [12.0, 8.0].map(|most| self.number_type().round(max_abs / most)).to_vec();

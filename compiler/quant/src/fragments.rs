@@ -1,12 +1,14 @@
 //! Weights in the order in which lanes of a warp multiply them on tensor cores.
 //!
-//! A tile has 16 rows, a slice of it 32 columns. Lane `4 r + q` of a warp has columns `8 q` to `8 q + 7` of rows `r` and `r + 8` of each
-//! slice: which of the 32 columns is which of a fragment does not matter as long as activations agree. Such eight weights are a *piece*.
+//! A tile has 16 rows, a slice of it 32 columns. Lane `4 r + q` of a warp has columns `8 q` to `8 q + 7` of
+//! rows `r` and `r + 8` of each slice: the order of the 32 columns in a fragment does not matter as long as
+//! activations agree. Such eight weights are a *piece*.
 //!
-//! Tiles come in blocks of 64 columns, of a group where that is longer. A block begins with the scales `[8 rows][groups][2 rows 8 apart]`;
-//! then come, for each 64 columns, the four pieces of every lane, those of the first slice first, in vectors of 16 bytes
-//! `[vectors][32 lanes][16 bytes]`: one of 4-bit codes, two of 8-bit codes, four of 16 bits. So what a warp reads at once lies together, and
-//! a block with its scales does.
+//! Tiles come in blocks of 64 columns, of a group where that is longer. A block begins with the scales
+//! `[8 rows][groups][2 rows 8 apart]`; then come, for each 64 columns, the four pieces of every lane, those
+//! of the first slice first, in vectors of 16 bytes `[vectors][32 lanes][16 bytes]`: one of 4-bit codes, two
+//! of 8-bit codes, four of 16 bits. So what a warp reads at once lies together, and a block with its scales
+//! does.
 
 use crate::QuantError;
 use crate::group::{GroupSpec, QuantGrid};
@@ -30,7 +32,7 @@ const APART: usize = TILE / 2;
 /// Sizes of an `[N, K]` tensor in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FragmentSizes {
-    /// Of a weight, or of its code.
+    /// Bits of a weight, or of its code.
     bits: usize,
     /// Columns of a block.
     columns: usize,
@@ -88,7 +90,7 @@ impl FragmentSizes {
         self.columns_bytes(self.columns)
     }
 
-    /// The same of so many columns.
+    /// Bytes of the weights or codes of `columns` columns.
     pub fn columns_bytes(self, columns: usize) -> usize {
         TILE * columns * self.bits / 8
     }
@@ -120,7 +122,7 @@ impl FragmentSizes {
 
     // ---- places
 
-    /// Where columns and rows of a block lie, in units of so many bytes; and those before it.
+    /// Terms of the places of columns and rows of a block, in units of `unit` bytes, and of those before it.
     fn terms(self, unit: usize) -> Vec<AddressTerm> {
         let term = |axis, div, modulo, bytes: usize| AddressTerm::new(axis, div, modulo, bytes / unit);
         // Of the four pieces of a lane, piece p lies in vector p / pieces.

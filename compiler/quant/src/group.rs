@@ -1,26 +1,30 @@
-//! Arithmetic of the group formats: integers with a scale per group of consecutive weights of a row (MLC's group
-//! quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`QuantGrid`].
+//! Arithmetic of the group formats: integers with a scale per group of consecutive weights of a row (MLC's
+//! group quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`QuantGrid`].
 //!
 //! Symmetric formats: `scale = round(max|w| / max_int)` in the type of scales,
-//! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value read back is
-//! `(stored - zero point) * scale`, exact in f32 for scales of 16 bits.
+//! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value
+//! read back is `(stored - zero point) * scale`, exact in f32 for scales of 16 bits.
 //!
 //! With a zero point for each group: for the least and the largest weight, or 0 if that is beyond them,
-//! `scale = round((largest - least) / max_code)`, `zero = round(max_code * -least / (largest - least))`, as AWQ and GPTQ do; the
-//! codes are `clamp(round(w / scale + zero), 0, max_code)`. With a minimum for each group: `minimum = round(least)`,
-//! `scale = round((largest - minimum) / max_code)`, the value is `code * scale + minimum` (ggml's Q4_1).
+//! `scale = round((largest - least) / max_code)`, `zero = round(max_code * -least / (largest - least))`, as
+//! AWQ and GPTQ do; the codes are `clamp(round(w / scale + zero), 0, max_code)`. With a minimum for each
+//! group: `minimum = round(least)`, `scale = round((largest - minimum) / max_code)`, the value is
+//! `code * scale + minimum` (ggml's Q4_1).
 //!
-//! Codes of floats get `scale = round(max|w| / 12)` (E2M1, whose values count in halves) or `/ 448` (E4M3), and the nearest of their
-//! values.
+//! Codes of floats get `scale = round(max|w| / 12)` (E2M1, whose values count in halves) or `/ 448` (E4M3),
+//! and the nearest of their values.
 //!
-//! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest of its type becomes that
-//! one and codes clamp; a scale so small that its type cannot hold it well (0 or deep subnormal) is rounded up to the next
-//! number, so that `|w - w'| <= scale / 2` (plus the rounding of the scale) holds for every group that does not overflow.
+//! Corners: an all-zero group has scale 0 and codes 0, nothing is divided; a scale above the largest of its
+//! type becomes that one and codes clamp; a scale so small that its type cannot hold it well (0 or deep
+//! subnormal) is rounded up to the next number, so that `|w - w'| <= scale / 2` (plus the rounding of the
+//! scale) holds for every group that does not overflow.
 //!
-//! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and Q8_0 also use the
-//! one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights all are whole multiples of
-//! `max|w| / steps`, for some number of steps up to `max_int + 1`, is stored with that scale: with that code, and a negative scale
-//! where the sign of the code asks for one, so kernels must take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds them.
+//! Weights that were quantized before in the same groups are not changed: formats such as ggml's Q4_0 and
+//! Q8_0 also use the one code beyond `-max_int..=max_int` that the bits have room for. A group whose weights
+//! all are whole multiples of `max|w| / steps`, for some number of steps up to `max_int + 1`, is stored with
+//! that scale: with that code, and a negative scale where the sign of the code asks for one, so kernels must
+//! take every code. Groups with a zero point or a minimum of their own are searched for a grid that holds
+//! them.
 
 use crate::floats::{ZERO, nearest_code};
 use crate::plain::{PlainType, is_near_whole, round_small};
@@ -34,24 +38,24 @@ pub struct GroupSpec {
     pub group: usize,
 }
 
-/// How the scale of a group is chosen.
+/// The choice of the scale of a group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum ScaleSearch {
     /// The largest weight of the group is met exactly.
     #[default]
     None,
-    /// Of [`CANDIDATES`] scales between 0.8 and 1.0 of that one, the one with the least sum of squared errors.
+    /// The one of [`CANDIDATES`] scales between 0.8 and 1.0 of that one with the least sum of squared errors.
     Mse,
 }
 
 /// Scales tried by [`ScaleSearch::Mse`].
 pub const CANDIDATES: usize = 15;
 
-/// In steps between codes: how far weights may lie from one that they were on before its numbers were rounded. Two roundings to
-/// f16 move the last of 16 codes by less.
+/// The distance, in steps between codes, of weights from a grid that they were on before its numbers were
+/// rounded. Two roundings to f16 move the last of 16 codes by less.
 const NEAR: f32 = 0.03;
 
-/// The values that the codes of a group stand for: `(code - zero) * scale`.
+/// The values of the codes of a group: `(code - zero) * scale`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct QuantGrid {
     pub scale: f32,
@@ -60,7 +64,7 @@ pub struct QuantGrid {
 }
 
 impl GroupSpec {
-    /// In rows of `k` weights.
+    /// The groups of rows of `k` weights.
     pub fn new(format: QuantFormat, k: usize) -> GroupSpec {
         GroupSpec { format, group: format.group_size(k) }
     }
@@ -94,7 +98,8 @@ impl GroupSpec {
         QuantGrid { scale: 0.0, zero }
     }
 
-    /// Quantizes up to `group` finite weights into as many codes; those beyond the weights stand for 0, or for the minimum.
+    /// Quantizes up to `group` finite weights into as many codes; those beyond the weights mean 0, or the
+    /// minimum.
     pub fn quantize(&self, weights: &[f32], search: ScaleSearch, codes: &mut [u8]) -> QuantGrid {
         let (used, beyond) = codes.split_at_mut(weights.len());
         let grid = match self.format.zero {
@@ -129,7 +134,7 @@ impl GroupSpec {
         }
     }
 
-    /// Whether the group reads back as these weights.
+    /// True if the group reads back as these weights.
     pub fn is_exact(&self, grid: QuantGrid, codes: &[u8], weights: &[f32]) -> bool {
         weights.iter().zip(codes).all(|(&w, &code)| self.decode(code, grid) == w)
     }
@@ -139,7 +144,7 @@ impl GroupSpec {
         let (number, half) = (self.number_type(), 0.5 * grid.scale.abs() * (1.0 + 1e-5));
         let codes = self.format.max_code() as f32;
         match self.format.zero {
-            // The largest two values are so many steps apart.
+            // The largest two values are that many steps apart.
             ZeroPoint::Constant(_) => match self.format.values {
                 CodeValues::Whole => half,
                 CodeValues::E2M1 => 4.0 * half,
@@ -198,8 +203,8 @@ impl GroupSpec {
         grid(scale)
     }
 
-    /// The scale with which the group is exact, if there is one: the weights are whole multiples of it, of which the largest is any
-    /// code, up to the one beyond `max_int` that the bits have room for.
+    /// The scale with which the group is exact, if there is one: the weights are whole multiples of it, of
+    /// which the largest is any code, up to the one beyond `max_int` that the bits have room for.
     fn quantized_before(&self, weights: &[f32], zero: i32, max_abs: f32, codes: &mut [u8]) -> Option<f32> {
         let nonzero = weights.iter().map(|w| w.abs()).filter(|&w| w > 0.0);
         let least = nonzero.fold(max_abs, f32::min) / max_abs;
@@ -263,7 +268,7 @@ impl GroupSpec {
         best
     }
 
-    /// In f32 and in eight partial sums, so that it vectorizes: it only ranks candidates.
+    /// The squared error in f32 and in eight partial sums, so that it vectorizes: it only ranks candidates.
     fn squared_error(&self, weights: &[f32], s: f32) -> f32 {
         let mut sums = [0.0_f32; 8];
         for chunk in weights.chunks(8) {
@@ -321,9 +326,9 @@ impl GroupSpec {
         round_small(steps.clamp(0.0, self.format.max_code() as f32)) as u8
     }
 
-    /// The grid that weights lie on which were quantized before, if their codes reach from one end of its range to about
-    /// the other, as codes that follow from the least and the largest weight do. With minima also a grid that is not as exact
-    /// because our numbers are rounded (those of ggml's Q4_K are products).
+    /// The grid that weights lie on which were quantized before, if their codes reach from one end of its
+    /// range to about the other, as codes that follow from the least and the largest weight do. With minima
+    /// also a grid that is not as exact because our numbers are rounded (those of ggml's Q4_K are products).
     fn grid_before(&self, weights: &[f32], least: f32, largest: f32) -> Option<QuantGrid> {
         let (number, codes) = (self.number_type(), self.format.max_code());
         let within = |grid: &QuantGrid, steps: f32| {
@@ -357,8 +362,8 @@ impl GroupSpec {
         (1..=codes).rev().filter_map(grid).find(|grid| within(grid, 0.0))
     }
 
-    /// Codes that the least and the largest weight may have had, and of which number all codes are multiples: of 8 bits also
-    /// those of codes of 5 bits.
+    /// Codes that the least and the largest weight may have had, and of which number all codes are multiples:
+    /// of 8 bits also those of codes of 5 bits.
     fn ends(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let (codes, coarse) = (self.format.max_code(), 1 << self.format.bits.saturating_sub(5));
         let steps = if coarse > 1 { vec![coarse, 1] } else { vec![1] };
@@ -372,7 +377,7 @@ impl GroupSpec {
         })
     }
 
-    /// Of grids that are smaller by the same factors as scales are in symmetric formats, the best one.
+    /// The best grid of those that are smaller by the same factors as scales are in symmetric formats.
     fn search_grid(&self, weights: &[f32], least: f32, largest: f32) -> QuantGrid {
         let error = |grid: QuantGrid| -> f32 {
             let square = |&w: &f32| (w - self.decode(self.nearest(w, grid), grid)).powi(2);
@@ -486,7 +491,8 @@ mod tests {
         }
     }
 
-    /// What a group can hold comes back as it is: every code, with both signs of the scale where that is allowed.
+    /// Weights that a group can hold come back unchanged: every code, with both signs of the scale where that
+    /// is allowed.
     #[test]
     fn weights_that_were_quantized_before_do_not_change() {
         for spec in specs() {
@@ -506,8 +512,8 @@ mod tests {
                     }
                 };
                 let mut stored: Vec<u8> = (0..spec.group.min(40)).map(|_| next(codes) as u8).collect();
-                // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others. Without them, it is found from what
-                // is there, but for minima.
+                // The extreme codes tell the scale: -8 of Q4_0, -128 of 8 bits, both ends of others. Without
+                // them, it is found from what is there, but for minima.
                 if round % 2 == 0 || spec.format.zero == ZeroPoint::Minimum {
                     stored[next(16) as usize] = spec.extreme();
                     stored[16 + next(16) as usize] =
@@ -546,7 +552,7 @@ mod tests {
         assert_eq!(values(spec, &[8.0, -7.0, 1.0], ScaleSearch::None), [8.0, -7.0, 1.0]);
     }
 
-    /// As those of ggml's Q4_K and Q5_K: scales and minima are products that f16 does not hold.
+    /// Groups like those of ggml's Q4_K and Q5_K: scales and minima are products that f16 does not hold.
     #[test]
     fn rounded_grids_keep_their_codes() {
         let mut next = random(3);

@@ -1,5 +1,5 @@
-//! Where element (row, k) of a weight tensor lies: index arithmetic as data, so that the host and kernel IR share one
-//! definition of every packing.
+//! The place of element (row, k) of a weight tensor: index arithmetic as data, so that the host and kernel IR
+//! share one definition of every packing.
 
 use crate::group::GroupSpec;
 use crate::plain::{self, PlainType};
@@ -75,13 +75,13 @@ impl AddressExpr {
     }
 }
 
-/// What lies at the places.
+/// The contents of the places.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LayoutRegion {
     /// `place` counts elements.
     Plain { plain: PlainType, place: AddressExpr },
-    /// Places count bytes; `shift` is the bit at which a code starts within its byte (its word, where codes do not fill
-    /// bytes), where codes share those.
+    /// Places count bytes; `shift` is the bit at which a code starts within its byte (its word, where codes
+    /// do not fill bytes), where codes share those.
     Group {
         spec: GroupSpec,
         codes: AddressExpr,
@@ -94,7 +94,8 @@ pub enum LayoutRegion {
 /// Order in memory of an `[N, K]` tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorLayout {
-    /// Length of the buffer that holds it: elements of a plain type, bytes of a packed one (buffers of type u8).
+    /// Length of the buffer that holds it: elements of a plain type, bytes of a packed one (buffers of type
+    /// u8).
     pub len: usize,
     pub region: LayoutRegion,
 }

@@ -1,12 +1,13 @@
 //! Weight formats: their arithmetic, their order in memory, and the kernel-IR fragments that read them.
 //!
-//! Formats are data: [`plain`] types, and group formats described by [`mlcc_ir::format::QuantFormat`], which share the arithmetic
-//! of [`group`] and the order of [`packed`]. [`layout`] says where element (row, k) of an `[N, K]` tensor lies for a format
-//! and a [`Packing`]; [`pack`] writes that order from a stream of rows; [`unpack`] reads it back, on the host and as kernel
-//! IR, [`tile`] a vector at a time. [`runs`] is a packing for who draws its bytes.
+//! Formats are data: [`plain`] types, and group formats described by [`mlcc_ir::format::QuantFormat`], which
+//! share the arithmetic of [`group`] and the order of [`packed`]. [`layout`] says where element (row, k) of
+//! an `[N, K]` tensor lies for a format and a [`Packing`]; [`pack`] writes that order from a stream of rows;
+//! [`unpack`] reads it back, on the host and as kernel IR, [`tile`] a vector at a time. [`runs`] is a packing
+//! for who draws its bytes.
 //!
-//! Invariant: everything that is stored reads back through [`dequantize_element`], [`dequantize`], [`unpack_scalar`] and the tile
-//! fragments as exactly the same f32 value.
+//! Invariant: everything that is stored reads back through [`dequantize_element`], [`dequantize`],
+//! [`unpack_scalar`] and the tile fragments as exactly the same f32 value.
 
 mod floats;
 pub mod fragments;
@@ -38,7 +39,7 @@ pub fn storage_names() -> String {
     storage_types().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Why a tensor could not be packed or read.
+/// The reasons why a tensor could not be packed or read.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum QuantError {
     #[error(

@@ -1,5 +1,5 @@
-//! Streams rows of f32 weights into a packing. Only what the packing forces is held back: up to 15 rows of a tile, the
-//! scales of row-major group formats, and the whole (packed) tensor for column-major order.
+//! Streams rows of f32 weights into a packing. Only what the packing forces is held back: up to 15 rows of a
+//! tile, the scales of row-major group formats, and the whole (packed) tensor for column-major order.
 
 use crate::group::{GroupSpec, ScaleSearch};
 use crate::layout::{LayoutRegion, TILE, TensorLayout};
@@ -13,7 +13,8 @@ pub struct PackOptions {
     pub scale_search: ScaleSearch,
 }
 
-/// Packs one `[N, K]` tensor. Rows arrive in order through [`WeightPacker::push_rows`]; bytes leave in order through `out`.
+/// Packs one `[N, K]` tensor. Rows arrive in order through [`WeightPacker::push_rows`]; bytes leave in order
+/// through `out`.
 pub struct WeightPacker {
     dtype: DType,
     packing: Packing,
@@ -98,9 +99,9 @@ impl WeightPacker {
         Ok(())
     }
 
-    /// Appends what was held back; all N rows must have been pushed (none are expected where K is 0). Returns for each row
-    /// whether the values read back from a group format are those that were pushed, to the last bit: weights that were
-    /// quantized before. Plain formats are not looked at.
+    /// Appends what was held back; all N rows must have been pushed (none are expected where K is 0). Returns
+    /// for each row whether the values read back from a group format are those that were pushed, to the last
+    /// bit: weights that were quantized before. Plain formats are not looked at.
     pub fn finish(mut self, out: &mut Vec<u8>) -> Result<Vec<bool>, QuantError> {
         if self.rows_seen != self.n && self.k != 0 {
             return Err(QuantError::RowCount { expected: self.n, found: self.rows_seen });
@@ -114,7 +115,8 @@ impl WeightPacker {
         Ok(self.exact)
     }
 
-    /// Group formats cannot hold infinities and NaN; plain ones keep them, but a checkpoint with them is broken.
+    /// Group formats cannot hold infinities and NaN; plain ones keep them, but a checkpoint with them is
+    /// broken.
     fn check_finite(&self, rows: &[f32]) -> Result<(), QuantError> {
         match rows.iter().position(|v| !v.is_finite()) {
             None => Ok(()),

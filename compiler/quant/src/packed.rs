@@ -1,17 +1,19 @@
 //! Order in memory of the group formats.
 //!
-//! A *word* has 32 bits and as many codes as fit, the lowest bits first. What a group stores beside its codes are its
-//! *numbers*: the scale, and the zero point or minimum where each group has one. Bytes, for G groups per row, the last one
-//! padded to whole groups:
-//! * `RowMajor`: words of consecutive columns `[N][words of G groups]`, then the scales `[N][G]`, then the zeros `[N][G]`.
+//! A *word* has 32 bits and as many codes as fit, the lowest bits first. Besides its codes a group stores its
+//! *numbers*: the scale, and the zero point or minimum where each group has one. Bytes, for G groups per row,
+//! the last one padded to whole groups:
+//! * `RowMajor`: words of consecutive columns `[N][words of G groups]`, then the scales `[N][G]`, then the
+//!   zeros `[N][G]`.
 //! * `ColMajor`: the same words `[words of G groups][N]`, then the scales `[G][N]`, then the zeros `[G][N]`.
-//! * `Tile16`: per tile of 16 rows its groups, each with 16 scales, 16 zeros and then its blocks. A *block* is what kernels take together:
-//!   32 columns, or a group where codes do not fill bytes.
+//! * `Tile16`: per tile of 16 rows its groups, each with 16 scales, 16 zeros and then its blocks. A *block*
+//!   is what kernels take together: 32 columns, or a group where codes do not fill bytes.
 //!
-//! Blocks of 32 columns are `[words][16 rows][4]` bytes: byte i of row r in word j holds column `4 j + i` in its lowest bits,
-//! column `4 (j + words) + i` in the next ones, and so on. So one 64-byte load, masked and shifted, gives operands of a u8 x i8
-//! dot instruction (four columns each), and an i32 lane holds columns of one row for a table lookup by its low four bits.
-//! Of codes that do not fill bytes, blocks are `[words][16 rows]` words as in the other packings.
+//! Blocks of 32 columns are `[words][16 rows][4]` bytes: byte i of row r in word j holds column `4 j + i` in
+//! its lowest bits, column `4 (j + words) + i` in the next ones, and so on. So one 64-byte load, masked and
+//! shifted, gives operands of a u8 x i8 dot instruction (four columns each), and an i32 lane holds columns of
+//! one row for a table lookup by its low four bits. Of codes that do not fill bytes, blocks are
+//! `[words][16 rows]` words as in the other packings.
 
 use crate::group::{GroupSpec, QuantGrid};
 use crate::layout::{AddressExpr, AddressTerm, LayoutRegion, TILE, TensorLayout, WeightAxis};
@@ -53,7 +55,7 @@ impl TileSizes {
     pub fn group(self) -> usize {
         self.header() + self.blocks * self.block()
     }
-    /// Bytes of so many blocks one after the other, with their share of what groups store.
+    /// Bytes of this many adjacent blocks, with their share of the numbers of groups.
     pub fn blocks_bytes(self, blocks: usize) -> usize {
         blocks * self.group() / self.blocks
     }
@@ -63,7 +65,7 @@ impl TileSizes {
     }
 }
 
-/// Words of so many columns.
+/// Words of this many columns.
 fn words(format: QuantFormat, columns: usize) -> usize {
     columns / format.codes_per_word()
 }
@@ -157,7 +159,7 @@ fn word(format: QuantFormat, codes: impl Iterator<Item = u8>) -> u32 {
     codes.enumerate().fold(0, |word, (i, code)| word | u32::from(code) << (i * format.bits))
 }
 
-/// One group of a tile from its 16 rows: `codes` has those of each row one after the other.
+/// One group of a tile from its 16 rows: `codes` has those of each row in order.
 pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[QuantGrid; TILE], codes: &[u8], out: &mut Vec<u8>) {
     let format = spec.format;
     grids.iter().for_each(|grid| spec.number_type().write(grid.scale, out));
@@ -181,7 +183,8 @@ pub(crate) fn tile_bytes(spec: GroupSpec, grids: &[QuantGrid; TILE], codes: &[u8
     }
 }
 
-/// Word `j` of a row in a block of 32 columns: quads `j`, `j + words`, ..., the first in the lowest bits of its four bytes.
+/// Word `j` of a row in a block of 32 columns: quads `j`, `j + words`, ..., the first in the lowest bits of
+/// its four bytes.
 fn quads(format: QuantFormat, block: &[u8], j: usize, words: usize) -> [u8; WORD] {
     let mut bytes = [0; WORD];
     for (at, quad) in (j..block.len() / WORD).step_by(words).enumerate() {
@@ -192,7 +195,7 @@ fn quads(format: QuantFormat, block: &[u8], j: usize, words: usize) -> [u8; WORD
     bytes
 }
 
-/// What fills the bytes of codes that belong to no weight.
+/// The word that fills the codes without a weight.
 pub(crate) fn padding_word(spec: GroupSpec) -> [u8; WORD] {
     let codes = std::iter::repeat_n(spec.padding_code(), spec.format.codes_per_word());
     word(spec.format, codes).to_le_bytes()

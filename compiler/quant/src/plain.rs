@@ -2,8 +2,8 @@
 //!
 //! Elements: `RowMajor` `[N][K]`, `ColMajor` `[K][N]`, `Tile16` per tile of 16 rows (rows beyond N are zero):
 //! * f32, f16: `[K][16 rows]`.
-//! * bf16: `[K/2][16 rows][2 columns]`, K rounded up to even with a zero: an i32 lane holds two columns of a row, which
-//!   become f32 by one shift and one mask, and 16 lanes are one operand of a bf16 dot instruction.
+//! * bf16: `[K/2][16 rows][2 columns]`, K rounded up to even with a zero: an i32 lane holds two columns of a
+//!   row, which become f32 by one shift and one mask, and 16 lanes are one operand of a bf16 dot instruction.
 
 use crate::layout::{AddressExpr, AddressTerm, LayoutRegion, TILE, TensorLayout, WeightAxis};
 use crate::{FragmentSizes, QuantError};
@@ -109,13 +109,14 @@ impl PlainType {
     }
 }
 
-/// Whether a number of steps, up to some hundred, is whole but for roundings to f32.
+/// True if a number of steps, up to some hundred, is whole but for roundings to f32.
 #[inline]
 pub(crate) fn is_near_whole(steps: f32) -> bool {
     (steps - round_small(steps)).abs() < 1e-3
 }
 
-/// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where `round_ties_even` does not.
+/// Half to even, of numbers that are small: adding and subtracting 1.5 * 2^23 vectorizes where
+/// `round_ties_even` does not.
 #[inline]
 pub(crate) fn round_small(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;

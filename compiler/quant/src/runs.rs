@@ -7,20 +7,20 @@ use crate::plain::PlainType;
 use crate::{FragmentSizes, QuantError, packed_bytes};
 use mlcc_ir::types::{DType, Packing, QuantFormat};
 
-/// What a byte of a packed tensor is part of.
+/// The role of a byte of a packed tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ByteKind {
     Value(PlainType),
     Code,
-    /// Of the type of the format's scales.
+    /// A scale, in the type of the format's scales.
     Scale,
     /// A zero point or a minimum, of the same type.
     Zero,
-    /// The byte that stands in places without a weight.
+    /// The byte in places without a weight.
     Padding(u8),
 }
 
-/// `count` times these pieces (bytes, kind), one after the other.
+/// `count` times these adjacent pieces (bytes, kind).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ByteRun {
     pub offset: usize,
@@ -28,8 +28,8 @@ pub struct ByteRun {
     pub pieces: Vec<(usize, ByteKind)>,
 }
 
-/// The runs of an `[N, K]` tensor, which cover it in ascending order. `None` where padded columns lie among the others: K is
-/// then no multiple of what a packing takes together.
+/// The runs of an `[N, K]` tensor, which cover it in ascending order. `None` where padded columns lie among
+/// the others: K is then no multiple of what a packing takes together.
 pub fn byte_runs(
     dtype: DType,
     packing: Packing,
@@ -124,7 +124,7 @@ fn grouped(format: QuantFormat, packing: Packing, n: usize, k: usize) -> Option<
     })
 }
 
-/// So many words without weights.
+/// The pieces of this many words without weights.
 fn padding(spec: GroupSpec, words: usize) -> Vec<(usize, ByteKind)> {
     let word = padding_word(spec);
     if word.iter().all(|&byte| byte == word[0]) {
@@ -151,7 +151,8 @@ mod tests {
         kinds
     }
 
-    /// Where the layout says that an element lies, the runs say so too, and elsewhere is what the packer writes there.
+    /// The runs agree with the layout about the place of every element; elsewhere they say what the packer
+    /// writes there.
     #[test]
     fn runs_agree_with_layouts_and_the_packer() {
         for dtype in storage_types() {

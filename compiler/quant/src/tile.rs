@@ -1,8 +1,9 @@
 //! Views of the group formats in `Tile16` order that read them a vector at a time.
 //!
-//! A group of a tile is 16 scales, 16 zeros where groups have some, and then blocks of *words*: vectors of 32-bit lanes, lane = weight row, each holding as many
-//! codes of that row as fit. A word splits into *pieces*: the columns that one operation unpacks. Where codes fill bytes a
-//! piece is a *quad*: four consecutive columns of each row, one byte each, which is what the u8 x i8 dot instructions take.
+//! A group of a tile is 16 scales, 16 zeros where groups have some, and then blocks of *words*: vectors of
+//! 32-bit lanes, lane = weight row, each holding as many codes of that row as fit. A word splits into
+//! *pieces*: the columns that one operation unpacks. Where codes fill bytes a piece is a *quad*: four
+//! consecutive columns of each row, one byte each, which is what the u8 x i8 dot instructions take.
 
 use crate::layout::TILE;
 use crate::packed::TileSizes;
@@ -16,8 +17,8 @@ use mlcc_kernel_lang::{BufferView, Recorder, Val};
 /// Columns of a quad.
 const QUAD: usize = 4;
 
-/// Subtracted from a code where it is unpacked. That is the zero point where all groups have the same one; else whatever
-/// makes of the code a signed byte.
+/// Subtracted from a code where it is unpacked. That is the zero point where all groups have the same one;
+/// else whatever makes of the code a signed byte.
 pub fn code_centre(format: QuantFormat) -> i64 {
     match format.zero {
         ZeroPoint::Constant(zero) => zero.into(),
@@ -26,8 +27,9 @@ pub fn code_centre(format: QuantFormat) -> i64 {
     }
 }
 
-/// What the sums of activations are multiplied with, and turned in sign, for integer products: the zero point where all groups
-/// have the same one, which such sums start with. Else 1: each group multiplies them with its own.
+/// The factor of the sums of activations, with the opposite sign, for integer products: the zero point where
+/// all groups have the same one, which is the start of such sums. Else 1: each group multiplies them with its
+/// own.
 pub fn sum_factor(format: QuantFormat) -> i64 {
     match format.zero {
         ZeroPoint::Constant(zero) => zero.into(),
@@ -62,8 +64,8 @@ impl<'k> TileBlock<'k> {
         self.numbers(row, lanes)
     }
 
-    /// What is subtracted from `(code - centre) * scale` ([`code_centre`]; 0 if not `centred`) to give a weight of the same rows;
-    /// `None` where that is nothing, or the same zero point for all groups.
+    /// The number to subtract from `(code - centre) * scale` ([`code_centre`]; 0 if not `centred`) to get a
+    /// weight of the same rows; `None` where there is none, or the same zero point for all groups.
     pub fn offsets(self, row: u32, lanes: u32, centred: bool) -> Option<Val<'k>> {
         let format = self.sizes.format;
         let centre = if centred { code_centre(format) } else { 0 };
@@ -92,8 +94,8 @@ impl<'k> TileBlock<'k> {
     }
 }
 
-/// The numbers that codes stand for (zero point included), of the same type: `lookup` has them, where codes are bytes and the
-/// machine has such an instruction.
+/// The numbers that codes mean (zero point included), of the same type: `lookup` has them, where codes are
+/// bytes and the machine has such an instruction.
 pub fn code_numbers(format: QuantFormat, codes: Val<'_>, lookup: Option<InstrId>) -> Val<'_> {
     if format.values != CodeValues::E2M1 {
         return codes;
@@ -108,14 +110,15 @@ pub fn code_numbers(format: QuantFormat, codes: Val<'_>, lookup: Option<InstrId>
     doubled + doubled + 5 - (inner + inner + inner.max(3).min(11))
 }
 
-/// The values of codes of E4M3, u32 lanes of which the lowest 8 bits count: the bits in those of an f32, whose exponent is less by
-/// 120 then.
+/// The values of codes of E4M3, u32 lanes of which the lowest 8 bits count: the bits in those of an f32,
+/// whose exponent is less by 120 then.
 pub fn small_floats(codes: Val<'_>) -> Val<'_> {
     let bits = (codes & 254) << 19 | codes << 31;
     bits.bits_as(ExprType::vector(DType::F32, codes.lanes())) * 2f64.powi(120)
 }
 
-/// The numbers of the stored codes (zero point included) of one quad of a word: u8, four per row. `lookup` as in [`code_numbers`].
+/// The numbers of the stored codes (zero point included) of one quad of a word: u8, four per row. `lookup` as
+/// in [`code_numbers`].
 pub fn quad_codes(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Option<InstrId>) -> Val<'_> {
     let bytes = word.bits_as(ExprType::vector(DType::U8, 4 * word.lanes()));
     let shift = (quad / words_per_block(format) * format.bits) as i64;
@@ -137,7 +140,8 @@ pub fn quad_signed(format: QuantFormat, word: Val<'_>, quad: usize, lookup: Opti
     signed.bits_as(ExprType::vector(DType::I8, codes.lanes()))
 }
 
-/// The numbers of the sixteen 4-bit codes less their [`code_centre`], f32, to be pinned outside of the loops that use [`piece_floats`].
+/// The numbers of the sixteen 4-bit codes less their [`code_centre`], f32, to be pinned outside of the loops
+/// that use [`piece_floats`].
 pub fn code_table(k: &Recorder, format: QuantFormat) -> Val<'_> {
     let first = |code: i64| k.literal(code as f64, ExprType::scalar(DType::I32));
     match format.values {
@@ -156,17 +160,17 @@ pub fn column_runs(format: QuantFormat, word: usize) -> Vec<(usize, usize)> {
     vec![(word * format.codes_per_word(), format.codes_per_word())]
 }
 
-/// How codes are looked up, where the machine has instructions for that.
+/// The instructions that look up codes, where the machine has them.
 #[derive(Clone, Copy, Default)]
 pub struct CodeLookup<'k> {
-    /// In the [`code_table`], 16 of them: f32.
+    /// The lookup in the [`code_table`], 16 of them: f32.
     pub floats: Option<(InstrId, Val<'k>)>,
-    /// As in [`code_numbers`].
+    /// The lookup in [`code_numbers`].
     pub bytes: Option<InstrId>,
 }
 
-/// The numbers less their [`code_centre`] of the piece from column `first` on as f32: one vector over the rows per column. With a lookup of
-/// floats, 4-bit codes take a shift and a lookup each.
+/// The numbers less their [`code_centre`] of the piece from column `first` on as f32: one vector over the
+/// rows per column. With a lookup of floats, 4-bit codes take a shift and a lookup each.
 pub fn piece_floats<'k>(
     format: QuantFormat,
     word: Val<'k>,

@@ -1,5 +1,5 @@
-//! Reading weights back: on the host (graph interpreter, tests) and one element at a time in kernel IR (gather, generic
-//! kernels).
+//! Reading weights back: on the host (graph interpreter, tests) and one element at a time in kernel IR
+//! (gather, generic kernels).
 
 use crate::QuantError;
 use crate::group::QuantGrid;
@@ -34,7 +34,8 @@ fn read(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) -> f32 {
     }
 }
 
-/// The code of an element of a group format, and what its group makes of codes; those of the number 0 where the format is plain.
+/// The code of an element of a group format, and what its group makes of codes; those of the number 0 where
+/// the format is plain.
 fn code_and_grid(layout: &TensorLayout, bytes: &[u8], row: usize, col: usize) -> (u8, QuantGrid) {
     let LayoutRegion::Group { spec, codes, shift, scales, zeros } = &layout.region else {
         return (0, QuantGrid { scale: 0.0, zero: 0.0 });
@@ -62,8 +63,8 @@ pub fn dequantize(
     Ok(elements.map(|(row, col)| read(&layout, bytes, row, col)).collect())
 }
 
-/// How far from each element the weight may have been that was rounded to it, `[N, K]` row-major: half the way to the next value of
-/// its group.
+/// The distance from each element within which the weight was that was rounded to it, `[N, K]` row-major:
+/// half the way to the next value of its group.
 pub fn half_steps(
     dtype: DType,
     packing: Packing,
@@ -109,8 +110,8 @@ pub fn dequantize_element(
     Ok(read(&checked(dtype, packing, n, k, bytes.len())?, bytes, row, col))
 }
 
-/// Element (row, col) as an f32 expression; `row` and `col` are i64 of one lane, `buf` holds the tensor (u8 for packed
-/// formats, the plain type otherwise).
+/// Element (row, col) as an f32 expression; `row` and `col` are i64 of one lane, `buf` holds the tensor (u8
+/// for packed formats, the plain type otherwise).
 pub fn unpack_scalar(
     kb: &mut KernelBuilder,
     layout: &TensorLayout,
@@ -171,7 +172,7 @@ pub fn unpack_scalar(
     }
 }
 
-/// The number that a code stands for, i32.
+/// The number that a code means, i32.
 fn code_number(kb: &mut KernelBuilder, format: QuantFormat, code: ExprId) -> ExprId {
     if format.values != CodeValues::E2M1 {
         return code;

@@ -1,4 +1,5 @@
-//! Every format in every packing reads back what the arithmetic says, whatever the shape and however rows arrive.
+//! Every format in every packing reads back what the arithmetic says, whatever the shape and however rows
+//! arrive.
 
 use half::{bf16, f16};
 use mlcc_ir::format::ZeroPoint;
@@ -10,7 +11,7 @@ use mlcc_quant::{
 };
 use proptest::prelude::*;
 
-/// What must be read back, computed row by row without any packing.
+/// The values that must be read back, computed row by row without any packing.
 fn expected(dtype: DType, k: usize, rows: &[f32], search: ScaleSearch) -> Vec<f32> {
     let DType::Packed(format) = dtype else {
         return (rows.iter())
@@ -80,8 +81,8 @@ proptest! {
     }
 }
 
-/// The places that no weight uses must still be harmless: their codes stand for zero, with any scale. (Columns of formats with
-/// minima cannot, and meet no activation.)
+/// Places without a weight must still be harmless: their codes mean zero, with any scale. (Columns of formats
+/// with minima cannot, and meet no activation.)
 #[test]
 fn padding_is_zero() {
     let (n, k) = (3, 5);

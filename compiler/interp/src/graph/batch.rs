@@ -1,5 +1,5 @@
-//! One run of a batched function (see [`mlcc_ir::sequences`]): values of one sequence exist once per sequence, and the
-//! ops that make them run once per sequence, each with its states, its `past` and its rows.
+//! One run of a batched function (see [`mlcc_ir::sequences`]): values of one sequence exist once per
+//! sequence, and the ops that make them run once per sequence, each with its states, its `past` and its rows.
 
 use super::place::concrete_dims;
 use super::plan::{FunctionPlan, malformed};
@@ -14,7 +14,7 @@ use mlcc_ir::sequences::{RowBatching, RowScope, row_batching, row_scopes, scope_
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a sequence of a batch brings.
+/// The rows of a sequence of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SequenceRows {
     /// Tokens that it has seen.

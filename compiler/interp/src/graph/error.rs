@@ -1,4 +1,4 @@
-//! Why a graph function could not be evaluated.
+//! Errors in the evaluation of graph functions.
 
 use super::exec::EvaluationFault;
 use super::ranks::AllGatherFault;

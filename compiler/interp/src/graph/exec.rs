@@ -4,7 +4,7 @@ use super::program::{LoadSite, RegisterKind, ScalarInstr, ScalarProgram};
 use super::scalar::{self, float_to_int, from_float, from_int, round_float, wrap_int};
 use mlcc_ir::types::DType;
 
-/// What can go wrong with well-typed ops on bad data.
+/// Faults of well-typed ops on bad data.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluationFault {
     #[error("reads input {arg} at index {index} of axis {axis}, which has size {size}")]

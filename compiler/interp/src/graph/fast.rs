@@ -1,8 +1,9 @@
-//! Compute definitions of common form evaluated by plain loops: copies, elementwise arithmetic, reductions and dot
-//! products over elements whose indices are linear in the loop variables.
+//! Compute definitions of common form evaluated by plain loops: copies, elementwise arithmetic, reductions
+//! and dot products over elements whose indices are linear in the loop variables.
 //!
-//! Every form adds and multiplies in the order of the definition, so that its result equals [`ScalarProgram`]'s bit by bit.
-//! What is not recognised, or would leave an input's bounds, is left to the program, which reports it.
+//! Every form adds and multiplies in the order of the definition, so that its result equals
+//! [`ScalarProgram`]'s bit by bit. What is not recognised, or would leave an input's bounds, is left to the
+//! program, which reports it.
 //!
 //! [`ScalarProgram`]: super::program::ScalarProgram
 
@@ -31,7 +32,7 @@ pub(super) enum FastPath {
     Reduce(RedOp, i64, AffineAccess),
     /// Sum of products.
     Dot(i64, AffineAccess, AffineAccess),
-    /// Sum of products whose left operand has a scale per group of so many elements (codes of activations).
+    /// Sum of products whose left operand has a scale per group of this many elements (codes of activations).
     ScaledDot {
         extent: i64,
         group: i64,
@@ -41,7 +42,8 @@ pub(super) enum FastPath {
     },
 }
 
-/// A linear integer expression: constant, coefficient of each output axis, coefficient of the reduction variable.
+/// A linear integer expression: constant, coefficient of each output axis, coefficient of the reduction
+/// variable.
 struct LinearForm {
     constant: i64,
     axes: Vec<i64>,
@@ -80,7 +82,7 @@ impl LinearForm {
     }
 }
 
-/// Where a definition is evaluated.
+/// The domain on which a definition is evaluated.
 pub(super) struct EvaluationDomain<'a> {
     pub dims: &'a [usize],
     /// Type of the output.
@@ -268,8 +270,8 @@ fn reduce(op: RedOp, extent: i64, x: &[f64], from: i64, stride: i64) -> f64 {
 }
 
 impl EvaluationDomain<'_> {
-    /// `sum over r: codes[.., r] * scales[.., r / group] * right[.., r]`, where the left side is the same along the
-    /// innermost axis.
+    /// `sum over r: codes[.., r] * scales[.., r / group] * right[..,
+    /// r]`, where the left side is the same along the innermost axis.
     fn scaled_dot(&self, op: RedOp, var: u32, extent: i64, body: &ScalarExpr) -> Option<FastPath> {
         let ScalarExpr::Binary(BinOp::Mul, left, right) = body else { return None };
         let ScalarExpr::Binary(BinOp::Mul, codes, scales) = &**left else { return None };

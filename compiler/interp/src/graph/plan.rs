@@ -1,4 +1,4 @@
-//! What is prepared once per function and step: sizes and compiled definitions of its nodes.
+//! Preparation that happens once per function and step: sizes and compiled definitions of its nodes.
 
 use super::EvaluationMode;
 use super::GraphError;
@@ -75,7 +75,7 @@ impl<'m> FunctionPlanner<'m> {
 
     fn node(&self, function: &Function, id: NodeId, node: &GraphNode) -> Result<NodePlan, GraphError> {
         let types: Vec<&TensorType> = node.inputs.iter().map(|&v| function.ty(v)).collect();
-        // Definitions rely on valid inputs: this is what the verifier would say.
+        // Definitions rely on valid inputs: this is the check of the verifier.
         let inferred = node.op.infer(self.module, &types);
         let outputs: Vec<&TensorType> = node.outputs.iter().map(|&v| function.ty(v)).collect();
         match inferred {

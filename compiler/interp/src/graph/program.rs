@@ -1,7 +1,7 @@
 //! A compute definition compiled to a flat register program: the slow but complete way to evaluate one.
 //!
-//! Index expressions and integer elements live in `i64` registers, floats in `f64` registers. A bool is an integer 0
-//! or 1. `Select` becomes jumps, so that the branch not taken is not evaluated.
+//! Index expressions and integer elements live in `i64` registers, floats in `f64` registers. A bool is an
+//! integer 0 or 1. `Select` becomes jumps, so that the branch not taken is not evaluated.
 
 use super::scalar;
 use mlcc_ir::compute::{RedOp, ScalarExpr};
@@ -9,7 +9,7 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::{BinOp, UnOp};
 use mlcc_ir::types::DType;
 
-/// What an expression evaluates to.
+/// The kind of an expression's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RegisterKind {
     Bool,
@@ -102,7 +102,7 @@ pub(super) struct ScalarProgram {
 }
 
 impl ScalarProgram {
-    /// For an output of `rank` axes; the message says what is malformed.
+    /// Compiles an expression for an output of `rank` axes; the message says what is malformed.
     pub fn compile(
         scalar: &ScalarExpr,
         rank: usize,

@@ -1,27 +1,28 @@
-//! Ranks in lockstep: each is a thread with an interpreter and weights of its own, and at an `exchange` each waits until
-//! every other rank has sent its part of the same exchange, or has ended without it.
+//! Ranks in lockstep: each is a thread with an interpreter and weights of its own, and at an `exchange` each
+//! waits until every other rank has sent its part of the same exchange, or has ended without it.
 //!
-//! Nothing depends on which thread is faster: a rank sends to its own slot and reads all slots only when the round is
-//! complete. So what goes wrong is found at the same place every time.
+//! Nothing depends on which thread is faster: a rank sends to its own slot and reads all slots only when the
+//! round is complete. So what goes wrong is found at the same place every time.
 
 use super::{GraphError, Interpreter, Tensor};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::module::Module;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What a rank sends to all in one exchange.
+/// The message that a rank sends to all in one all-gather.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RankMessage {
     pub from: usize,
-    /// How many exchanges the rank had behind it in this call.
+    /// The number of all-gathers that the rank had behind it in this call.
     pub number: usize,
     pub part: Arc<Tensor>,
 }
 
-/// What becomes of a message on its way to a rank (its number is the first argument): for tests that inject faults.
+/// A change of a message on its way to a rank (its number is the first argument): for tests that inject
+/// faults.
 pub type FaultInjector<'a> = dyn Fn(usize, RankMessage) -> Option<RankMessage> + Sync + 'a;
 
-/// Why an exchange failed.
+/// The reasons why an all-gather failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AllGatherFault {
     #[error("joins the parts of {ranks} ranks, but runs alone")]
@@ -51,7 +52,7 @@ pub struct RankError {
     pub error: Box<GraphError>,
 }
 
-/// Where messages lie. A round is over when every rank has taken what all have sent.
+/// The mailbox of all ranks. A round is over when every rank has taken what all have sent.
 struct RankMailbox<'a> {
     table: Mutex<MailboxState>,
     changed: Condvar,
@@ -59,11 +60,11 @@ struct RankMailbox<'a> {
 }
 
 struct MailboxState {
-    /// By rank: the message of the running round.
+    /// The message of each rank in the running round.
     sent: Vec<Option<RankMessage>>,
-    /// By rank: whether it has taken the messages of the running round.
+    /// True for ranks that have taken the messages of the running round.
     received: Vec<bool>,
-    /// By rank: how many exchanges it had when it ended.
+    /// The number of all-gathers of each rank when it ended.
     ended: Vec<Option<usize>>,
 }
 
@@ -74,7 +75,7 @@ impl RankMailbox<'_> {
         RankMailbox { table: Mutex::new(table), changed: Condvar::new(), tamper }
     }
 
-    /// A thread that panicked leaves the table as whole as any other.
+    /// A thread that panicked leaves the table in a valid state.
     fn lock(&self) -> MutexGuard<'_, MailboxState> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,7 +118,7 @@ impl RankMailbox<'_> {
         self.check_delivery(rank, number, all)
     }
 
-    /// What arrives at a rank, checked against where it should come from.
+    /// Checks that the messages which arrive at a rank come from the right ranks and all-gather.
     fn check_delivery(
         &self,
         rank: usize,
@@ -202,8 +203,9 @@ impl<'m> RankedModel<'m> {
         RankedModel { tamper: Some(tamper), ..self }
     }
 
-    /// Does `step` on all ranks at the same time, each with its interpreter and its entry of `states`, which change only if
-    /// all ranks succeed. Of several errors the one is given that others did not cause, then that of the first rank.
+    /// Does `step` on all ranks at the same time, each with its interpreter and its entry of `states`, which
+    /// change only if all ranks succeed. Of several errors the one is given that others did not cause, then
+    /// that of the first rank.
     pub fn run<S: Clone + Send + Sync, T: Send>(
         &self,
         states: &mut [S],
@@ -257,7 +259,7 @@ impl<'m> RankedModel<'m> {
     }
 }
 
-/// Whether an error tells of another rank that ended, which may have had an error of its own.
+/// True if an error tells of another rank that ended, which may have had an error of its own.
 fn is_caused(error: &GraphError) -> bool {
     matches!(error, GraphError::Exchange { fault, .. } if matches!(**fault, AllGatherFault::Missed { .. }))
 }

@@ -1,4 +1,5 @@
-//! Scalar arithmetic of the graph interpreter: f64 for floats, i64 for integers, rounded to a type at the end.
+//! Scalar arithmetic of the graph interpreter: f64 for floats, i64 for integers, rounded to a type at the
+//! end.
 
 use half::{bf16, f16};
 use mlcc_ir::kernel::{BinOp, UnOp};
@@ -13,8 +14,9 @@ pub fn round_float(dtype: DType, v: f64) -> f64 {
     }
 }
 
-/// f64 to f32 by rounding to odd: inexact results get an odd last bit, so that a second rounding to a type with at
-/// least two bits less is the same as rounding once (Boldo and Melquiond). `half` goes through f32 or drops low bits.
+/// f64 to f32 by rounding to odd: inexact results get an odd last bit, so that a second rounding to a type
+/// with at least two bits less is the same as rounding once (Boldo and Melquiond). `half` goes through f32 or
+/// drops low bits.
 fn round_to_odd(v: f64) -> f32 {
     let nearest = v as f32;
     let back = f64::from(nearest);

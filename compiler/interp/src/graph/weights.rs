@@ -1,5 +1,5 @@
-//! Values of parameters, made from checkpoint tensors as their sources say: f32 arithmetic, then storage in the
-//! parameter's type (group formats through quantization and back).
+//! Values of parameters, made from checkpoint tensors as their sources say: f32 arithmetic, then storage in
+//! the parameter's type (group formats through quantization and back).
 
 use super::Tensor;
 use mlcc_ir::module::{ModelParam, ParamSource};
@@ -81,7 +81,7 @@ fn evaluate(
             Ok(map(evaluate(param, s, tensor)?, &|v| (f64::from(v) + term) as f32))
         }
         ParamSource::Values(values) => Ok(Tensor::f32(&[values.len()], values)),
-        // Slots that nobody has filled are empty.
+        // Slots that have not been filled are empty.
         ParamSource::Adapter => Ok(tensor(&param.name).unwrap_or_else(|| {
             let dims: Vec<usize> =
                 param.ty.dims.iter().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();

@@ -1,4 +1,5 @@
-//! Buffers handed to kernels: raw little-endian bytes with an element type, and conversions for tests and callers.
+//! Buffers handed to kernels: raw little-endian bytes with an element type, and conversions for tests and
+//! callers.
 
 use super::cell::{self, RegisterCell};
 use mlcc_ir::types::DType;
@@ -8,7 +9,7 @@ use mlcc_ir::types::DType;
 pub struct KernelBuffer {
     pub dtype: DType,
     pub bytes: Vec<u8>,
-    /// Where it begins: bytes after a place that is aligned to whatever a kernel may ask for.
+    /// The start of the buffer: bytes after a place with the largest alignment that a kernel may ask for.
     pub address: u64,
 }
 
@@ -40,7 +41,8 @@ impl KernelBuffer {
     pub fn from_u8(values: &[u8]) -> KernelBuffer {
         KernelBuffer::new(DType::U8, values.to_vec())
     }
-    /// Values converted to `dtype` as the kernel IR's cast does (floats rounded to nearest even, integers saturated).
+    /// Values converted to `dtype` as the kernel IR's cast does (floats rounded to nearest even, integers
+    /// saturated).
     pub fn from_floats(dtype: DType, values: &[f32]) -> KernelBuffer {
         let mut buffer = KernelBuffer::zeros(dtype, values.len());
         for (i, &v) in values.iter().enumerate() {

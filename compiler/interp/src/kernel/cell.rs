@@ -1,7 +1,8 @@
-//! One lane of a value: 64 bits whose meaning is given by the element type beside it, and scalar arithmetic on it.
+//! One lane of a value: 64 bits whose meaning is given by a separate element type, and scalar arithmetic on
+//! it.
 //!
-//! Integers are held as the i64 of the same value (all types of the IR fit), floats as their own bits, bool as 0 or 1.
-//! Integer arithmetic is therefore i64 arithmetic followed by [`wrap_integer`].
+//! Integers are held as the i64 of the same value (all types of the IR fit), floats as their own bits, bool
+//! as 0 or 1. Integer arithmetic is therefore i64 arithmetic followed by [`wrap_integer`].
 
 use half::{bf16, f16};
 use mlcc_ir::kernel::{BinOp, UnOp};
@@ -62,7 +63,8 @@ fn saturate(dtype: DType, v: f32) -> RegisterCell {
     }) as RegisterCell
 }
 
-/// The IR's value conversion. To bool: not equal to zero. Between the half types and from 64-bit integers: through f32.
+/// The IR's value conversion. To bool: not equal to zero. Between the half types and from 64-bit integers:
+/// through f32.
 pub fn cast(from: DType, to: DType, c: RegisterCell) -> RegisterCell {
     match (from.is_float(), to) {
         (true, DType::Bool) => RegisterCell::from(float(from, c) != 0.0),
@@ -96,7 +98,8 @@ pub fn write(dtype: DType, bytes: &mut [u8], index: usize, value: RegisterCell) 
     bytes[index * size..(index + 1) * size].copy_from_slice(&value.to_le_bytes()[..size]);
 }
 
-/// Integer operation of two operands that cannot fail; the result is to be wrapped. `None` for the ones that can.
+/// Integer operation of two operands that cannot fail; the result is to be wrapped. `None` for the ones that
+/// can.
 pub fn int_binary_op(op: BinOp) -> Option<fn(i64, i64) -> i64> {
     Some(match op {
         BinOp::Add => i64::wrapping_add,
@@ -115,7 +118,7 @@ pub fn int_binary_op(op: BinOp) -> Option<fn(i64, i64) -> i64> {
     })
 }
 
-/// Why an integer operation has no result.
+/// The reasons why an integer operation has no result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UndefinedResult {
     DivisionByZero,

@@ -1,5 +1,6 @@
-//! Asynchronous copies (`cp.async`): what a thread has begun and not waited for. Data moves at the last moment that is allowed, when the
-//! thread waits; until then the target has no contents and the source is locked.
+//! Asynchronous copies (`cp.async`) that a thread has started and not waited for. Data moves at the last
+//! moment that is allowed, when the thread waits; until then the target has no contents and the source is
+//! locked.
 
 use super::cell::RegisterCell;
 use super::error::{KernelFault, RunResult};
@@ -24,7 +25,8 @@ pub(crate) struct CopyGroups {
 }
 
 impl CopyGroups {
-    /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not committed, too.
+    /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not
+    /// committed, too.
     fn take_landed(&mut self, pending: usize) -> Vec<AsyncCopy> {
         let over = self.groups.len().saturating_sub(pending);
         let mut all: Vec<AsyncCopy> = self.groups.drain(..over).flatten().collect();
@@ -88,7 +90,7 @@ impl KernelMachine<'_> {
         Ok(())
     }
 
-    /// At the end of a block nothing is under way.
+    /// Checks that nothing is under way at the end of a block.
     pub(crate) fn no_copies_left(&self) -> RunResult {
         let left = |c: &CopyGroups| c.groups.iter().flatten().chain(&c.open).next().copied();
         for (thread, copies) in self.copies.iter().enumerate() {

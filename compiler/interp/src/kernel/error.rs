@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel or with the call of one, found while it runs.
+//! Faults of a kernel or of its call that are found while it runs.
 
 use super::cell::UndefinedResult;
 use super::memory::AccessOrigin;

@@ -1,5 +1,5 @@
-//! Runs a [`KernelProgram`] for one CPU worker or one GPU block: all threads of the block in lockstep, statement by statement,
-//! with a mask of active threads (a CPU worker is a block of one thread).
+//! Runs a [`KernelProgram`] for one CPU worker or one GPU block: all threads of the block in lockstep,
+//! statement by statement, with a mask of active threads (a CPU worker is a block of one thread).
 
 use super::cell::{self, RegisterCell};
 use super::copies::CopyGroups;
@@ -10,10 +10,10 @@ use mlcc_ir::kernel::ForKind;
 use mlcc_ir::step::WorkShare;
 use mlcc_ir::types::DType;
 
-/// What a run does of the work.
+/// The part of the work that a run does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ExecutionTask {
-    /// What worker `number` does.
+    /// The share of worker `number`.
     Worker {
         share: WorkShare,
         number: usize,
@@ -32,7 +32,7 @@ pub(crate) struct KernelMachine<'p> {
     pub task: ExecutionTask,
     /// Barriers passed.
     pub epoch: u32,
-    /// Of each thread.
+    /// Copies of each thread.
     pub copies: Vec<CopyGroups>,
 }
 
@@ -354,8 +354,8 @@ fn zip(
     }
 }
 
-/// Threads follow each other and each has the same number of bytes on both sides, so the whole register is one string
-/// of bytes.
+/// Threads follow each other and each has the same number of bytes on both sides, so the whole register is
+/// one string of bytes.
 fn bitcast(out: &mut [RegisterCell], to: DType, a: &[RegisterCell], from: DType) {
     let (small, large) = (from.bytes().unwrap_or(1), to.bytes().unwrap_or(1));
     let bytes: Vec<u8> = a.iter().flat_map(|c| c.to_le_bytes().into_iter().take(small)).collect();

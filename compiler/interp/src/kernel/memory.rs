@@ -1,8 +1,9 @@
 //! Memory of a running kernel with its checks: bounds, poison (never written), and races.
 //!
-//! Race rule, the same for CPU workers and GPU blocks: a cell written in one of them may not be touched by another one
-//! in the same kernel; inside a GPU block, a cell written by one thread may be touched by another only after a barrier
-//! (an *epoch* is the number of barriers passed). Every access is remembered per cell as last writer and last readers.
+//! Race rule, the same for CPU workers and GPU blocks: a cell written in one of them may not be touched by
+//! another one in the same kernel; inside a GPU block, a cell written by one thread may be touched by another
+//! only after a barrier (an *epoch* is the number of barriers passed). Every access is remembered per cell as
+//! last writer and last readers.
 
 use super::buffer::KernelBuffer;
 use super::cell::{self, RegisterCell};
@@ -11,7 +12,7 @@ use mlcc_ir::kernel::MemorySpace;
 use mlcc_ir::types::DType;
 use std::fmt;
 
-/// Who accesses memory, and when.
+/// The thread that accesses memory, and the time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessOrigin {
     /// GPU block or CPU worker.
@@ -69,12 +70,12 @@ pub(crate) struct BufferStorage {
     flights: Vec<CopyState>,
 }
 
-/// What copies that nobody has waited for do with a cell.
+/// The role of a cell in copies that have not been waited for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CopyState {
     None,
     Target,
-    /// Source of so many.
+    /// Source of this many copies.
     Source(u32),
 }
 
@@ -142,8 +143,8 @@ impl BufferStorage {
         }
     }
 
-    /// `Alloc` runs in the active threads: contents undefined. Accesses stay remembered, because threads that are not
-    /// yet past a barrier may still use what lies there.
+    /// `Alloc` runs in the active threads: contents undefined. Accesses stay remembered, because threads that
+    /// are not yet past a barrier may still use what lies there.
     pub fn poison(&mut self, mask: &[bool]) {
         let (space, len) = (self.space, self.len);
         let Some(written) = &mut self.written else { return };
@@ -172,7 +173,8 @@ impl BufferStorage {
         self.checked_slot(index, thread, MemoryAction::Read).map(drop)
     }
 
-    /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has checked.
+    /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has
+    /// checked.
     pub fn check_alignment(&self, instr: &'static str, index: i64, bytes: u32) -> RunResult<i64> {
         let len = i64::from(bytes) / self.dtype.bytes().unwrap_or(1) as i64;
         if index.rem_euclid(len) != 0 {
@@ -201,7 +203,8 @@ impl BufferStorage {
         &mut self.flights[slot]
     }
 
-    /// A copy to a cell of shared memory begins: as a store, whose value nobody sees before [`Self::end_copy`].
+    /// A copy to a cell of shared memory begins: as a store, whose value is not visible before
+    /// [`Self::end_copy`].
     pub fn begin_copy(&mut self, index: i64, who: AccessOrigin) -> RunResult {
         self.store(index, 0, who)?;
         *self.copy_state(index as usize) = CopyState::Target;

@@ -1,10 +1,11 @@
-//! A kernel prepared for execution: every distinct expression has a fixed place in a register file, and every statement
-//! carries the list of instructions that compute its operands.
+//! A kernel prepared for execution: every distinct expression has a fixed place in a register file, and every
+//! statement carries the list of instructions that compute its operands.
 //!
-//! The register file holds `lanes` cells per thread for each expression, ordered by expression id. Operands are interned
-//! before the expressions that use them, so they always lie below; execution relies on this and `KernelProgram::new` checks it.
-//! Expressions that cannot fail and read no memory are computed where the last of their variables gets its value (for
-//! constants and dimensions: before the kernel starts), the others by each statement that uses them.
+//! The register file holds `lanes` cells per thread for each expression, ordered by expression id. Operands
+//! are interned before the expressions that use them, so they always lie below; execution relies on this and
+//! `KernelProgram::new` checks it. Expressions that cannot fail and read no memory are computed where the
+//! last of their variables gets its value (for constants and dimensions: before the kernel starts), the
+//! others by each statement that uses them.
 
 use super::cell;
 use super::copies::CopyOperand;
@@ -171,7 +172,7 @@ pub(crate) struct CompiledStmt {
 pub struct KernelProgram {
     pub(crate) kernel: Kernel,
     pub(crate) preamble: Vec<RegisterInstr>,
-    /// Where the dimension arguments go, in order; `None` if the kernel does not read the dimension.
+    /// The registers of the dimension arguments, in order; `None` if the kernel does not read the dimension.
     pub(crate) dims: Vec<Option<RegisterRange>>,
     pub(crate) body: Vec<CompiledStmt>,
     /// Cells of the register file per thread.
@@ -420,8 +421,8 @@ impl KernelCompiler {
         Ok(())
     }
 
-    /// Emits the instructions for an expression, operands first. Returns the outermost block in which it could be
-    /// computed.
+    /// Emits the instructions for an expression, operands first. Returns the outermost block in which it
+    /// could be computed.
     fn emit(&mut self, id: ExprId) -> CompileResult<usize> {
         let i = id.0 as usize;
         let here = self.held.len() - 1;

@@ -1,4 +1,4 @@
-//! What the lanes of a warp do with matrices: products of fragments, and rows from shared memory.
+//! Matrix operations of the lanes of a warp: products of fragments, and rows from shared memory.
 
 use super::WARP;
 use crate::kernel::cell::{self, RegisterCell};

@@ -1,6 +1,7 @@
-//! A step by several workers that run apart from each other as far as its barriers allow: between two barriers one worker does
-//! all its work before the next one begins. Where a barrier is missing, a worker reads what another one has not written
-//! yet, or no longer, and the results differ from those of [`super::run_step`].
+//! A step by several workers that run apart from each other as far as its barriers allow: between two
+//! barriers one worker does all its work before the next one begins. Where a barrier is missing, a worker
+//! reads what another one has not written yet, or no longer, and the results differ from those of
+//! [`super::run_step`].
 
 use super::ranks::{RankCall, RankRef, all_gather};
 use super::{
@@ -12,7 +13,7 @@ use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::{LaunchItem, RepeatMode, StepItem, StepProgram, WorkShare};
 use std::collections::BTreeMap;
 
-/// Which worker gets the pieces of launches with dynamic shares.
+/// The workers that get the pieces of launches with dynamic shares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChunkOwnership {
     /// Everybody those of its own share.
@@ -23,17 +24,17 @@ pub enum ChunkOwnership {
     RoundRobin,
 }
 
-/// Who does what, and when.
+/// The schedule of all workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WorkerSchedule {
     pub workers: usize,
-    /// Of the workers, between two barriers.
+    /// Order of the workers between two barriers.
     pub order: ExecutionOrder,
     pub ownership: ChunkOwnership,
 }
 
 impl WorkerSchedule {
-    /// Schedules that differ as much as they can, for so many workers.
+    /// Schedules that differ as much as they can, for `workers` workers.
     pub fn all_variants(workers: usize) -> Vec<WorkerSchedule> {
         let takers = [
             ChunkOwnership::Owners,
@@ -45,7 +46,7 @@ impl WorkerSchedule {
         [ExecutionOrder::Forward, ExecutionOrder::Reverse].into_iter().flat_map(with).collect()
     }
 
-    /// What `worker` computes of a launch, or of one for each sequence, in a turn of it.
+    /// The shares of `worker` in a launch, or in one for each sequence, in a turn of it.
     fn worker_shares(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
         let shares = self.shares_of_all(launch, turn, worker);
         let [at, work, total] = turn.line;
@@ -58,7 +59,7 @@ impl WorkerSchedule {
         }
     }
 
-    /// The same of a launch as a whole.
+    /// The shares of `worker` in a launch as a whole.
     fn shares_of_all(&self, launch: &LaunchItem, turn: &LaunchRun, worker: usize) -> Vec<WorkShare> {
         let Some(pieces) = launch.schedule.chunks(self.workers, &turn.sizes) else {
             return vec![WorkShare::equal_part(worker, self.workers)];
@@ -74,8 +75,8 @@ impl WorkerSchedule {
     }
 }
 
-/// As [`super::run_step`], with the workers one after the other between barriers. Every worker has its own copy of what
-/// all compute for themselves.
+/// Runs a step like [`super::run_step`], with the workers in sequence between barriers. Every worker has its
+/// own copy of values that all compute for themselves.
 pub fn run_interleaved(
     step: &StepProgram,
     kernels: &[Kernel],
@@ -87,7 +88,7 @@ pub fn run_interleaved(
     run_phases(step, kernels, rank, RankCall::One(*sizes), schedule)
 }
 
-/// As [`super::run_batch`], with the workers one after the other between barriers.
+/// Runs a batch like [`super::run_batch`], with the workers in sequence between barriers.
 pub fn run_batch_interleaved(
     step: &StepProgram,
     kernels: &[Kernel],
@@ -139,7 +140,7 @@ pub(super) fn run_phases(
     Ok(())
 }
 
-/// What a worker computes of a launch.
+/// Runs a worker's shares of a launch.
 fn run_shares(
     launch: &LaunchItem,
     (kernel, program): (&Kernel, &KernelProgram),

@@ -1,5 +1,5 @@
-//! Steps of several ranks in lockstep: each runs until its next exchange, and when all have come to it, every one gets the rows of
-//! all. Ranks have memory of their own and see nothing of each other but what they exchange.
+//! Steps of several ranks in lockstep: each runs until its next all-gather, and when all have reached it,
+//! every one gets the rows of all. Ranks have memory of their own and see only the gathered rows of others.
 
 use super::interleaved::run_phases;
 use super::{
@@ -11,14 +11,14 @@ use mlcc_ir::dim::SymValues;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::{AllGather, BufferRef, GatherShape, LaunchItem, StepItem, StepProgram};
 
-/// What a rank has: its memory, and of a batch what each sequence has there.
+/// The data of a rank: its memory, and the data of each sequence of a batch.
 #[derive(Clone, Default)]
 pub struct RankMemory {
     pub memory: StepMemory,
     pub sequences: Vec<BatchSequence>,
 }
 
-/// Rows of one sequence with these sizes, or of the sequences of a batch with so many whose logits are wanted.
+/// Rows of one sequence with these sizes, or of the sequences of a batch with this many requested logits.
 #[derive(Clone, Copy, Debug)]
 pub enum RankCall {
     One(SymValues),
@@ -108,7 +108,7 @@ pub fn run_ranks(
     Ok(())
 }
 
-/// As [`run_ranks`] with one step for all, with the workers of each rank one after the other between barriers.
+/// Runs like [`run_ranks`] with one step for all, with the workers of each rank in sequence between barriers.
 pub fn run_ranks_interleaved(
     step: &StepProgram,
     kernels: &[Kernel],
@@ -137,7 +137,7 @@ fn run_until_gather<'s>(
     Ok(None)
 }
 
-/// The exchange that all ranks have come to, if none has ended.
+/// The all-gather that all ranks have reached, if none has ended.
 fn agreed_gather<'s>(
     reached: &[Option<&'s AllGather>],
     number: usize,

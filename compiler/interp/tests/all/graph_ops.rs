@@ -1,4 +1,5 @@
-//! Every op: the fast path equals the register program bit by bit, and the result equals a directly written reference.
+//! Every op: the fast path equals the register program bit by bit, and the result equals a directly written
+//! reference.
 
 use mlcc_interp::graph::{EvaluationMode, Interpreter, StateValues, Tensor};
 use mlcc_ir::compute::RedOp;

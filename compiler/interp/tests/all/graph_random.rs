@@ -97,7 +97,7 @@ fn parameters_are_made_from_their_sources() {
     assert_eq!(b, [a[1], a[0]]);
     let unit = source(ParamSource::UnitRows(Box::new(ParamSource::Values(vec![3.0, -4.0]))));
     assert_eq!(unit, [f64::from(0.6f32), f64::from(-0.8f32)]);
-    // One of two matrices that are stored together, turned.
+    // One of two matrices that are stored together, transposed.
     let three_axes =
         |name: &str| (name == "w").then(|| Tensor::f32(&[2, 1, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]));
     let rows = ParamSource::Rows(RowBlocks::range(1, 1, 2), Box::new(named("w")));

@@ -8,7 +8,7 @@ use mlcc_ir::module::Module;
 use mlcc_ir::text::parse_module;
 use std::sync::Arc;
 
-/// Two exchanges one after the other: of `x * w`, with a `w` of each rank, and of what came before times 2.
+/// Two all-gathers: of `x * w`, with a `w` of each rank, and of the first result times 2.
 const TWO: &str = "
 module @m {
   param @w : f32[1] role vector = ranks(values(1.0), values(10.0))
@@ -103,7 +103,7 @@ fn fails(modules: [&str; 2]) -> (usize, AllGatherFault) {
     fault(error)
 }
 
-/// What happens if a message on its way to a rank becomes another.
+/// The fault after a message on its way to a rank is changed.
 fn tampered(tamper: &(dyn Fn(usize, RankMessage) -> Option<RankMessage> + Sync)) -> (usize, AllGatherFault) {
     let module = module(TWO);
     let (ranks, mut states) = ranks([&module, &module]);

@@ -73,7 +73,7 @@ fn module(case: &TransformerCase) -> (Module, FuncId) {
     (m, id)
 }
 
-/// What a query sees: rows so far, slopes and prefix.
+/// The keys that a query sees: rows so far, slopes and prefix.
 struct VisibleKeys<'a> {
     keys: &'a Tensor,
     kept: &'a Tensor,

@@ -1,5 +1,5 @@
-//! Random kernels run without faults, and give the same in every order, with every number of workers, and after
-//! printing and parsing.
+//! Random kernels run without faults, and give the same in every order, with every number of workers, and
+//! after printing and parsing.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::dim::SymValues;

@@ -10,7 +10,8 @@ use mlcc_ir::types::DType;
 const ORDERS: [ExecutionOrder; 3] =
     [ExecutionOrder::Forward, ExecutionOrder::Reverse, ExecutionOrder::Shuffled(3)];
 
-/// A kernel of `blocks` x `threads` on `x: i32[64] inout`; `body` gets (x, block, and is called once per block).
+/// A kernel of `blocks` x `threads` on `x: i32[64] inout`; `body` gets (x, block, and is called once per
+/// block).
 fn gpu(blocks: i64, body: impl FnOnce(&mut KernelBuilder, BufId, ExprId)) -> Kernel {
     let mut kb = KernelBuilder::new("gpu");
     let x = kb.param("x", DType::I32, 64, ParamAccess::InOut, 64);

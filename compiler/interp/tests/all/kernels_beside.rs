@@ -1,4 +1,4 @@
-//! Kernels side by side in one grid compute what they compute alone.
+//! Kernels in one grid compute the same as each alone.
 
 use mlcc_interp::kernel::{ExecutionOptions, ExecutionOrder, KernelBuffer, run_with};
 use mlcc_ir::builder::KernelBuilder;
@@ -10,7 +10,8 @@ use mlcc_ir::verify::verify_kernel;
 
 const WIDTH: i64 = 64;
 
-/// Reverses each run of `threads` elements of a row through shared memory; rows along x, runs along y. `y = reversed(x) + row`.
+/// Reverses each run of `threads` elements of a row through shared memory; rows along x, runs along y.
+/// `y = reversed(x) + row`.
 fn reverse(rows: impl Into<Dim>, threads: i64) -> (Kernel, [Dim; 3]) {
     let rows = rows.into();
     let mut kb = KernelBuilder::new("reverse");

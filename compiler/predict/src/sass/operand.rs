@@ -49,13 +49,13 @@ pub struct SassAddress {
     pub base: Option<SassRegister>,
     /// The base is a pair of registers.
     pub wide: bool,
-    /// What the base is multiplied by.
+    /// The factor of the base.
     pub scale: u32,
     pub more: Option<SassRegister>,
     pub offset: i64,
 }
 
-/// Operands between commas that stand in no brackets.
+/// Operands between commas that are in no brackets.
 pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(|part| part.trim().trim_end_matches('}').trim()).filter(|part| !part.is_empty())
 }

@@ -1,4 +1,4 @@
-//! What an access of a warp costs: sectors and lines of global memory, turns of the banks of shared memory.
+//! The cost of an access of a warp: sectors and lines of global memory, turns of the banks of shared memory.
 
 use super::lanes::active_lanes;
 
@@ -28,7 +28,8 @@ pub fn count_lines(sectors: &[u64]) -> u64 {
     count
 }
 
-/// Turns that the banks need: lanes go in sets of as many as 128 bytes serve, and a bank gives one word in a turn.
+/// Turns that the banks need: lanes go in sets of as many as 128 bytes serve, and a bank gives one word in a
+/// turn.
 pub fn bank_cycles(addresses: &[u64; 32], mask: u32, bytes: u64) -> u64 {
     let per_set = (LINE_BYTES / bytes.max(4)).clamp(1, 32) as usize;
     let set = |first: usize| {

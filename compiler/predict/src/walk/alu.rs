@@ -1,14 +1,15 @@
 //! Integer instructions: places in the device's memory and the number of turns of a loop come from these.
 //!
-//! NVIDIA documents their names ("CUDA Binary Utilities") and not their meaning. What stands here is what the results of `ptxas` need to compute what
-//! its PTX says; tests compare with places that kernels are known to touch.
+//! NVIDIA documents their names ("CUDA Binary Utilities") and not their meaning. The meanings here are those
+//! with which the results of `ptxas` compute what its PTX says; tests compare with places that kernels are
+//! known to touch.
 
 use super::lanes::{LANES, LaneWords, active_lanes};
 use super::op::{ComparisonOp, PredicateJoin, ProductPart, SassOp};
 use super::warp::{OperandGroups, WalkedWarp, next_register};
 use crate::sass::{SassInstr, SassOperand, SassRegister};
 
-/// What a block has that its warps do not.
+/// The constants of a block, which its warps do not have.
 pub trait ConstantReader {
     /// A word of a constant bank, if it is known.
     fn constant(&self, bank: u32, offset: i64) -> Option<u32>;
@@ -149,7 +150,8 @@ pub fn execute(w: &mut WalkedWarp, i: &SassInstr, op: SassOp, mask: u32, c: &dyn
             }
             from.map(|v| whole(v) as u32)
         }
-        // The result is slightly too small, as that of an approximation may be: then a quotient is corrected upwards.
+        // The result is slightly too small, as that of an approximation may be: then a quotient is corrected
+        // upwards.
         SassOp::Reciprocal => source(0).map(|v| (1.0 / f32::from_bits(v)).to_bits()),
         SassOp::Halves => {
             let half = |n: usize| match parts.sources.get(n) {

@@ -22,7 +22,7 @@ impl LaneWords {
         LaneWords { v: self.v.map(f), known: self.known }
     }
 
-    /// Of three values, lane by lane.
+    /// Combines three values lane by lane.
     pub fn zip_map(self, b: LaneWords, c: LaneWords, f: impl Fn(u32, u32, u32) -> u32) -> LaneWords {
         let known = self.known & b.known & c.known;
         LaneWords { v: std::array::from_fn(|i| f(self.v[i], b.v[i], c.v[i])), known }

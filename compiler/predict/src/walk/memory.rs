@@ -267,7 +267,7 @@ impl BlockWalker<'_> {
     }
 }
 
-/// Whether an address is that of the tokens before, in the control block or in the table of sequences.
+/// True for the address of the number of tokens before, in the control block or in the table of sequences.
 fn is_past(address: u64) -> bool {
     use std::mem::offset_of;
     let begin =

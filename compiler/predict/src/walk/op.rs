@@ -1,4 +1,5 @@
-//! What an instruction does, as far as integers, addresses and branches depend on it, and which units execute it.
+//! Operations of instructions, as far as integers, addresses and branches depend on them, and the units that
+//! execute them.
 
 use crate::sass::{SassInstr, SassOperand, SassRegister};
 
@@ -95,7 +96,7 @@ pub enum SassOp {
     CommitCopies,
     WaitCopies,
     Nothing,
-    /// Results are floats: so many registers, or predicates.
+    /// Results are floats: this many registers, or predicates.
     Float {
         registers: u8,
     },
@@ -119,7 +120,7 @@ pub enum ComparisonOp {
     Ne,
 }
 
-/// How a comparison is joined with a predicate.
+/// The operation that joins a comparison with a predicate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PredicateJoin {
     And,
@@ -374,7 +375,7 @@ pub fn tensor_operations(instr: &SassInstr) -> u64 {
         Some(8816) => (8, 8, 16),
         _ => (16, 8, 16),
     };
-    // Those of 8 bits are twice as fast.
+    // Operations on 8 bits are twice as fast.
     let narrow = matches!(instr.name.as_str(), "IMMA" | "QMMA");
     2 * m * n * k / if narrow { 2 } else { 1 }
 }

@@ -51,7 +51,7 @@ fn walked(
     walk_block(kernel, &shape, call, &gpu(), block).unwrap()
 }
 
-/// With latencies that the sums below are made of.
+/// A GPU with the latencies that the sums below are made of.
 fn gpu() -> GpuModel {
     let latency = InstrLatency { l1: 41, shared: 29, l2: 263, memory: 479, other: 24, operands: 12 };
     GpuModel { latency, ..mlcc_target::gpus().unwrap().remove(0) }
@@ -266,7 +266,8 @@ fn integers_by_hand() {
     }
 }
 
-/// A register that nothing set holds something, so bits that are set there are known: compilers keep predicates so.
+/// A register that nothing set holds something, so bits that are set there are known: compilers keep
+/// predicates so.
 #[test]
 fn bits_are_set_in_fresh_registers() {
     let kernel = kernel(&[
@@ -317,7 +318,8 @@ fn what_is_not_known_is_refused() {
     assert!(error.contains("an end without an exit"), "{error}");
 }
 
-/// Blocks side by side share a tile of weights, or all of them but one have nothing to do: tiles come from memory once.
+/// Blocks side by side share a tile of weights, or all of them but one have nothing to do: tiles come from
+/// memory once.
 #[test]
 fn tiles_of_several_blocks_are_read_once() {
     let bytes = |shift: &str, guard: &str| {
@@ -357,7 +359,8 @@ fn tiles_of_several_blocks_are_read_once() {
     assert_eq!(bytes("0x2", "@P0"), [512.0, 224.0 * 512.0], "three of four are idle");
 }
 
-/// One block in 32 has something to do, as of an attention over a short cache; one in eight of those that are followed first.
+/// One block in 32 has something to do, as of an attention over a short cache; one in eight of those that are
+/// followed first.
 #[test]
 fn more_blocks_are_followed_where_they_differ() {
     let begin = [

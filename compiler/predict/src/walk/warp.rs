@@ -15,13 +15,13 @@ pub struct WalkedWarp {
     pub alive: u32,
     registers: Vec<LaneWords>,
     uniform: Vec<LaneWords>,
-    /// A bit per lane. What nobody knows counts as false.
+    /// A bit per lane. Unknown ones count as false.
     predicates: [u32; 8],
     uniform_predicates: [u32; 8],
     /// Clocks since the block began, of this warp alone.
     pub clock: u64,
     pub scoreboards: [u64; 6],
-    /// When the copies of each group land, and those that no group has yet.
+    /// The times at which the copies of each group land, and those that have no group yet.
     pub groups: Vec<u64>,
     pub open_copies: u64,
 }
@@ -32,7 +32,8 @@ impl WalkedWarp {
             number,
             next: [0; LANES],
             alive,
-            // What a register holds that nobody set is no program's business; single bits of it that are set later are.
+            // No program depends on a register that was never set, only on single bits of it that are set
+            // later.
             registers: vec![LaneWords::splat(0); REGISTERS],
             uniform: vec![LaneWords::UNKNOWN; REGISTERS],
             predicates: [0; 8],
@@ -52,7 +53,7 @@ impl WalkedWarp {
         }
     }
 
-    /// The register and the one after it, as 64 bits.
+    /// The register and the next one, as 64 bits.
     pub fn pair(&self, reg: SassRegister) -> [LaneWords; 2] {
         [self.get(reg), self.get(next_register(reg, 1))]
     }
@@ -106,7 +107,7 @@ pub fn next_register(reg: SassRegister, by: u8) -> SassRegister {
     }
 }
 
-/// Operands by what they are for: results and carries out stand before the sources, carries in behind them.
+/// Operands by their purpose: results and carries out come before the sources, carries in behind them.
 pub struct OperandGroups<'a> {
     pub result: Option<SassRegister>,
     /// Predicates before the first source.
