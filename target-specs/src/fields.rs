@@ -16,13 +16,13 @@ pub enum WorkloadKind {
     Prompt,
     /// A prompt of few tokens.
     FewRows,
-    /// A step of few sequences, and of many: so many rows of products, and a query of attention for each.
+    /// A step of few sequences, and of many: as many rows of products, and a query of attention for each.
     FewSequences,
     ManySequences,
 }
 
 impl WorkloadKind {
-    /// What is timed on CPUs, and what is predicted for GPUs.
+    /// The kinds of work that are timed on CPUs, and those that are predicted for GPUs.
     pub const OF_CPUS: [WorkloadKind; 3] =
         [WorkloadKind::Decode, WorkloadKind::Prompt, WorkloadKind::FewRows];
     pub const OF_GPUS: [WorkloadKind; 4] =
@@ -44,12 +44,12 @@ impl WorkloadKind {
 pub struct TuneField {
     pub key: &'static str,
     pub about: &'static str,
-    /// What its speed shows in.
+    /// The kinds of work whose speed depends on it.
     pub kinds: &'static [WorkloadKind],
     values: FieldCandidates,
 }
 
-/// What is tried.
+/// The values that are tried.
 #[derive(Debug)]
 enum FieldCandidates {
     Words(&'static [&'static str]),
@@ -59,7 +59,7 @@ enum FieldCandidates {
     Streams,
     /// Rows and tiles of a register tile, those of the present one varied one at a time.
     Tile,
-    /// The same of tall tiles, where there are any.
+    /// Rows and tiles of tall tiles, where there are any.
     Tall,
     /// Keys of a block of attention, and what they may take.
     Block,
@@ -76,7 +76,7 @@ const FEW_ROWS: &[WorkloadKind] = &[WorkloadKind::FewRows];
 const SEVERAL: &[WorkloadKind] =
     &[WorkloadKind::FewSequences, WorkloadKind::ManySequences, WorkloadKind::Prompt];
 
-/// Those of GPU levels. A tile is tried as a whole: its parts fit each other.
+/// The keys of GPU levels. A tile is tried as a whole: its parts fit each other.
 pub const GPU_FIELDS: &[TuneField] = &[
     field(
         "code_product",
@@ -98,7 +98,7 @@ pub const GPU_FIELDS: &[TuneField] = &[
     ),
 ];
 
-/// Those of CPU levels. What moves most stands first.
+/// The keys of CPU levels, those with the largest effect first.
 pub const FIELDS: &[TuneField] = &[
     field("stream.q4", "prefetch of 4-bit weights by products of one row", DECODE, FieldCandidates::Streams),
     field("stream.q8", "the same of 8-bit weights", DECODE, FieldCandidates::Streams),
@@ -316,7 +316,7 @@ impl TuneField {
         parts.try_fold(first, |value, key| value.get(key))
     }
 
-    /// What holds for it: packed weights without a tile of their own have that of the others.
+    /// The value that holds for it: packed weights without a tile of their own have that of the others.
     fn now<'a>(&self, tables: &'a Table) -> Option<&'a Value> {
         let other = || tables.get("product").filter(|_| self.key == "code_product");
         self.value_in(tables).or_else(other)
@@ -327,7 +327,8 @@ impl TuneField {
         matches!(self.values, FieldCandidates::Words(_) | FieldCandidates::Flag | FieldCandidates::Streams)
     }
 
-    /// Values other than the present one, that are legal beside all others; each with the tables that have it.
+    /// Values other than the present one, that are legal beside all others; each with the tables that have
+    /// it.
     pub fn candidates(&self, level: &FeatureLevel) -> Vec<(Value, Table)> {
         let tables = level.tune_tables().unwrap_or_default();
         let now = self.now(&tables);
@@ -348,7 +349,7 @@ impl TuneField {
         }
     }
 
-    /// What the values are, for people.
+    /// The values, for people.
     pub fn describe(&self) -> String {
         let list = |numbers: &[i64]| {
             let numbers: Vec<String> = numbers.iter().map(i64::to_string).collect();
@@ -444,7 +445,7 @@ fn tall_tiles(_now: &Value) -> Vec<Value> {
 }
 
 impl TuneTables {
-    /// Keys of these tables that differ from this tuning: what `changes` over `base` come to.
+    /// Keys of these tables that differ from this tuning: the effect of `changes` over `base`.
     pub fn changed_keys(&self, changed: &TuneTables) -> Table {
         differing(FIELDS, &self.to_table(), &changed.to_table())
     }
@@ -456,7 +457,7 @@ impl FeatureLevel {
         if self.gpu.is_some() { GPU_FIELDS } else { FIELDS }
     }
 
-    /// What shows whether a tuning of it is faster.
+    /// The kinds of work that show whether a tuning of it is faster.
     pub fn kinds(&self) -> &'static [WorkloadKind] {
         if self.gpu.is_some() { &WorkloadKind::OF_GPUS } else { &WorkloadKind::OF_CPUS }
     }
@@ -540,7 +541,7 @@ mod tests {
         }
     }
 
-    /// What no tuning changes: sizes of caches are facts.
+    /// No tuning changes sizes of caches: they are facts.
     #[test]
     fn fields_are_all_keys_but_facts() {
         let level = levels().into_iter().find(|level| tune(level).tile.tall.is_some()).unwrap();

@@ -11,7 +11,7 @@ const TEXT: &str = include_str!("../specs/gpus.toml");
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuModel {
-    /// As `mlcc bench --predict` takes it.
+    /// The name that `mlcc bench --predict` takes.
     pub name: String,
     pub title: String,
     /// Compute capability times ten.
@@ -21,19 +21,21 @@ pub struct GpuModel {
     pub clock_mhz: u32,
     /// 32-bit registers.
     pub registers: u32,
-    /// Bytes of shared memory of all blocks together, each of which takes so many more for itself.
+    /// Bytes of shared memory of all blocks together, and those that each block takes in addition.
     pub shared_bytes: u32,
     pub reserved_shared_bytes: u32,
     /// The most that are there at a time.
     pub warps: u32,
     pub blocks: u32,
-    /// Of the device: size of the second level, bytes per clock from it to all multiprocessors, and to one.
+    /// Properties of the device: size of the second level, bytes per clock from it to all multiprocessors,
+    /// and to one.
     pub l2_bytes: u64,
     pub l2_bytes_per_clock: u32,
     pub sm_bytes_per_clock: u32,
     /// 10^9 bytes per second, read and written by copies of the device's memory.
     pub copy_gbytes_per_s: u32,
-    /// 10^12 operations per second of 16-bit products on tensor cores: the data sheet's, and what products of matrices reach at best.
+    /// 10^12 operations per second of 16-bit products on tensor cores: the data sheet's, and what products of
+    /// matrices reach at best.
     pub f16_tflops: u32,
     pub dense_tflops: u32,
     /// Nanoseconds from one kernel of a graph to the next.
@@ -57,7 +59,8 @@ pub struct PipeThroughput {
     pub load: u32,
 }
 
-/// Tensor cores: operations per clock (a product and its sum are two), and the share of them that `mma.sync` reaches.
+/// Tensor cores: operations per clock (a product and its sum are two), and the share of them that `mma.sync`
+/// reaches.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorCoreRate {

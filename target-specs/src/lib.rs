@@ -1,8 +1,8 @@
-//! Machines as data: `specs/*.toml` (one file per architecture, in it the feature levels), `--target` resolution and
-//! detection of this machine.
+//! Machines as data: `specs/*.toml` (one file per architecture, in it the feature levels), `--target`
+//! resolution and detection of this machine.
 //!
-//! Invariants: the levels of a [`CompileTarget`] stand best first; `features` is complete (what a level extends is included)
-//! and uses the names that LLVM and Rust's detection macros use.
+//! Invariants: the levels of a [`CompileTarget`] are in order, best first; `features` is complete (what a
+//! level extends is included) and uses the names that LLVM and Rust's detection macros use.
 
 mod fields;
 mod gpus;
@@ -31,10 +31,10 @@ pub use tuning::{
 
 use thiserror::Error;
 
-/// What `--target` asked for: one architecture, one or more levels of it.
+/// The target that `--target` names: one architecture, one or more levels of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CompileTarget {
-    /// As given, `cpu` replaced by the level found.
+    /// The name as given, `cpu` replaced by the level found.
     pub name: String,
     pub arch: Arch,
     pub triple: String,
@@ -88,14 +88,14 @@ pub fn level(name: &str) -> Result<Option<FeatureLevel>, SpecError> {
     Ok(specs()?.iter().flat_map(|s| s.all_levels()).find(|l| l.name == name).cloned())
 }
 
-/// What exchanges between ranks cost on machines of an architecture; `None` where models are not split.
+/// The cost of all-gathers between ranks on machines of an architecture; `None` where models are not split.
 pub fn exchange_cost(arch: Arch) -> Result<Option<ExchangeCost>, SpecError> {
     Ok(specs()?.iter().find(|s| s.arch == arch).and_then(|s| s.exchange))
 }
 
 impl FeatureLevel {
-    /// The level with these of its features alone and vectors of at most so many bits. It is tuned as the best level of
-    /// instructions that needs no more than that, or as the weakest one.
+    /// The level with these of its features alone and vectors of at most this many bits. It is tuned as the
+    /// best level of instructions that needs no more than that, or as the weakest one.
     pub fn reduced(&self, features: Vec<String>, vector_bits: u32) -> Result<FeatureLevel, SpecError> {
         let vector_bits = self.vector_bits.min(vector_bits);
         let specs = specs()?;
@@ -138,7 +138,7 @@ pub fn resolve_target(name: &str) -> Result<CompileTarget, TargetError> {
     picked.sort_unstable();
     picked.dedup();
     let all: Vec<&FeatureLevel> = spec.all_levels().collect();
-    // Specs list the weaker level first; a machine has the features of its level, and stands before it.
+    // Specs list the weaker level first; a machine has the features of its level, and comes before it.
     picked.sort_by_key(|&i| (all[i].features.len(), i));
     let levels = picked.iter().rev().map(|&i| all[i].clone()).collect();
     Ok(CompileTarget { name: name.into(), arch: spec.arch, triple: spec.triple.clone(), levels })
@@ -159,7 +159,7 @@ fn one_architecture(list: &str, specs: &[TargetSpec]) -> Result<(), TargetError>
     }
 }
 
-/// Names that stand for several levels, or for this machine, are no part of a list.
+/// Names of several levels, or of this machine, are no part of a list.
 fn check_part(part: &str, specs: &[TargetSpec]) -> Result<(), TargetError> {
     let levels = |s: &TargetSpec| s.all_levels().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
     if part == "cpu" {

@@ -1,4 +1,4 @@
-//! Which processor model this is, and the models that a level is for.
+//! The processor model of this machine, and the models that a level is for.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,7 +7,8 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostProcessors {
-    /// As /proc/cpuinfo names it: `AuthenticAMD`, `GenuineIntel`, or ARM's number of an implementer (`0x41`).
+    /// The vendor in /proc/cpuinfo: `AuthenticAMD`, `GenuineIntel`, or ARM's number of an implementer
+    /// (`0x41`).
     pub vendor: String,
     /// Not on AArch64.
     pub family: Option<u32>,
@@ -15,7 +16,7 @@ pub struct HostProcessors {
     pub models: Vec<[u32; 2]>,
 }
 
-/// What a processor says of itself.
+/// The model that a processor reports.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessorModel {

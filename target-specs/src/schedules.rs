@@ -1,5 +1,5 @@
-//! How kernels of a GPU level use tensor cores: its tune tables, which tuning files change as they do those of CPUs. They stand in the
-//! `gpu` table of a spec.
+//! Tuning of tensor cores for the kernels of a GPU level: its tune tables, which tuning files change as they
+//! do those of CPUs. They are in the `gpu` table of a spec.
 
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -7,7 +7,7 @@ use toml::{Table, Value};
 use crate::spec::{AttentionTile, FeatureLevel, GpuSpec, MatrixTile};
 use crate::tune::merge_tables;
 
-/// Rows and columns of a tile, along each of which there are so many warps at most.
+/// Most rows or columns of a tile, and most warps along each of them.
 const MOST_ROWS: u32 = 512;
 const MOST_WARPS: u32 = 16;
 /// Most f32 sums of a thread: half of the registers that it may have, so that operands have the others.
@@ -15,7 +15,8 @@ const MOST_SUMS: i64 = 128;
 /// Registers beside the sums, and all of a block.
 const OTHER_REGISTERS: i64 = 32;
 const BLOCK_REGISTERS: i64 = 65536;
-/// Bytes of a slice of a row (32 columns) of activations and of weights: f32 or f16 with f16; and f16 with 8-bit codes and a scale.
+/// Bytes of a slice of a row (32 columns) of activations and of weights: f32 or f16 with f16; and f16 with
+/// 8-bit codes and a scale.
 const FLOATS: [[u32; 2]; 2] = [[128, 64], [64, 64]];
 const CODES: [[u32; 2]; 1] = [[64, 36]];
 const COLUMNS_OF_SLICE: u32 = 32;
@@ -48,7 +49,7 @@ impl GpuSpec {
 }
 
 impl GpuSchedules {
-    /// What no kernel can be built with, or no machine of the level runs.
+    /// The first value with which no kernel can be built, or that no machine of the level runs.
     pub(crate) fn find_fault(&self, gpu: &GpuSpec) -> Option<String> {
         let product = |name: &str, tile: Option<MatrixTile>, slices: &[[u32; 2]]| {
             Some(format!("{name}: {}", tile?.fault(gpu, slices)?))
@@ -128,7 +129,8 @@ impl MatrixTile {
         }
     }
 
-    /// Of a block: the stages, and finished sums where they do not fit into those of activations.
+    /// Shared memory of a block: the stages, and finished sums where they do not fit into those of
+    /// activations.
     fn shared_bytes(&self, slices: &[[u32; 2]]) -> u32 {
         let MatrixTile { rows, columns, warps, stages } = *self;
         let pitch = columns / warps[1] + PAD;
@@ -150,7 +152,7 @@ impl FeatureLevel {
         }
     }
 
-    /// With these keys over those of its schedules.
+    /// The level with these keys over those of its schedules.
     pub(crate) fn with_schedules(&self, gpu: &GpuSpec, mut changes: Table) -> Result<FeatureLevel, String> {
         let base = gpu.schedules().to_table();
         if base.is_empty() {
@@ -179,7 +181,7 @@ impl FeatureLevel {
 mod tests {
     use crate::{TargetSpec, resolve_target};
 
-    /// What is wrong with a level that has this in its `gpu` table.
+    /// The fault of a level that has this in its `gpu` table.
     fn fault(schedule: &str, threads: u32) -> String {
         let device = "device = { name = 'd', sms = 1, registers = 1, shared_bytes = 1, l2_bytes = 1, gbytes_per_s = 1, \
                       f32_gflops = 1, f16_gflops = 1 }";

@@ -32,11 +32,11 @@ impl fmt::Display for Arch {
     }
 }
 
-/// What only GPU levels have.
+/// The properties of GPU levels.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuSpec {
-    /// Compute capability times ten, as it stands in the PTX.
+    /// Compute capability times ten, as in the PTX.
     pub sm: u32,
     /// PTX version times ten.
     pub ptx: u32,
@@ -46,15 +46,15 @@ pub struct GpuSpec {
     pub opt_in_shared_bytes: Option<u32>,
     pub max_threads: u32,
     pub device: GpuDevice,
-    /// How products of many rows use tensor cores; none without `mma.sync`.
+    /// The tile of products of many rows on tensor cores; none without `mma.sync`.
     pub product: Option<MatrixTile>,
-    /// The same of packed weights with f16 activations, where that is another tile.
+    /// The tile of packed weights with f16 activations, where that is another one.
     pub code_product: Option<MatrixTile>,
-    /// How attention does.
+    /// The tile of attention on tensor cores.
     pub attention: Option<AttentionTile>,
 }
 
-/// What a block computes of an attention on tensor cores.
+/// The part of an attention that a block computes on tensor cores.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionTile {
@@ -66,11 +66,11 @@ pub struct AttentionTile {
     pub shared_bytes: u32,
 }
 
-/// What a block computes of a product on tensor cores, and how.
+/// The part of a product that a block computes on tensor cores, and the way in which it does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatrixTile {
-    /// Of the result.
+    /// Rows and columns of the result.
     pub rows: u32,
     pub columns: u32,
     /// Warps along rows and along columns.
@@ -105,7 +105,7 @@ pub struct GpuDevice {
     pub name: String,
     /// Streaming multiprocessors.
     pub sms: u32,
-    /// Of a multiprocessor: 32-bit registers, and bytes of shared memory for all its blocks.
+    /// Resources of a multiprocessor: 32-bit registers, and bytes of shared memory for all its blocks.
     pub registers: u32,
     pub shared_bytes: u32,
     /// Bytes of the second-level cache.
@@ -117,7 +117,7 @@ pub struct GpuDevice {
     pub f16_gflops: u32,
 }
 
-/// What it costs ranks of a model to exchange what they have.
+/// The cost of an all-gather between ranks of a model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeCost {
@@ -128,7 +128,7 @@ pub struct ExchangeCost {
 }
 
 impl ExchangeCost {
-    /// 10^-9 seconds of so many exchanges in which a rank gets so many bytes.
+    /// 10^-9 seconds of `exchanges` all-gathers in which a rank gets `bytes` bytes.
     pub fn nanoseconds(self, exchanges: u64, bytes: u64) -> f64 {
         let per_byte = 1e3 / f64::from(self.mbytes_per_s.max(1));
         exchanges as f64 * f64::from(self.latency_ns) + bytes as f64 * per_byte
@@ -147,11 +147,11 @@ pub struct FeatureLevel {
     pub gpu: Option<GpuSpec>,
     /// The processors that it is tuned for; `None` for a level of instructions.
     pub host: Option<HostProcessors>,
-    /// Of CPUs only: what may be tuned of a GPU stands in `gpu` (see [`Level::tune_tables`]).
+    /// Only of CPUs: the tuning of a GPU is in `gpu` (see [`FeatureLevel::tune_tables`]).
     pub tune: Option<TuneTables>,
 }
 
-/// Which devices code of a GPU level runs on.
+/// The devices on which code of a GPU level runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceScope {
     /// Its compute capability and every later one.
@@ -189,7 +189,7 @@ pub struct TargetSpec {
     pub levels: Vec<FeatureLevel>,
     /// Levels that are tuned for processors, in the order of the levels that they extend.
     pub machines: Vec<FeatureLevel>,
-    /// Of ranks on such machines; `None` where models are not split.
+    /// The cost for ranks on such machines; `None` where models are not split.
     pub exchange: Option<ExchangeCost>,
     default: Vec<usize>,
 }
@@ -278,7 +278,7 @@ impl TargetSpec {
         self.levels.iter().chain(&self.machines)
     }
 
-    /// What the file's own name stands for as a target, best first.
+    /// The levels that the file's own name means as a target, best first.
     pub fn default_levels(&self) -> impl Iterator<Item = &FeatureLevel> {
         self.default.iter().map(|&i| &self.levels[i])
     }

@@ -1,15 +1,15 @@
-//! What differs between machines with the same instructions: sizes and forms that kernels choose, as they were measured.
-//! Levels have them in their `tune` table, where the measurements stand as comments.
+//! Differences between machines with the same instructions: sizes and forms that kernels choose, as they were
+//! measured. Levels have them in their `tune` table, with the measurements as comments.
 
 use serde::{Deserialize, Serialize};
 
-/// All tables of a CPU level. The default holds for levels without (GPUs, whose kernels ask for none of it).
+/// All tables of a CPU level. The default holds for levels without (GPUs, whose kernels do not ask for them).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TuneTables {
     pub division: DivisionMethod,
-    /// Whether requests ahead of their use do less than plain loads in the order of memory, which the core's own prefetchers
-    /// follow: it drops requests when it has too many.
+    /// True if prefetches do less than plain loads in the order of memory, which the core's own prefetchers
+    /// follow: the core drops requests when it has too many.
     pub drops_requests: bool,
     pub cache: CacheSizes,
     pub stream: StreamTuning,
@@ -21,13 +21,13 @@ pub struct TuneTables {
     pub shares: ChunkTuning,
 }
 
-/// How activations (sigmoid, tanh) divide.
+/// The way in which activations (sigmoid, tanh) divide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DivisionMethod {
-    /// By the divider, which works beside the units that multiply.
+    /// The divider, which works in parallel with the units that multiply.
     Divider,
-    /// By a polynomial.
+    /// A polynomial.
     #[default]
     Polynomial,
 }
@@ -40,7 +40,7 @@ pub struct CacheSizes {
     pub second: u32,
 }
 
-/// How products of one row read their weights, by format.
+/// The way in which products of one row read their weights, by format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamTuning {
@@ -51,7 +51,7 @@ pub struct StreamTuning {
     pub bf16: StreamPrefetch,
 }
 
-/// Which lines of a stream are requested ahead of their use, and how many bytes ahead.
+/// The lines of a stream that are requested ahead of their use, and how many bytes ahead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(tag = "lines", rename_all = "lowercase", deny_unknown_fields)]
 pub enum StreamPrefetch {
@@ -68,28 +68,31 @@ pub enum StreamPrefetch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MatmulTuning {
-    /// Most rows of integer products that pass by the weights together: their sums stay in the first-level cache. With more,
-    /// weights are better unpacked once.
+    /// Most rows of integer products that pass by the weights together: their sums stay in the first-level
+    /// cache. With more, weights are better unpacked once.
     pub few_rows: u32,
     /// The same where an instruction multiplies two rows by two: it wants unpacked weights.
     pub few_rows_by_mmla: u32,
     /// Groups that products of few rows request in advance.
     pub groups_ahead: u32,
-    /// Rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the second-level cache
-    /// between the pieces of long rows.
+    /// Rows per pass over the weights: their sums (with 48 weight rows 48 KiB) and codes stay in the
+    /// second-level cache between the pieces of long rows.
     pub chunk_rows: u32,
     /// Bytes of plain weights that stay in the second-level cache while all rows pass by.
     pub small_bytes: u32,
-    /// Rows that pass by small weights together: enough of them that converting the weights of a slice once pays.
+    /// Rows that pass by small weights together: enough of them that converting the weights of a slice once
+    /// pays.
     pub small_rows: u32,
     /// Rows of small weights that are too few to go round among workers.
     pub thin_rows: u32,
-    /// Columns of a panel of integer products, which stays in the first-level cache, and of one of floats, in the second-level cache.
+    /// Columns of a panel of integer products, which stays in the first-level cache, and of one of floats, in
+    /// the second-level cache.
     pub panel_columns: u32,
     pub float_panel_columns: u32,
     /// Columns that few rows pass by before the next ones are touched.
     pub piece_columns: u32,
-    /// Weights with fewer columns than `few_columns` share a slice from the first-level cache among so many register tiles.
+    /// Register tiles that share a slice from the first-level cache, for weights with fewer columns than
+    /// `few_columns`.
     pub tiles_per_chunk: u32,
     pub few_columns: u32,
 }
@@ -106,12 +109,14 @@ pub struct TileTuning {
     pub bf16: RegisterTileSize,
     /// Everything else.
     pub plain: RegisterTileSize,
-    /// Taller ones for integer products of 4-bit codes whose number of rows, at most `few_rows`, is a multiple of them.
+    /// Taller ones for integer products of 4-bit codes whose number of rows, at most `few_rows`, is a
+    /// multiple of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tall: Option<TallTile>,
 }
 
-/// Rows of activations, in falling order, the last one 1, and tiles of 16 rows of weights that are worked on together.
+/// Rows of activations, in falling order, the last one 1, and tiles of 16 rows of weights that are worked on
+/// together.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegisterTileSize {
@@ -132,7 +137,8 @@ pub struct TallTile {
     pub tiles: u32,
 }
 
-/// Most rows and tiles of a register tile, and most rows of the other kinds: what generators unroll grows with them.
+/// Most rows and tiles of a register tile, and most rows of the other kinds: what generators unroll grows
+/// with them.
 const MOST_TILE_ROWS: u32 = 16;
 const MOST_TILES: u32 = 4;
 const MOST_ROWS: u32 = 512;
@@ -147,13 +153,15 @@ const FARTHEST: u32 = 64 << 10;
 pub struct AttentionTuning {
     /// Keys that one query works on together.
     pub block: KeyBlockLimit,
-    /// Most query heads of a key head that are too little work beside prefetches on a core that drops some: one query reads blocks in
-    /// the order of memory then.
+    /// Most query heads of a key head that are too little work beside prefetches on a core that drops some:
+    /// one query reads blocks in the order of memory then.
     pub in_order_heads: u32,
-    /// Whether a load repeats a part of a key in the other lanes of a vector without a unit that also multiplies.
+    /// True if a load repeats a part of a key in the other lanes of a vector without a unit that also
+    /// multiplies.
     pub repeats: bool,
-    /// Rows that a tile of several queries aims at: of many, so that unpacking keys costs little beside the products, and of few where
-    /// there would be too few tiles for the workers, or queries and sums too large for the second-level cache.
+    /// Rows that a tile of several queries aims at: of many, so that unpacking keys costs little beside the
+    /// products, and of few where there would be too few tiles for the workers, or queries and sums too large
+    /// for the second-level cache.
     pub many_rows: u32,
     pub few_rows: u32,
     /// Rows of it that go together from scores to sums.
@@ -180,8 +188,8 @@ impl Default for KeyBlockLimit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuantizeTuning {
-    /// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows of a block take
-    /// turns on pieces of their columns.
+    /// Most bytes of computed values between the steps, so that they stay in the first-level cache: the rows
+    /// of a block take turns on pieces of their columns.
     pub piece_bytes: u32,
     /// Most groups of a piece.
     pub piece_groups: u32,
@@ -197,7 +205,8 @@ pub struct ScanTuning {
     pub stack_bytes: u32,
     /// Vector registers that the states of the rows which run together may take.
     pub state_vectors: u32,
-    /// How many steps ahead sequences are prefetched: their rows are far apart, which the hardware does not foresee.
+    /// The number of steps ahead that sequences are prefetched: their rows are far apart, which the hardware
+    /// does not foresee.
     pub steps_ahead: u32,
 }
 
@@ -209,19 +218,19 @@ pub struct ChunkTuning {
     /// Operations on bytes, and on f32.
     pub dots: u32,
     pub flops: u32,
-    /// So many times that where a piece begins with a block of a cache that nobody prefetched.
+    /// Factor for pieces that begin with a block of a cache that was not prefetched.
     pub times_of_cache: u32,
 }
 
 impl Default for ChunkTuning {
-    /// For levels that are not known: those of a text.
+    /// Values for unknown levels: those of a text.
     fn default() -> ChunkTuning {
         ChunkTuning { bytes: 16 << 10, dots: 2 << 20, flops: 256 << 10, times_of_cache: 64 }
     }
 }
 
 impl TuneTables {
-    /// What is outside of its legal range on a machine with these features, if anything is.
+    /// The first value outside of its legal range on a machine with these features, if there is one.
     pub(crate) fn find_fault(&self, features: &[String]) -> Option<String> {
         self.tile
             .fault(features)
@@ -253,7 +262,8 @@ impl TileTuning {
                 ));
             }
         }
-        // Codes of so many rows lie interleaved: four bytes of as many rows make a number, and products of two rows by two want four.
+        // The codes of this many rows are interleaved: four bytes of as many rows make a number, and products
+        // of two rows by two need four.
         let least = codes.rows.first().copied().unwrap_or(1);
         let blocks: &[u32] = if features.iter().any(|f| f == "i8mm") { &[4] } else { &[2, 4] };
         if !blocks.contains(&least) {
@@ -355,7 +365,8 @@ impl StreamTuning {
     }
 }
 
-/// The tables of a level over those of the level that it extends: a key of a table takes the place of the same key.
+/// The tables of a level over those of the level that it extends: a key of a table takes the place of the
+/// same key.
 pub(crate) fn merge_tables(base: &toml::Table, own: toml::Table) -> toml::Table {
     let mut out = base.clone();
     for (name, value) in own {

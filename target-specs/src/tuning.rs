@@ -1,7 +1,9 @@
-//! Tuning files: what `mlcc tune` measured to be faster on one machine, or predicted to be so on a GPU, for `mlcc build --tuning`.
+//! Tuning files: what `mlcc tune` measured to be faster on one machine, or predicted to be so on a GPU, for
+//! `mlcc build --tuning`.
 //!
-//! A file names a level and has keys of its tune tables ([`FeatureLevel::tune_tables`]), which take the place of the same keys. The processor and the
-//! figures that come with it are for people, and for the check that a file is used where it was measured.
+//! A file names a level and has keys of its tune tables ([`FeatureLevel::tune_tables`]), which take the place
+//! of the same keys. The processor and the figures that come with it are for people, and for the check that a
+//! file is used where it was measured.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +20,8 @@ use crate::{CompileTarget, FIELDS, FeatureLevel, GPU_FIELDS, ProcessorModel, Tun
 pub struct LevelTuning {
     /// Name of the level that it changes.
     pub level: String,
-    /// The processor that it was measured on; `None` in files that nobody measured, or where the system did not tell.
+    /// The processor that it was measured on; `None` in files that were not measured, or where the system did
+    /// not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<ProcessorModel>,
     /// Keys of the `tune` tables of a level.
@@ -30,7 +33,7 @@ pub struct LevelTuning {
     pub predicted: Option<PredictedTuning>,
 }
 
-/// What `mlcc tune --predict` predicted: nothing of it was measured.
+/// Predictions of `mlcc tune --predict`: nothing of it was measured.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTuning {
@@ -58,15 +61,15 @@ pub struct PredictedRow {
     pub gain: f64,
 }
 
-/// What `mlcc tune` measured.
+/// Measurements of `mlcc tune`.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredTuning {
     pub model: String,
     pub quant: String,
     pub threads: usize,
-    /// Limits of the machine, the least and the most of all probes: 10^9 bytes read per second, and 10^9 operations per second by
-    /// arithmetic (a multiplication and an addition are two).
+    /// Limits of the machine, the least and the most of all probes: 10^9 bytes read per second, and 10^9
+    /// operations per second by arithmetic (a multiplication and an addition are two).
     pub read_gbytes_per_s: [f64; 2],
     #[serde(default)]
     pub gops: BTreeMap<String, [f64; 2]>,
@@ -98,7 +101,7 @@ pub struct ChangeRow {
     pub key: String,
     pub from: String,
     pub to: String,
-    /// By kind of work: medians of quotients of speeds in turns, or quotients of predictions.
+    /// Gains by kind of work: medians of quotients of speeds in turns, or quotients of predictions.
     pub gains: BTreeMap<String, f64>,
 }
 
@@ -126,7 +129,8 @@ pub enum TuningError {
 }
 
 impl LevelTuning {
-    /// Reads a file; `file` is for messages. The keys and values of the tune table are checked with those of its level.
+    /// Reads a file; `file` is for messages. The keys and values of the tune table are checked with those of
+    /// its level.
     pub fn parse(file: &str, text: &str) -> Result<LevelTuning, TuningError> {
         let syntax = |e: toml::de::Error| TuningError::Syntax {
             file: file.into(),
@@ -171,8 +175,8 @@ impl LevelTuning {
         format!("{comment}{}", toml::to_string(self).unwrap_or_default())
     }
 
-    /// Changes the level of a target. A target that stands for this machine (`asked` is `cpu`) takes only what was measured on a
-    /// processor like the one `here`, as far as both are known.
+    /// Changes the level of a target. A target that means this machine (`asked` is `cpu`) takes only what was
+    /// measured on a processor like the one `here`, as far as both are known.
     pub fn apply(
         &self,
         file: &str,
@@ -259,7 +263,8 @@ impl TuneTables {
 }
 
 impl FeatureLevel {
-    /// With these keys in place of the same ones of its tune tables; what is unknown or outside of its legal range is told.
+    /// The level with these keys in place of the same ones of its tune tables; unknown keys and values
+    /// outside of their legal range are errors.
     pub fn with_changes(&self, changes: &toml::Table) -> Result<FeatureLevel, String> {
         if let Some(gpu) = &self.gpu {
             return self.with_schedules(gpu, changes.clone());
@@ -426,7 +431,7 @@ mod tests {
             "{other}"
         );
         let before = target.clone();
-        // By name the machine that builds is of no interest.
+        // The machine that builds does not matter if the level is named.
         for (asked, here) in [("znver4", Some(cpu(97))), ("cpu", Some(cpu(17))), ("cpu", None)] {
             let mut target = before.clone();
             tuning.apply("t.toml", asked, here.as_ref(), &mut target).unwrap();

@@ -1,8 +1,9 @@
-//! From a `--model` argument to an artifact.
+//! The build of an artifact from a `--model` argument.
 //!
-//! Phases: read (configuration, tokenizer, list of tensors), passes, code generation, weights. Only the last one touches
-//! the values of the weights, tensor by tensor, so memory use stays near the size of one tensor. Nothing appears under the
-//! artifact's name before it is complete. Equal input gives equal bytes: no times, paths or random numbers go in.
+//! Phases: read (configuration, tokenizer, list of tensors), passes, code generation, weights. Only the last
+//! one touches the values of the weights, tensor by tensor, so memory use stays near the size of one tensor.
+//! Nothing appears under the artifact's name before it is complete. Equal input gives equal bytes: no times,
+//! paths or random numbers go in.
 
 mod backend;
 pub mod graph;
@@ -46,7 +47,7 @@ use mlcc_target::{Arch, CompileTarget};
 
 use crate::weights::WeightWriteError;
 
-/// Why there is no artifact.
+/// The reasons why there is no artifact.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     #[error(transparent)]
@@ -121,7 +122,7 @@ pub enum BuildError {
     Interrupted,
 }
 
-/// What a build tells while it runs.
+/// Progress of a build while it runs.
 pub enum BuildEvent<'a> {
     /// A phase begins.
     Phase(&'static str),
@@ -156,7 +157,8 @@ impl BuildHooks<'_> {
     }
 }
 
-/// Reads the model, compiles it and writes the artifact, or what `options.emit` and `options.stop_after` ask for instead.
+/// Reads the model, compiles it and writes the artifact, or what `options.emit` and `options.stop_after` ask
+/// for instead.
 pub fn build(options: &BuildOptions, hooks: &mut BuildHooks<'_>) -> Result<BuildReport, BuildError> {
     let mut report = BuildReport::default();
     let target = options.resolve_target()?;
@@ -297,8 +299,8 @@ fn keeps_inputs(source: &BuildSource, options: &BuildOptions, output: &Path) -> 
             return Err(BuildError::Overwrites { path, what });
         }
     }
-    // Configuration, tokenizer and so on: beside the weights only an artifact is replaced. (What is no file is not looked into: a pipe
-    // would wait, and the writer refuses it.)
+    // Configuration, tokenizer and so on: beside the weights only an artifact is replaced. (What is no file
+    // is not looked into: a pipe would wait, and the writer refuses it.)
     let folders: Vec<_> =
         source.model.files.directories.iter().filter_map(|d| d.canonicalize().ok()).collect();
     match output.canonicalize() {
@@ -318,7 +320,7 @@ fn is_elf(path: &Path) -> bool {
     path.is_file() && read() && magic == *b"\x7fELF"
 }
 
-/// Code and weights of a program that all passes have gone over, or what `options.emit` asks for instead.
+/// Code and weights of a program behind all passes, or what `options.emit` asks for instead.
 pub fn write_program(
     source: &BuildSource,
     target: &CompileTarget,
@@ -456,7 +458,7 @@ pub fn pass_options(source: &BuildSource, target: &CompileTarget, options: &Buil
     pass_options
 }
 
-/// What code generation gets.
+/// The input of code generation.
 fn codegen_input<'a>(
     source: &BuildSource,
     target: &'a CompileTarget,

@@ -1,8 +1,10 @@
-//! How far a format may take a model from its reference: measured on the model at hand, without the weights that it was made from.
+//! The distance that a format may take a model from its reference: measured on the model at hand, without the
+//! weights that it was made from.
 //!
-//! Each weight was within half a step of the format of what is stored for it. So the graph is interpreted with its weights moved within
-//! these steps: the logits move as far as rounding the weights has moved them, and activations and caches that are rounded to codes
-//! are rounded anew. A graph that is further from the reference is that of another model.
+//! Each weight was within half a step of the format of its stored value. So the graph is interpreted with its
+//! weights moved within these steps: the logits move as far as rounding the weights has moved them, and
+//! activations and caches that are rounded to codes are rounded anew. A graph that is further from the
+//! reference is that of another model.
 
 use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use serde::Serialize;
@@ -12,12 +14,13 @@ use crate::kernel_check::{KernelCheck, SEEDS, kernel_prompt};
 use crate::replay::{BoxedError, prompt_name};
 use crate::stored::{PerturbedWeights, StoredGraph};
 
-/// A format may move the logits this many times as far as moved weights do. On the reference cases formats of 4 and 8 bits move them mostly
-/// 0.5 to 1.2 times as far and at most 1.9 times, but for a prompt with another choice of experts; mean and deviation 2.4 times.
+/// A format may move the logits this many times as far as moved weights do. On the reference cases formats of
+/// 4 and 8 bits move them mostly 0.5 to 1.2 times as far and at most 1.9 times, but for a prompt with another
+/// choice of experts; mean and deviation 2.4 times.
 const SPREADS: f64 = 3.0;
 
-/// One of so many prompts may be further off where a model chooses experts: another choice after a prompt moves its logits far, and
-/// the three ways in which weights are moved need not make it.
+/// One of this many prompts may be further off where a model chooses experts: another choice after a prompt
+/// moves its logits far, and the three ways in which weights are moved need not make it.
 const PROMPTS_FOR_A_CHOICE: usize = 3;
 
 /// Least permitted error: that of f16, below which no packed format is asked to stay.
@@ -29,13 +32,13 @@ const LEAST_MOMENTS: f64 = 2e-3;
 /// A bar for the distance of a quantized model from its reference.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct FormatError {
-    /// How far moved weights move the logits after a prompt, relative to the largest.
+    /// The distance by which moved weights move the logits after a prompt, relative to the largest.
     pub spread: f64,
     /// Permitted distance of these logits.
     pub permitted: f64,
-    /// How many prompts may be further off than that.
+    /// The number of prompts that may be further off than that.
     pub outside_permitted: usize,
-    /// How far moved weights move the mean and the deviation of the logits at a position.
+    /// The distance by which moved weights move the mean and the deviation of the logits at a position.
     pub moments_spread: f64,
     /// Permitted distance of these.
     pub moments_permitted: f64,
@@ -62,14 +65,15 @@ impl FormatError {
         }
     }
 
-    /// For vectors of texts.
+    /// The error for vectors of texts.
     pub(crate) fn of_vectors(spread: f64) -> FormatError {
         FormatError::from_spread(spread, 0.0)
     }
 }
 
-/// Measures a format on the prompts of a golden; `None` where they were not all interpreted as a whole to check the kernels, since the
-/// error of short prompts is none for longer ones, and where no weights are packed, as their steps do not tell of caches.
+/// Measures a format on the prompts of a golden; `None` where they were not all interpreted as a whole to
+/// check the kernels, since the error of short prompts is none for longer ones, and where no weights are
+/// packed, as their steps do not tell of caches.
 pub fn measure_format(
     graph: &StoredGraph,
     golden: &GoldenFile,
@@ -93,7 +97,7 @@ pub fn measure_format(
     Ok(worst.map(error))
 }
 
-/// How far logits after a prompt move, and mean and deviation at its positions.
+/// The distance by which logits after a prompt move, and mean and deviation at its positions.
 fn logits_spread(graph: &StoredGraph, prompt: &GoldenPrompt, name: &str) -> Result<(f64, f64), BoxedError> {
     let ids = kernel_prompt(prompt, name)?;
     let (source, tokens) = ids.split_at(prompt.encoder_input_len());

@@ -1,5 +1,5 @@
-//! Models run by interpretation, without a code generator: the graph as the model definition builds it, or the kernels
-//! and steps that the passes made of it for one target level.
+//! Models run by interpretation, without a code generator: the graph as the model definition builds it, or
+//! the kernels and steps that the passes made of it for one target level.
 
 use mlcc_engine::eval::WindowModel;
 use mlcc_engine::{LanguageModel, TokenId};
@@ -33,7 +33,7 @@ pub enum InterpretError {
     NoSource,
 }
 
-/// The graph of a model with f32 weights, in the state after the tokens fed so far.
+/// The graph of a model with f32 weights, in the state after the tokens computed so far.
 pub struct GraphModel<'m> {
     interpreter: Interpreter<'m>,
     states: StateValues,
@@ -81,7 +81,8 @@ impl<'m> GraphModel<'m> {
         Ok(&self.logits)
     }
 
-    /// Runs `entry` on what is behind the source text that a sequence of an encoder-decoder model begins with.
+    /// Runs `entry` on what is behind the source text that a sequence of an encoder-decoder model begins
+    /// with.
     fn run_after_encoder(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {
@@ -139,7 +140,7 @@ impl WindowModel for GraphModel<'_> {
     }
 }
 
-/// The steps of a lowered program with packed weights, in the state after the tokens fed so far.
+/// The steps of a lowered program with packed weights, in the state after the tokens computed so far.
 pub struct StepModel<'p> {
     program: &'p LoweredProgram,
     plan: &'p MemoryPlan,
@@ -155,8 +156,8 @@ pub struct StepModel<'p> {
 }
 
 impl<'p> StepModel<'p> {
-    /// Packs all weights into memory. `chunk` is the one that the program was planned for; `workers` share each kernel
-    /// (a GPU has its own parallelism).
+    /// Packs all weights into memory. `chunk` is the one that the program was planned for; `workers` share
+    /// each kernel (a GPU has its own parallelism).
     pub fn new(
         program: &'p LoweredProgram,
         level: usize,
@@ -223,7 +224,8 @@ impl<'p> StepModel<'p> {
         Ok(())
     }
 
-    /// Reads the source text that a sequence of an encoder-decoder model begins with; gives what is behind it.
+    /// Reads the source text that a sequence of an encoder-decoder model begins with; gives what is behind
+    /// it.
     fn read_source<'t>(&mut self, tokens: &'t [TokenId]) -> Result<&'t [TokenId], InterpretError> {
         let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {

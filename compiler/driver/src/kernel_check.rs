@@ -1,11 +1,13 @@
-//! The kernels of an artifact against its graph: logits at all positions of a golden's prompts, as one prefill, token by token and for
-//! all positions, held against the graph that is interpreted on the weights that the artifact stores.
+//! The kernels of an artifact against its graph: logits at all positions of a golden's prompts, as one
+//! prefill, token by token and for all positions, held against the graph that is interpreted on the weights
+//! that the artifact stores.
 //!
-//! What quantization costs is not in the error, so one bar holds for all formats. Where activations or caches are rounded to
-//! few bits, a sum beside a rounding edge may fall on its other side in the kernels, and everything after it moves. How far is
-//! a property of the model: it is measured by interpreting the graph with its weights moved a little. Where such a code chooses
-//! other experts, single positions move far, so the root of the mean square over all logits has a bar of its own: what is wrong at
-//! most positions is not covered by what is permitted at one.
+//! What quantization costs is not in the error, so one bar holds for all formats. Where activations or caches
+//! are rounded to few bits, a sum beside a rounding edge may fall on its other side in the kernels, and
+//! everything after it moves. How far is a property of the model: it is measured by interpreting the graph
+//! with its weights moved a little. Where such a code chooses other experts, single positions move far, so
+//! the root of the mean square over all logits has a bar of its own: what is wrong at most positions is not
+//! covered by what is permitted at one.
 
 use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;
@@ -20,7 +22,7 @@ use crate::stored::{PerturbedWeights, StoredGraph};
 /// Largest error of kernels, relative to the largest logit of the prompt.
 pub const SHARP: f64 = 1e-3;
 
-/// How many times as far as moved weights kernels may move the logits.
+/// The permitted movement of the logits by kernels, as a multiple of that by moved weights.
 pub(crate) const SPREADS: f64 = 2.0;
 
 /// Ways in which the weights are moved.
@@ -33,7 +35,7 @@ pub struct KernelCheck {
     pub worst_relative_error: f64,
     pub tolerance: f64,
     pub prompts: Vec<PromptCheck>,
-    /// Why some positions, or all, were not checked.
+    /// The reason why some positions, or all, were not checked.
     pub not_checked: Option<String>,
 }
 
@@ -48,7 +50,8 @@ pub struct PromptCheck {
     /// Root of the mean square of the errors at all positions, relative to the same largest logit.
     pub rms_error: f64,
     pub rms_permitted: f64,
-    /// How far the graph's logits move with its weights; only where the error is larger than [`SHARP`].
+    /// The distance by which the graph's logits move with its weights; only where the error is larger than
+    /// [`SHARP`].
     pub spread: Option<f64>,
 }
 
@@ -70,7 +73,7 @@ impl KernelCheck {
         }
     }
 
-    /// For people.
+    /// The text for people.
     pub fn text(&self) -> String {
         let mut rows =
             vec![["prompt", "tokens", "checked", "kernels", "permitted"].map(String::from).to_vec()];
@@ -144,8 +147,8 @@ where
     })
 }
 
-/// The tokens that kernels are held against the graph on: of an encoder-decoder model with those that the reference has written, as
-/// the decoder would see one token alone.
+/// The tokens that kernels are held against the graph on: of an encoder-decoder model with those that the
+/// reference has written, as the decoder would see one token alone.
 pub(crate) fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let mut ids = prompt_ids(prompt, name)?;
     if prompt.encoder_input_len() > 0 {

@@ -1,9 +1,9 @@
 //! Outputs of layers (taps), from anything that runs a model, and their distance from a reference.
 //!
-//! A model definition names the outputs of its layers ([`mlcc_ir::graph_builder::GraphBuilder::tap`]). In a module with
-//! taps they are outputs of the entry functions, so every executor can give them: an artifact built with `--debug-taps`,
-//! the kernel interpreter, and the graph interpreter after any pass. [`diagnose`] compares these with each other to find
-//! the first layer, pass and op that depart.
+//! A model definition names the outputs of its layers ([`mlcc_ir::graph_builder::GraphBuilder::tap`]). In a
+//! module with taps they are outputs of the entry functions, so every executor can give them: an artifact
+//! built with `--debug-taps`, the kernel interpreter, and the graph interpreter after any pass. [`diagnose`]
+//! compares these with each other to find the first layer, pass and op that depart.
 
 pub mod bisect;
 pub mod diagnose;
@@ -48,7 +48,8 @@ impl TapCall {
     }
 }
 
-/// A prompt as calls: all but the last token through prefill in pieces of at most `chunk`, the last one through decode.
+/// A prompt as calls: all but the last token through prefill in pieces of at most `chunk`, the last one
+/// through decode.
 pub fn split_calls(tokens: &[i32], chunk: usize) -> Vec<TapCall> {
     let Some((last, first)) = tokens.split_last() else { return Vec::new() };
     let mut calls = Vec::new();
@@ -77,14 +78,15 @@ pub fn run_all(model: &mut dyn LayerModel, calls: &[TapCall]) -> Result<Vec<Vec<
     calls.iter().map(|call| model.run_call(call)).collect()
 }
 
-/// Largest error that kernels of a scheme may show, relative to the largest value of a tap, against the interpreter on
-/// the same stored weights.
+/// Largest error that kernels of a scheme may show, relative to the largest value of a tap, against the
+/// interpreter on the same stored weights.
 pub fn scheme_tolerance(scheme: &QuantScheme) -> f64 {
     match scheme.activation {
         // A sum that falls on the other side of a rounding edge moves a code by one of 127.
         ActivationType::I8 => 2e-2,
-        // An activation that falls on the other side moves by a step of bf16, 2^-8 to 2^-7 of it. Once one has, later ones do
-        // too: measured in nine families on three levels at most 6.6e-3, mostly below 1e-6.
+        // An activation that falls on the other side moves by a step of bf16, 2^-8 to 2^-7 of it. Once one
+        // has, later ones do too: measured in nine families on three levels at most 6.6e-3, mostly below
+        // 1e-6.
         ActivationType::BF16 => 2f64.powi(-6),
         // Activations enter products with packed weights as 16-bit block floating point.
         ActivationType::F32 if scheme.linear.is_packed() => 1e-3,
@@ -92,10 +94,11 @@ pub fn scheme_tolerance(scheme: &QuantScheme) -> f64 {
     }
 }
 
-/// Largest error that caches may add: an element that falls on the other side of its rounding edge moves by one step of
-/// its type, which is up to its machine epsilon relative to the element. It is one of the values that attention averages,
-/// or moves a score by a step times an element of the query. Measured in ten families: at most 5.6e-4 with f16, 1.7e-4 with
-/// bf16, 1.3e-3 with int8, where the same kernels with caches in f32 are within 1.2e-6.
+/// Largest error that caches may add: an element that falls on the other side of its rounding edge moves by
+/// one step of its type, which is up to its machine epsilon relative to the element. It is one of the values
+/// that attention averages, or moves a score by a step times an element of the query. Measured in ten
+/// families: at most 5.6e-4 with f16, 1.7e-4 with bf16, 1.3e-3 with int8, where the same kernels with caches
+/// in f32 are within 1.2e-6.
 pub fn cache_tolerance(cache: CacheType) -> f64 {
     match cache {
         CacheType::F32 => 0.0,
@@ -141,7 +144,7 @@ impl LayerComparison {
         self.first.is_none()
     }
 
-    /// For people.
+    /// The text for people.
     pub fn text(&self) -> String {
         let cell = |error: Option<f64>| match error {
             None => "-".into(),

@@ -13,9 +13,10 @@ use mlcc_passes::plan_memory::{LIKELIEST, SOFTMAX};
 /// The entry function for rows of several sequences.
 const STEP: &str = "step";
 
-/// Builds the entry functions of a model: of one that makes vectors of texts `step` alone, which takes whole texts; else `prefill`,
-/// `decode`, `prefill_logits` and `softmax_with_temperature`, of an encoder-decoder model `encode`, and `decode_batch` and `step` too if more than one sequence is to be
-/// computed together. Caches get room for `context` positions.
+/// Builds the entry functions of a model: of one that makes vectors of texts `step` alone, which takes whole
+/// texts; else `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`, of an encoder-decoder
+/// model `encode`, and `decode_batch` and `step` too if more than one sequence is to be computed together.
+/// Caches get room for `context` positions.
 pub fn build_module(
     name: &str,
     architecture: &Architecture,
@@ -25,8 +26,9 @@ pub fn build_module(
     build_with(GraphBuilder::new(name), architecture, context, batch, None)
 }
 
-/// [`build_module`] with slots for adapters: the entry functions that take tokens are there once more, with names that begin with
-/// `adapted_`, for calls in which some sequence has an adapter. The others are as they are without slots.
+/// [`build_module`] with slots for adapters: the entry functions that take tokens are there once more, with
+/// names that begin with `adapted_`, for calls in which some sequence has an adapter. The others are as they
+/// are without slots.
 pub fn build_module_with_slots(
     name: &str,
     architecture: &Architecture,
@@ -136,8 +138,8 @@ fn build_with(
     b.finish()
 }
 
-/// Adds the entry function that finds the largest of `n` rows of logits, so that a device need not send them all to the host. Text
-/// models have no logits, and very small vocabularies are sent as they are.
+/// Adds the entry function that finds the largest of `n` rows of logits, so that a device need not send them
+/// all to the host. Text models have no logits, and very small vocabularies are sent as they are.
 pub fn add_top_k(module: &mut Module) -> Result<(), OpError> {
     let Some(softmax) = module.functions.values().find(|f| f.name == SOFTMAX) else { return Ok(()) };
     let logits = softmax.ty(softmax.inputs[0]).clone();

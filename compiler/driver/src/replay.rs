@@ -1,8 +1,8 @@
 //! Reference results (`golden.json`) replayed through anything that runs a model.
 //!
-//! Each prompt is fed three ways: as one prefill, token by token, and for the logits of all positions. The error is the
-//! largest difference of a logit, relative to the largest reference logit of the prompt. Greedy tokens have to agree up
-//! to the first step whose margin a permitted error could turn.
+//! Each prompt is computed in three ways: as one prefill, token by token, and for the logits of all
+//! positions. The error is the largest difference of a logit, relative to the largest reference logit of the
+//! prompt. Greedy tokens have to agree up to the first step whose margin a permitted error could turn.
 
 use std::error::Error;
 
@@ -17,24 +17,26 @@ use crate::format_error::{self, FormatError};
 use crate::kernel_check::{self, KernelCheck, SHARP};
 use crate::stored::StoredGraph;
 
-/// Permitted relative errors of formats whose weights are plain numbers, for references in f32 arithmetic on the stored
-/// values, as the reference cases state them; `bf16bf16` about one and a half times the worst error measured on those cases.
-/// What packed formats cost is a property of the model, not of its kernels: see [`crate::kernel_check`].
+/// Permitted relative errors of formats whose weights are plain numbers, for references in f32 arithmetic on
+/// the stored values, as the reference cases state them; `bf16bf16` about one and a half times the worst
+/// error measured on those cases. What packed formats cost is a property of the model, not of its kernels:
+/// see [`crate::kernel_check`].
 const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-3), ("f16", 2e-2), ("bf16", 6e-2), ("bf16bf16", 3e-2)];
 
-/// The permitted relative error of a scheme; `None` for packed weights, whose own error has no bound that would tell a wrong
-/// kernel from a right one.
+/// The permitted relative error of a scheme; `None` for packed weights, whose own error has no bound that
+/// would tell a wrong kernel from a right one.
 pub fn format_tolerance(scheme: &str) -> Option<f64> {
     TOLERANCES.iter().find(|(name, _)| *name == scheme).map(|(_, t)| *t)
 }
 
-/// What the verdict of a replay is about.
+/// The subject of the verdict of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplaySubject {
     /// The results were held against the reference.
     Model,
-    /// The kernels were held against the graph that the artifact has: a graph that is wrong itself is not seen.
+    /// The kernels were held against the graph that the artifact has: a graph that is wrong itself is not
+    /// seen.
     Kernels,
     /// There was no bar for either.
     Nothing,
@@ -77,7 +79,7 @@ pub struct ReplayOutcome {
     pub format: String,
     /// The bar of a plain format for the distance from the reference, or the user's.
     pub tolerance: Option<f64>,
-    /// That of a packed format; where there is neither, the distance is reported, not judged.
+    /// The bar of a packed format; where there is neither, the distance is reported, not judged.
     pub format_error: Option<FormatError>,
     /// Distance from the reference, the error of the format included.
     pub worst_relative_error: f64,
@@ -112,11 +114,11 @@ pub struct WrongToken {
     pub step: usize,
     pub token: usize,
     pub expected: u32,
-    /// How far the reference's two best logits are apart, relative to the largest logit.
+    /// The distance of the reference's two best logits, relative to the largest logit.
     pub margin: Option<f64>,
 }
 
-/// What replayed results are held against.
+/// The bar for replayed results.
 #[derive(Clone, Copy, Default)]
 struct ReplayBar {
     tolerance: Option<f64>,
@@ -204,10 +206,10 @@ where
     })
 }
 
-/// [`replay_prompts`], and where the format has no tolerance of its own, the kernels against `graph`, and the results against what moving
-/// the weights within their format makes of it. `tolerance` is the user's: the bar of the kernels, and the least one of the model.
-/// A graph that cannot be interpreted is a reason, and nothing is right without one, unless the user's tolerance judges the
-/// distance from the reference.
+/// [`replay_prompts`], and where the format has no tolerance of its own, the kernels against `graph`, and the
+/// results against what moving the weights within their format makes of it. `tolerance` is the user's: the
+/// bar of the kernels, and the least one of the model. A graph that cannot be interpreted is a reason, and
+/// nothing is right without one, unless the user's tolerance judges the distance from the reference.
 pub fn judge_model<M>(
     model: &mut M,
     golden: &GoldenFile,
@@ -318,14 +320,15 @@ fn greedy_equal<M: LanguageModel>(
     Ok((expected.len(), None))
 }
 
-/// How far the reference's two best logits of a greedy step are apart.
+/// The distance of the reference's two best logits of a greedy step.
 fn top_two_margin(prompt: &GoldenPrompt, step: usize) -> Option<f64> {
     prompt.greedy_margin.as_ref()?.get(step).copied()
 }
 
-/// How many of the decisive steps agree, and how many there are: the reference's two best tokens are at least twice the
-/// tolerance apart. The reference's tokens are fed, so that one other choice does not change what follows. The first step that
-/// differs although logits that are off by `permitted` could not turn it is wrong.
+/// The number of decisive steps that agree, and of all of them: steps whose two best tokens of the reference
+/// are at least twice the tolerance apart. The reference's tokens are the inputs, so that one other choice
+/// does not change what follows. The first step that differs although logits that are off by `permitted`
+/// could not turn it is wrong.
 fn greedy_agreement<M: LanguageModel>(
     model: &mut M,
     first: usize,
@@ -397,7 +400,7 @@ fn positions_error<M: WindowModel>(
 }
 
 impl ReplayOutcome {
-    /// For people.
+    /// The text for people.
     pub fn text(&self, source: &str) -> String {
         let mut out = String::new();
         if let Some(kernels) = &self.kernels {

@@ -1,4 +1,5 @@
-//! The graph of an artifact, interpreted on the very weights that the artifact stores: what its kernels have to compute.
+//! The graph of an artifact, interpreted on the very weights that the artifact stores: what its kernels have
+//! to compute.
 
 use std::collections::BTreeSet;
 
@@ -23,40 +24,44 @@ const WEIGHTS: u64 = 1 << 28;
 /// Most weights times positions that are interpreted: minutes.
 const WORK: u64 = 1 << 33;
 
-/// How far each weight is moved, relative to it, to see what small differences of activations may grow to: as far as kernels may
-/// be off a part of the graph (16-bit codes in attention, blocks of 16-bit activations).
+/// The relative distance by which each weight is moved, to see what small differences of activations may grow
+/// to: as far as kernels may be off a part of the graph (16-bit codes in attention, blocks of 16-bit
+/// activations).
 const MOVED: f64 = 1.0 / 4096.0;
 
-/// How weights are moved before the graph is interpreted; the same way for the same seed.
+/// The way in which weights are moved before the graph is interpreted; the same way for the same seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PerturbedWeights {
-    /// They are what is stored.
+    /// The stored values.
     Unmoved,
-    /// By up to 2^-12 of themselves.
+    /// Values moved by up to 2^-12 of themselves.
     Slightly(u64),
-    /// To where they may have been before they were rounded to the format that they are stored in, but at least as above.
+    /// To where they may have been before they were rounded to the format that they are stored in, but at
+    /// least as above.
     WithinSteps(u64),
 }
 
-/// What is stored for a parameter.
+/// The stored values of a parameter.
 #[derive(Clone, Debug)]
 struct StoredParam {
     value: Tensor,
-    /// How far each weight may have been from the value of its code; empty where weights are plain numbers.
+    /// The distance of each weight from the value of its code before it was rounded, at most; empty where
+    /// weights are plain numbers.
     steps: Vec<f32>,
 }
 
 /// The graph with its weights.
 pub struct StoredGraph {
     module: Module,
-    /// By rank, then by parameter; `None` where the entry function does not read it.
+    /// Parameters by rank, then by number; `None` where the entry function does not read it.
     params: Vec<Vec<Option<StoredParam>>>,
     /// Positions that may be interpreted, of all prompts together.
     pub positions: usize,
 }
 
 impl StoredGraph {
-    /// Reads the graph and the weights of an artifact. The error is a reason not to interpret them, for people.
+    /// Reads the graph and the weights of an artifact. The error is a reason not to interpret them, for
+    /// people.
     pub fn open(model: &Model) -> Result<StoredGraph, String> {
         let bytes = model.section(section::GRAPH).ok_or("the artifact holds no graph: build it again")?;
         let module = from_section(bytes).map_err(|e| format!("section {}: {e}", section::GRAPH))?;
@@ -139,7 +144,7 @@ impl StoredGraph {
         })
     }
 
-    /// Vectors of texts, one after the other, by a model of texts.
+    /// Vectors of texts, in order, by a model of texts.
     pub fn embeddings(&self, texts: &[&[i32]], moved: PerturbedWeights) -> Result<Vec<f32>, String> {
         let tokens = texts.concat();
         let pieces: Vec<SequenceRows> =
@@ -184,7 +189,8 @@ impl StoredGraph {
     }
 }
 
-/// True of what the model's definition has computed, as numbers of heads: such numbers are no weights, and exact.
+/// True of what the model's definition has computed, as numbers of heads: such numbers are no weights, and
+/// exact.
 fn is_table(source: &ParamSource) -> bool {
     match source {
         ParamSource::Values(_) => true,
@@ -193,7 +199,7 @@ fn is_table(source: &ParamSource) -> bool {
     }
 }
 
-/// What the artifact stores for a parameter of its graph.
+/// Loads the values that the artifact stores for a parameter of its graph.
 fn load_param(model: &Model, module: &Module, id: ParamId, rank: usize) -> Result<StoredParam, String> {
     let param = &module.params[id];
     let wrong = |what: &str| format!("parameter {} of its graph {what}", param.name);
@@ -224,7 +230,8 @@ fn load_param(model: &Model, module: &Module, id: ParamId, rank: usize) -> Resul
 }
 
 impl StoredParam {
-    /// The weights, each of them moved by its own share of what is permitted. `stream` keeps parameters apart.
+    /// The weights, each of them moved by its own share of what is permitted. `stream` keeps parameters
+    /// apart.
     fn perturbed(&self, moved: PerturbedWeights, stream: u64) -> Tensor {
         let mut value = self.value.clone();
         let (seed, steps) = match moved {

@@ -1,8 +1,9 @@
-//! Reference vectors of texts (a golden.json of an encoder) through a compiled model: all texts together and each alone.
+//! Reference vectors of texts (a golden.json of an encoder) through a compiled model: all texts together and
+//! each alone.
 //!
-//! Errors are relative to the largest reference number. Formats of plain numbers are held against the reference; of packed ones the
-//! kernels are held against the graph on the stored weights, as those of models that generate text are
-//! ([`crate::kernel_check`]).
+//! Errors are relative to the largest reference number. Formats of plain numbers are held against the
+//! reference; of packed ones the kernels are held against the graph on the stored weights, as those of models
+//! that generate text are ([`crate::kernel_check`]).
 
 use mlcc_models::golden::{PoolingGoldenCase, PoolingGoldenFile};
 use mlcc_runtime::TextEmbedder;
@@ -22,11 +23,11 @@ pub struct EmbeddingOutcome {
     pub format: String,
     /// The bar of a plain format for the distance from the reference, or the user's.
     pub tolerance: Option<f64>,
-    /// That of a packed format; where there is neither, the distance is reported, not judged.
+    /// The bar of a packed format; where there is neither, the distance is reported, not judged.
     pub format_error: Option<FormatError>,
     /// Distance from the reference, the error of the format included.
     pub worst_relative_error: f64,
-    /// Whether each text gets the same bits alone as beside the others.
+    /// True if each text gets the same bits alone as together with the others.
     pub same_alone: bool,
     pub texts: Vec<EmbeddingDeviation>,
     /// The kernels against the graph, which judges packed formats.
@@ -40,13 +41,13 @@ pub struct EmbeddingDeviation {
     pub error: f64,
 }
 
-/// How an artifact is judged.
+/// The bars by which an artifact is judged.
 pub struct ErrorBar<'a> {
-    /// Of the weights, for the outcome.
+    /// The format of the weights, for the outcome.
     pub format: &'a str,
     /// The permitted error of the format; `None` for packed weights.
     pub own: Option<f64>,
-    /// In place of that, the user's.
+    /// The user's bar in place of that.
     pub asked: Option<f64>,
 }
 
@@ -108,8 +109,8 @@ pub fn judge_embeddings(
     })
 }
 
-/// What the model is fed for each text: a token of another type has an id beyond the vocabulary of `vocab` tokens. The error is for
-/// people: the golden belongs to another model.
+/// The model's input for each text: a token of another type has an id beyond the vocabulary of `vocab`
+/// tokens. The error is for people: the golden belongs to another model.
 pub fn ids_of(
     golden: &PoolingGoldenFile,
     width: usize,
@@ -135,8 +136,8 @@ pub fn ids_of(
     golden.inputs.iter().enumerate().map(text).collect()
 }
 
-/// The vectors that the kernels made of the first texts, as many as may be interpreted, against those of the graph, and how far the
-/// format may take these from the reference.
+/// The vectors that the kernels made of the first texts, as many as may be interpreted, against those of the
+/// graph, and how far the format may take these from the reference.
 fn check_kernels(
     graph: &StoredGraph,
     rows: &[EmbeddingDeviation],
@@ -223,7 +224,7 @@ fn check_kernels(
 }
 
 impl EmbeddingOutcome {
-    /// For people.
+    /// The text for people.
     pub fn text(&self, source: &str) -> String {
         let mut out = self.kernels.as_ref().map(|kernels| kernels.text() + "\n").unwrap_or_default();
         let mut rows = vec![["text", "tokens", "error"].map(String::from).to_vec()];

@@ -1,16 +1,17 @@
-//! The search of `mlcc tune`: from a level's tuning, one key after the other, each value held against the best so far.
+//! The search of `mlcc tune`: from a level's tuning, one key after the other, each value held against the
+//! best so far.
 //!
-//! How two artifacts are held against each other is the machine's: [`compare_interleaved`] times them, a prediction needs no turns. A value is taken
-//! if it is faster in sum and nothing gets slower; what is found as a whole is held against the start once more, because the best of many
-//! draws looks better than it is.
+//! How two artifacts are held against each other is the machine's: [`compare_interleaved`] times them, a
+//! prediction needs no turns. A value is taken if it is faster in sum and nothing gets slower; what is found
+//! as a whole is held against the start once more, because the best of many draws looks better than it is.
 
 use std::collections::BTreeSet;
 
 use mlcc_target::{FeatureLevel, TuneField, WorkloadKind, format_value};
 
-/// What builds and judges: the machine, predictions for one, or one that a test makes up.
+/// The builder and judge of candidates: the machine, predictions for one, or one that a test makes up.
 pub trait CandidateEvaluator {
-    /// What is made of a level and held against others.
+    /// The artifact of a level, which is compared with others.
     type Artifact;
     type Error;
     /// The code for this level, as a number that is equal where the code is.
@@ -25,19 +26,19 @@ pub trait CandidateEvaluator {
         kind: WorkloadKind,
         effort: ComparisonEffort,
     ) -> Result<Option<SpeedComparison>, Self::Error>;
-    /// Why a value is left out whose code cannot be built or judged. What is given back ends the search.
+    /// The reason why a value is left out whose code cannot be built or judged. An `Err` ends the search.
     fn refused(&self, error: Self::Error) -> Result<String, Self::Error> {
         Err(error)
     }
-    /// Whether the search has to end: its time is over, or its user ends it.
+    /// True if the search has to end: its time is over, or its user ends it.
     fn is_over(&self) -> bool;
-    /// Is told of every value that was judged.
+    /// Reports every value that was judged.
     fn report_trial(&mut self, trial: &TuneTrial);
-    /// Is told of every value that was left out.
+    /// Reports every value that was left out.
     fn report_refusal(&mut self, _: &RefusedValue) {}
 }
 
-/// What times runs, whose speed drifts and has noise larger than most gains.
+/// A timer of runs, whose speed drifts and has noise larger than most gains.
 pub trait SpeedTimer {
     type Artifact;
     type Error;
@@ -47,11 +48,11 @@ pub trait SpeedTimer {
         artifact: &mut Self::Artifact,
         kind: WorkloadKind,
     ) -> Result<f64, Self::Error>;
-    /// Whether there is no time left for more turns.
+    /// True if there is no time left for more turns.
     fn is_out_of_time(&self) -> bool;
 }
 
-/// How much a comparison may take.
+/// The effort that a comparison may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComparisonEffort {
     /// One of many: as much as it takes to tell.
@@ -75,7 +76,7 @@ pub struct SpeedComparison {
 }
 
 impl SpeedComparison {
-    /// Of two speeds without noise.
+    /// The comparison of two speeds without noise.
     pub fn exact(kind: WorkloadKind, without: f64, with: f64) -> SpeedComparison {
         let gain = with / without;
         SpeedComparison { kind, without, with, gain, wins: if gain > 1.0 { 1.0 } else { 0.0 }, turns: 1 }
@@ -100,7 +101,7 @@ pub struct RefusedValue {
     pub why: String,
 }
 
-/// What was found.
+/// The result of a search.
 pub struct TuneResult<A> {
     /// The level with the tuning that is the fastest.
     pub level: FeatureLevel,
@@ -113,7 +114,7 @@ pub struct TuneResult<A> {
     pub refused: Vec<RefusedValue>,
     /// Values that give code that was judged already.
     pub equal: usize,
-    /// Whether the search came to its end before its time was over.
+    /// True if the search came to its end before its time was over.
     pub complete: bool,
 }
 
@@ -121,7 +122,7 @@ pub struct TuneResult<A> {
 const TURNS: (usize, usize) = (3, 9);
 /// Turns of the last one, which nothing depends on but what is reported and written.
 const LAST_TURNS: usize = 11;
-/// After the least turns, what is so much slower or faster needs no more.
+/// After the least turns, a value that is slower or faster by this much needs no more.
 const CLEAR: f64 = 0.05;
 /// A gain below that is not worth a key, a loss above that not another key's gain.
 const WORTH: f64 = 0.01;
@@ -211,7 +212,7 @@ fn vary_field<M: CandidateEvaluator>(
     Ok(())
 }
 
-/// What became of a value.
+/// The outcome of a value.
 enum CandidateOutcome<A> {
     /// Its code was judged already.
     Equal,
@@ -249,7 +250,7 @@ fn judge_candidate<M: CandidateEvaluator>(
     Ok(CandidateOutcome::Trial(Box::new(((artifact, code), comparisons))))
 }
 
-/// What was found against the start, on every kind of work. Empty if the user ends it.
+/// Compares the result with the start, on every kind of work. Empty if the user ends it.
 pub fn confirm_tuning<M: CandidateEvaluator>(
     machine: &mut M,
     base: &FeatureLevel,
@@ -264,7 +265,7 @@ pub fn confirm_tuning<M: CandidateEvaluator>(
     Ok(comparisons)
 }
 
-/// Whether the new artifact is to be preferred: faster in sum, in most turns, and at nothing slower.
+/// True if the new artifact is to be preferred: faster in sum, in most turns, and at nothing slower.
 pub fn is_better(comparisons: &[SpeedComparison]) -> bool {
     let sum: f64 = comparisons.iter().map(|c| c.gain.ln()).sum();
     let best = comparisons.iter().max_by(|a, b| a.gain.total_cmp(&b.gain));
@@ -281,7 +282,8 @@ fn is_clear(quotients: &[f64]) -> bool {
     }
 }
 
-/// Times both in turns; what counts is the median of the quotients. `None` if the search is over before there are enough of them.
+/// Times both in turns; what counts is the median of the quotients. `None` if the search is over before there
+/// are enough of them.
 pub fn compare_interleaved<T: SpeedTimer>(
     machine: &mut T,
     old: &mut T::Artifact,

@@ -1,5 +1,5 @@
-//! Weights from the checkpoint to the payload: read, transformed, quantized and packed in pieces of a few rows, so that
-//! memory stays near the size of one tensor.
+//! Weights from the checkpoint to the payload: read, transformed, quantized and packed in pieces of a few
+//! rows, so that memory stays near the size of one tensor.
 
 use mlcc_interp::graph::Tensor;
 use mlcc_ir::module::{ColumnRange, ModelParam, ParamSource, RowBlocks};
@@ -12,7 +12,7 @@ use std::cell::RefCell;
 /// Values read at a time.
 const PIECE: usize = 1 << 18;
 
-/// Why a parameter could not be written.
+/// The reasons why a parameter could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightWriteError {
     #[error(transparent)]
@@ -47,7 +47,8 @@ pub struct PackedTensor {
     pub exact: bool,
 }
 
-/// Packs one parameter, handing finished bytes to `write` as they come. Returns the tensors that it is made of.
+/// Packs one parameter, handing finished bytes to `write` as they come. Returns the tensors that it is made
+/// of.
 pub fn pack_param<E: From<WeightWriteError>>(
     checkpoint: &Checkpoint,
     param: &ModelParam,
@@ -111,7 +112,7 @@ pub fn read_param(checkpoint: &Checkpoint, param: &ModelParam) -> Result<Vec<f32
     Ok(values)
 }
 
-/// The values that a stored parameter stands for: rounded to its type, quantized and back for packed ones.
+/// The values of a stored parameter: rounded to its type, quantized and back for packed ones.
 pub fn stored_value(
     checkpoint: &Checkpoint,
     param: &ModelParam,
@@ -120,7 +121,8 @@ pub fn stored_value(
     Ok(stored_param(checkpoint, param, options)?.0)
 }
 
-/// [`stored_value`], and how far from each value of a packed parameter its weight may have been; nothing of a plain one.
+/// [`stored_value`], and the distance from each value of a packed parameter within which its weight was;
+/// empty for a plain one.
 pub fn stored_param(
     checkpoint: &Checkpoint,
     param: &ModelParam,
@@ -176,8 +178,8 @@ enum SourceReader<'a> {
     Transpose(TransposedReader<'a>),
 }
 
-/// The transpose of what `inner` gives: held from the first read to that of the last row, so that of many matrices that are read
-/// one after the other one is in memory.
+/// The transpose of what `inner` gives: held from the first read to that of the last row, so that only one of
+/// many matrices is in memory at a time.
 struct TransposedReader<'a> {
     inner: Box<SourceReader<'a>>,
     rows: usize,
@@ -250,7 +252,7 @@ impl<'a> SourceReader<'a> {
             ParamSource::Values(values) => SourceReader::Whole { values: values.clone(), k },
             // Empty until the runtime fills it.
             ParamSource::Adapter => SourceReader::Zeros,
-            // Parts of ranks stand in no other source, and `whole_source` has refused them.
+            // Parts of ranks are in no other source, and `whole_source` has refused them.
             ParamSource::Concat(parts) | ParamSource::Ranks(parts) => {
                 let open = |part| {
                     let reader = SourceReader::open(checkpoint, part, k)?;
@@ -402,7 +404,8 @@ impl<'a> SourceReader<'a> {
     }
 }
 
-/// Scales a row to Euclidean length 1; one shorter than 1e-12 is divided by that (as `torch.nn.functional.normalize`).
+/// Scales a row to Euclidean length 1; one shorter than 1e-12 is divided by that (as
+/// `torch.nn.functional.normalize`).
 fn unit_length(row: &mut [f32]) {
     let length = row.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt().max(1e-12);
     row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);

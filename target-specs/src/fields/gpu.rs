@@ -50,7 +50,7 @@ pub(super) fn attentions(now: &Value) -> Vec<Value> {
     keys.iter().flat_map(|(key, values)| values.iter().map(|&v| with(now, &[(*key, v.into())]))).collect()
 }
 
-/// What they are, for people.
+/// The products, for people.
 pub(super) fn describe_products() -> String {
     let tiles =
         TILES.map(|([rows, columns], [down, across])| format!("{rows} x {columns} of {down} x {across}"));

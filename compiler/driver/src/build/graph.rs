@@ -1,5 +1,5 @@
-//! The graph of an artifact, from which its kernels were made: what they have to compute on the weights that are stored,
-//! kept so that `mlcc verify` needs nothing but the artifact.
+//! The graph of an artifact, from which its kernels were made: the computation on the weights that are
+//! stored, kept so that `mlcc verify` needs only the artifact.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use mlcc_ir::verify::verify_module;
 /// The entry function that is kept: all others compute the same.
 pub const ENTRY: &str = "prefill_logits";
 
-/// That of a model of texts, which has no other.
+/// The entry function of a model of texts, which has no other.
 pub const TEXTS_ENTRY: &str = "step";
 
 /// Level of deflate.
@@ -22,8 +22,8 @@ const LEVEL: u8 = 6;
 /// Most bytes of text; the graph of a model with a hundred layers has a few million.
 const LIMIT: usize = 1 << 28;
 
-/// The entry function with what it calls, parameters and states, as deflated text; `None` for a model without the function. With that
-/// of the source text, if there is one.
+/// The entry function with what it calls, parameters and states, as deflated text; `None` for a model without
+/// the function. With that of the source text, if there is one.
 pub(super) fn to_section(module: &Module) -> Option<Vec<u8>> {
     let (entry, _) = module.function(ENTRY).or_else(|| module.function(TEXTS_ENTRY))?;
     let encode = module.function(mlcc_abi::ENCODE).map(|(id, _)| id);

@@ -27,7 +27,7 @@ pub struct ConversionRow {
     pub how: &'static str,
 }
 
-/// What keeping the weights costs, and what it would cost not to.
+/// The cost of keeping the weights, and of not keeping them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KeptWeights {
     /// Types of matrices in the checkpoint, that of most weights first.
@@ -41,16 +41,18 @@ pub struct KeptWeights {
     pub smaller_bytes: u64,
 }
 
-/// What `--quant` stands for without a value.
+/// The meaning of `--quant` without a value.
 pub const KEEP: &str = "keep";
 
 /// The scheme that is held against the kept types, for their size.
 pub const SMALLER: &str = "q4f16";
 
-/// The scheme whose format the rest gets (parameters that are no tensor of the file) where weights come in blocks.
+/// The scheme whose format the rest gets (parameters that are no tensor of the file) where weights come in
+/// blocks.
 pub const BASE: &str = "q8f16_1";
 
-/// The weight format as it was chosen; with `keep`, also what most weights were stored in, unless they were quantized.
+/// The weight format as it was chosen; with `keep`, also what most weights were stored in, unless they were
+/// quantized.
 pub fn format_label(keep: bool, scheme: &str) -> String {
     match (keep, scheme) {
         (true, BASE) => KEEP.into(),
@@ -63,8 +65,8 @@ pub fn format_label(keep: bool, scheme: &str) -> String {
 const TEXTS_TOGETHER: u32 = 64;
 
 impl BuildOptions {
-    /// With `keep`, the scheme that comes nearest to the types that this source has: it chooses the type of the cache, and the
-    /// error that is permitted.
+    /// The options with the scheme that comes nearest to the types of this source, if `keep` is set: it
+    /// chooses the type of the cache, and the error that is permitted.
     pub fn for_source(&self, source: &BuildSource) -> BuildOptions {
         let mut options = self.clone();
         if options.keep_quant {
@@ -116,8 +118,8 @@ fn by_weights<T: Ord + Copy>(tensors: impl Iterator<Item = (T, u64)>) -> Vec<T> 
     types.into_iter().map(|(stored, _)| stored).collect()
 }
 
-/// For random weights, which nothing stores: the type that config.json says the model was published in, else bf16, in which
-/// most are.
+/// The type of random weights, which nothing stores: the one that config.json says the model was published
+/// in, else bf16, in which most are.
 fn published_type(source: &BuildSource) -> Option<StoredType> {
     let WeightSource::Random { .. } = source.model.weights else { return None };
     Some(named_type(&source.model.config).unwrap_or(StoredType::BF16))
@@ -133,8 +135,8 @@ fn named_type(config: &ModelConfig) -> Option<StoredType> {
     }
 }
 
-/// A rule for every parameter that is not decided by the user's policy, nor kept by the scheme: the format that holds its
-/// stored type.
+/// A rule for every parameter that is not decided by the user's policy, nor kept by the scheme: the format
+/// that holds its stored type.
 pub(super) fn keep_policy(module: &Module, source: &BuildSource, options: &BuildOptions) -> QuantPolicy {
     let mut policy = options.policy.clone();
     for param in module.params.values().filter(|param| options.policy.rule_for(&param.name).is_none()) {
@@ -147,8 +149,8 @@ pub(super) fn keep_policy(module: &Module, source: &BuildSource, options: &Build
     policy
 }
 
-/// What is said of weights that are kept, once it is known where they go. `None` for a module in text form that had quantized
-/// them already.
+/// The report on weights that are kept, once it is known where they go. `None` for a module in text form that
+/// had quantized them already.
 pub(super) fn kept_weights(source: &BuildSource, program: &LoweredProgram) -> Option<KeptWeights> {
     let memory = program.memory.as_ref()?;
     let quantized = |param: &ModelParam| {
@@ -184,13 +186,14 @@ fn bytes_in(scheme: &QuantScheme, param: &ModelParam) -> u64 {
     packed.map_or_else(|| element_count(param) * dtype.bytes().unwrap_or(4) as u64, |bytes| bytes as u64)
 }
 
-/// The type that packed weights are dequantized to: the one that config.json says the model computes in, else f16, in which
-/// their scales mostly are.
+/// The type that packed weights are dequantized to: the one that config.json says the model computes in, else
+/// f16, in which their scales mostly are.
 fn computed_type(config: &ModelConfig) -> StoredType {
     named_type(config).unwrap_or(StoredType::F16)
 }
 
-/// The format that holds the weights of a parameter as they are stored; `None` for one that is no tensor of the checkpoint.
+/// The format that holds the weights of a parameter as they are stored; `None` for one that is no tensor of
+/// the checkpoint.
 fn format_of(source: &BuildSource, param: &ModelParam) -> Option<DType> {
     let stored = stored_type(source, &param.source)?;
     let StoredType::Packed(_) = stored else { return Some(lossless_format(stored)) };
@@ -225,13 +228,13 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
     }
 }
 
-/// Whether a format of ours holds a packed weight once its columns are sorted.
+/// True if a format of ours holds a packed weight once its columns are sorted.
 pub(super) fn holds_sorted(checkpoint: &Checkpoint, name: &str) -> bool {
     checkpoint.sorted_groups(name).and_then(grouped_format).is_some()
 }
 
-/// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint may be several of the
-/// format's.
+/// The format with the fewest bytes that holds these codes, scales and zero points. A group of the checkpoint
+/// may be several of the format's.
 fn grouped_format(groups: StoredGroups) -> Option<QuantFormat> {
     let fits = |columns: usize| groups.columns.is_multiple_of(columns);
     let name = match (groups.bits, groups.zeros) {
@@ -259,7 +262,8 @@ fn grouped_format(groups: StoredGroups) -> Option<QuantFormat> {
     QuantFormat::parse(name)
 }
 
-/// The format that holds a stored type: without loss, or with little where there is none of ours that is equal.
+/// The format that holds a stored type: without loss, or with little where there is none of ours that is
+/// equal.
 fn lossless_format(stored: StoredType) -> DType {
     match stored {
         StoredType::F16 => DType::F16,
@@ -278,7 +282,8 @@ fn lossless_format(stored: StoredType) -> DType {
     }
 }
 
-/// Per stored type, format and whether its values are the same, for a checkpoint with quantized weights; empty for others.
+/// Per stored type, format and whether its values are the same, for a checkpoint with quantized weights;
+/// empty for others.
 pub(super) fn conversions(checkpoint: &Checkpoint, stored: &[StoredTensor]) -> Vec<ConversionRow> {
     if !checkpoint.tensors().iter().any(|info| info.dtype.is_quantized()) {
         return Vec::new();

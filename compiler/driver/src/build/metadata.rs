@@ -105,7 +105,7 @@ pub fn metadata_json(
     value.to_string()
 }
 
-/// What is in it for GPUs: which they are, and the CUDA version that their driver needs at least.
+/// The GPU images: which they are, and the CUDA version that their driver needs at least.
 fn images(target: &CompileTarget, options: &BuildOptions) -> Value {
     let of_level = |level: &FeatureLevel| {
         let text = level.gpu.as_ref().and_then(|gpu| driver_of_ptx(gpu.ptx));
@@ -149,7 +149,7 @@ fn memory_json(
     })
 }
 
-/// What is made of texts, and what is put before them and between pairs of them.
+/// The purpose of a model of texts, and the prefixes and separators of its texts.
 fn texts(head: &PoolingHead, prompts: &PromptPrefixes, token_types: usize) -> Value {
     let named = prompts.named.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str())));
     json!({

@@ -1,5 +1,5 @@
-//! `--model module.mlc`: a program in text form in place of a model definition. Configuration, tokenizer and weights come from
-//! `--weights`; the passes go on from where the text stands.
+//! `--model module.mlc`: a program in text form in place of a model definition. Configuration, tokenizer and
+//! weights come from `--weights`; the passes go on from the stage of the text.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub struct ModuleText {
 }
 
 impl ModuleText {
-    /// Whether `--model` names a module in text form.
+    /// True if `--model` names a module in text form.
     pub fn is_named(model: &str) -> bool {
         let path = Path::new(model);
         path.extension().is_some_and(|e| e == "mlc") && path.is_file()
@@ -108,7 +108,7 @@ impl ModuleText {
         }
     }
 
-    /// Whether the entry functions are what callers of a model with this configuration expect.
+    /// Checks that the entry functions are those that callers of a model with this configuration expect.
     pub fn check_entries(&self, architecture: &Architecture) -> Result<(), BuildError> {
         let vocab = architecture.vocab() as i64;
         for name in ["prefill", "decode", "prefill_logits", "decode_batch", "step"] {

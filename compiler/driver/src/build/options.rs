@@ -1,4 +1,4 @@
-//! What a build is asked for.
+//! Options of a build.
 
 use std::path::PathBuf;
 
@@ -25,17 +25,18 @@ pub enum EmitKind {
     Assembly,
 }
 
-/// Pass that builds with taps leave out. Taps hold kernels against the graph, where attention is exact. Its codes are off by up to a
-/// few 1e-4 of the largest result, which moves 8-bit codes of later activations over their rounding edges: 1 to 3 % of a tap in
-/// models with 64 columns, which would look like wrong kernels or hide them.
+/// Pass that builds with taps leave out. Taps hold kernels against the graph, where attention is exact. Its
+/// codes are off by up to a few 1e-4 of the largest result, which moves 8-bit codes of later activations over
+/// their rounding edges: 1 to 3 % of a tap in models with 64 columns, which would look like wrong kernels or
+/// hide them.
 pub const OFF_WITH_TAPS: &str = "quantize_attention";
 
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     pub request: ModelRequest,
-    /// In place of the tokenizer beside the model.
+    /// A tokenizer in place of the model's own.
     pub tokenizer: Option<PathBuf>,
-    /// In place of the model's own chat template.
+    /// A chat template in place of the model's own.
     pub template: Option<ChatSource>,
     /// A name that [`mlcc_target::resolve_target`] takes.
     pub target: String,
@@ -44,33 +45,36 @@ pub struct BuildOptions {
     pub quant: QuantScheme,
     /// The weight format as the user named it, for the name of the artifact.
     pub quant_name: String,
-    /// Weights stay in the types that they come in, where a format of ours can hold them; `quant` is for the rest, see
-    /// [`BuildOptions::for_source`].
+    /// Weights stay in the types that they come in, where a format of ours can hold them; `quant` is for the
+    /// rest, see [`BuildOptions::for_source`].
     pub keep_quant: bool,
     /// Exceptions from the scheme.
     pub policy: QuantPolicy,
-    /// How keys and values are stored; `None`: f32 with f32 weights, else f16.
+    /// Storage of keys and values; `None`: f32 with f32 weights, else f16.
     pub kv_cache: Option<CacheType>,
     /// Default: `{model}-{quant}-{target}.so` in the current folder.
     pub output: Option<PathBuf>,
-    /// Most tokens in one call of `prefill`; `None`: [`super::source::CHUNK`], or more where a prompt has to come in one.
+    /// Most tokens in one call of `prefill`; `None`: [`super::source::CHUNK`], or more where a prompt has to
+    /// come in one.
     pub chunk: Option<u32>,
     /// Most sequences decoded together; 1: no entry point for that. `None`: see [`BuildOptions::max_batch`].
     pub batch: Option<u32>,
     /// Among how many ranks the model is split; 1: it is whole.
     pub ranks: usize,
-    /// How it is split.
+    /// The way in which it is split.
     pub tp_mode: TpMode,
-    /// The logits of a row have the same bits alone and beside others ([`KernelTarget::batch_invariant`](mlcc_kernels::param_descs::KernelTarget)).
+    /// The logits of a row have the same bits alone and beside others
+    /// ([`KernelTarget::batch_invariant`](mlcc_kernels::param_descs::KernelTarget)).
     pub batch_invariant: bool,
     /// Room for adapters that are chosen when the artifact runs.
     pub adapters: Option<AdapterSlots>,
-    /// A reranker is made of a model that answers with one of two tokens: the texts of that which means that a document fits, and of
-    /// the other.
+    /// A reranker is made of a model that answers with one of two tokens: the texts of that which means that
+    /// a document fits, and of the other.
     pub answers: Option<[String; 2]>,
     /// Most tokens of one sequence; `None` = no limit (recurrent models).
     pub context: Option<u64>,
-    /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the model has.
+    /// Tokens that are seen together, so that sequences may be longer than the context; `None`: what the
+    /// model has.
     pub sliding_window: Option<usize>,
     /// First tokens that stay visible; `None`: what the model has.
     pub attention_sinks: Option<usize>,
@@ -91,28 +95,28 @@ pub struct BuildOptions {
     /// [`OFF_WITH_TAPS`] too.
     pub debug_taps: bool,
     pub report: ReportOptions,
-    /// Where objects of earlier builds are, and those of this one go. What comes of the build does not depend on it.
+    /// Cache of the objects of builds. The result of the build does not depend on it.
     pub cache: Option<ObjectCache>,
     /// Hears how far code generation is.
     pub code_listener: Option<CodeListener>,
 }
 
-/// When the artifact is measured before it gets its name.
+/// The condition under which the artifact is measured before it gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportMode {
     Off,
-    /// Where a text and all else is at hand.
+    /// Measures where a text and all else is at hand.
     Auto,
-    /// What is missing is an error.
+    /// Measures; missing parts are an error.
     On,
 }
 
 #[derive(Clone, Debug)]
 pub struct ReportOptions {
     pub mode: ReportMode,
-    /// In place of the text beside the model.
+    /// A text in place of the model's own.
     pub text: Option<PathBuf>,
-    /// At most so many tokens of it.
+    /// Most tokens of it that are used.
     pub tokens: usize,
     /// The largest mean KL divergence from f32 that an artifact may have.
     pub max_kl: Option<f64>,
@@ -164,8 +168,8 @@ impl BuildOptions {
         }
     }
 
-    /// Most sequences decoded together: what was asked for, else 16 on CPUs. For GPUs there is code for that where it is asked for,
-    /// and artifacts for debugging do without.
+    /// Most sequences decoded together: what was asked for, else 16 on CPUs. For GPUs there is code for that
+    /// where it is asked for, and artifacts for debugging do without.
     pub fn max_batch(&self, target: &CompileTarget) -> u32 {
         let usual = if target.arch == Arch::Nvptx || self.debug_taps { 1 } else { 16 };
         self.batch.unwrap_or(usual)
@@ -186,7 +190,7 @@ impl BuildOptions {
         self.kv_cache.unwrap_or(plain)
     }
 
-    /// Where the artifact goes. A name that is not given tells the adapters: `base+style=0.5-keep-cpu.so`.
+    /// The path of the artifact. A default name includes the adapters: `base+style=0.5-keep-cpu.so`.
     pub fn output_path(&self, model: &str) -> PathBuf {
         if let Some(path) = &self.output {
             return path.clone();

@@ -14,7 +14,7 @@ use super::backend::LinkedLibrary;
 use super::{BuildError, BuildEvent, BuildHooks, BuildOptions, BuildSource, graph};
 use crate::weights::{PackedTensor, pack_param, param_of_rank};
 
-/// What became of a tensor of the checkpoint.
+/// A tensor of the checkpoint as it is stored.
 pub(super) struct StoredTensor {
     pub tensor: PackedTensor,
     pub format: DType,
@@ -75,7 +75,7 @@ pub(super) fn write(
     Ok((writer, stored))
 }
 
-/// Where the weights of an artifact go that has them in a file of their own.
+/// The path of the weights of an artifact that has them in a separate file.
 pub(super) fn split_path(output: &Path) -> PathBuf {
     output.with_extension("safetensors")
 }

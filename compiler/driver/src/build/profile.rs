@@ -1,4 +1,4 @@
-//! What the metadata says of kernels, so that a profile can name the items of a step and their least work.
+//! Metadata of kernels, so that a profile can name the items of a step and their least work.
 
 use mlcc_ir::dim::Dim;
 use mlcc_ir::step::{LaunchItem, MemoryBase, RepeatMode, SequenceFilter, StepItem, StepProgram};
@@ -20,7 +20,7 @@ pub struct KernelInfo {
     pub arithmetic: String,
 }
 
-/// By level: its kernels, and per step the kernel of each item, or -1 for a barrier.
+/// The kernels of each level, and for each step the kernel of each item, or -1 for a barrier.
 pub fn profile_json(program: &LoweredProgram) -> Value {
     let levels = program.levels.iter().map(|level| (level.name.clone(), of_level(level)));
     Value::Object(levels.collect())
@@ -43,8 +43,8 @@ fn of_level(level: &LevelCode) -> Value {
         (step.name.clone(), json!(items))
     });
     let steps: Map<String, Value> = steps.collect();
-    // Items of a step that run for each sequence of a batch, those of them that are for sequences of one row or of several, and
-    // items for the rows whose logits are wanted.
+    // Items of a step that run for each sequence of a batch, those of them that are for sequences of one row
+    // or of several, and items for the rows whose logits are wanted.
     let each = items_where(&level.steps, |repeat| repeat.is_for_sequences());
     let of = |kind| items_where(&level.steps, move |repeat| repeat.sequences() == Some(kind));
     let wanted = items_where(&level.steps, |repeat| *repeat == RepeatMode::Outputs);
@@ -54,7 +54,7 @@ fn of_level(level: &LevelCode) -> Value {
     })
 }
 
-/// By step, the numbers of the items that are launches of a kind.
+/// The numbers of the items of each step that are launches of a kind.
 fn items_where(steps: &[StepProgram], is: impl Fn(&RepeatMode) -> bool) -> Value {
     let of_step = |step: &StepProgram| {
         let fits = |item: &StepItem| matches!(item, StepItem::Launch(l) if is(&l.repeat));

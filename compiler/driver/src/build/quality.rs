@@ -1,8 +1,9 @@
-//! `--report`: the finished artifact on a text, against the same model in f32 arithmetic, before it gets its name.
+//! `--report`: the finished artifact on a text, against the same model in f32 arithmetic, before it gets its
+//! name.
 //!
-//! The reference is a second build for this machine, in a format that holds the checkpoint's values exactly (f16 or bf16
-//! weights stay in their type). It is a file beside the artifact, mapped like any artifact and removed afterwards: it
-//! costs disk and page cache, not memory of its own.
+//! The reference is a second build for this machine, in a format that holds the checkpoint's values exactly
+//! (f16 or bf16 weights stay in their type). It is a file beside the artifact, mapped like any artifact and
+//! removed afterwards: it costs disk and page cache, not memory of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -31,12 +32,12 @@ const WINDOW: usize = 256;
 /// Without being asked, no reference larger than this is written.
 const LARGEST_REFERENCE: u64 = 4 << 30;
 
-/// How well an artifact predicts a text.
+/// The quality of an artifact's predictions of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct QualityReport {
     pub perplexity: f64,
     pub reference_perplexity: f64,
-    /// Of KL(reference || artifact) over all scored positions, in nats.
+    /// Mean and maximum of KL(reference || artifact) over all scored positions, in nats.
     pub kl_mean: f64,
     pub kl_max: f64,
     /// Share of positions where both find the same token likeliest, 0 to 1.
@@ -44,7 +45,7 @@ pub struct QualityReport {
     /// Scored tokens, and tokens of a window.
     pub tokens: usize,
     pub window: usize,
-    /// What the reference is.
+    /// The name of the reference.
     pub reference: String,
     /// CPU level or device that ran the artifact.
     pub executor: String,
@@ -67,7 +68,7 @@ impl QualityReport {
     }
 }
 
-/// Whether and how to measure.
+/// The plan of a measurement, if there is to be one.
 pub(super) enum QualityPlan {
     No,
     /// There is a text, but something else is missing.
@@ -306,7 +307,7 @@ impl QualityMeasurement {
 
 /// The first tokens of the text.
 fn eval_tokens(source: &BuildSource, text: &[u8], most: usize) -> Result<Vec<TokenId>, BuildError> {
-    // No token of any vocabulary stands for more text than this on average; whole texts may be large.
+    // No token of any vocabulary is more text than this on average; whole texts may be large.
     const BYTES_PER_TOKEN: usize = 32;
     let tokenizer = source.tokenizer.as_ref().map(|t| &t.tokenizer);
     let tokenizer = tokenizer.ok_or_else(|| BuildError::Report("the model has no tokenizer".into()))?;

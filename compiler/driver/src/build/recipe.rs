@@ -1,8 +1,9 @@
 //! `--weights-on-load`: how the runtime makes random weights, in place of the weights themselves.
 //!
-//! Values are drawn where they are packed, spread as those of `--random-weights` are, but they are not the same: codes are drawn
-//! evenly, so nothing has to be quantized. Parameters that are no random values (tables, exponentials of random values, columns
-//! that need padding) are stored in the recipe as they would be in the weights.
+//! Values are drawn where they are packed, spread as those of `--random-weights` are, but they are not the
+//! same: codes are drawn evenly, so nothing has to be quantized. Parameters that are no random values
+//! (tables, exponentials of random values, columns that need padding) are stored in the recipe as they would
+//! be in the weights.
 
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::format::ZeroPoint;
@@ -87,8 +88,8 @@ fn weight_piece(
     DrawPiece { bytes: bytes as u64, content }
 }
 
-/// The scales and the zeros with which even codes have the deviation that is wanted; `None` where none do, because the mean is
-/// not 0.
+/// The scales and the zeros with which even codes have the deviation that is wanted; `None` where none do,
+/// because the mean is not 0.
 fn numbers(dtype: DType, spread: ValueDistribution) -> Option<[PieceContent; 2]> {
     let DType::Packed(format) = dtype else { return Some([PieceContent::Fill(0); 2]) };
     let deviation = match spread {
@@ -102,7 +103,7 @@ fn numbers(dtype: DType, spread: ValueDistribution) -> Option<[PieceContent; 2]>
         PieceContent::Floats(float_type(number), ValueDistribution::Uniform { low: value, high: value })
     };
     let last = format.max_code() as i32;
-    // The middle of the codes; a whole zero point is beside it.
+    // The middle of the codes; a whole zero point is next to it.
     let zero = match format.zero {
         ZeroPoint::Constant(zero) => f64::from(zero),
         ZeroPoint::PerGroup => f64::from(last / 2),
@@ -135,7 +136,8 @@ fn float_type(plain: PlainType) -> FloatType {
     }
 }
 
-/// How the values of a source are spread in rows of `k`; `None` if they are not drawn, or not as something that can be drawn.
+/// The distribution of the values of a source in rows of `k`; `None` if they are not drawn, or not as
+/// something that can be drawn.
 fn source_spread(source: &BuildSource, of: &ParamSource, k: usize) -> Option<ValueDistribution> {
     let map = |inner: &ParamSource, f: &dyn Fn(f32) -> f32, g: &dyn Fn(f32) -> f32| {
         Some(match source_spread(source, inner, k)? {

@@ -1,4 +1,4 @@
-//! What a build did, for people and as JSON.
+//! The report of a build, for people and as JSON.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,19 +32,19 @@ pub struct BuildReport {
     pub quant: String,
     pub target: String,
     pub levels: Vec<LevelRow>,
-    /// What `--tuning` changes, and where that was measured.
+    /// The changes by `--tuning`, and where they were measured.
     pub tuning: Option<String>,
     pub parameters: u64,
     pub formats: Vec<FormatRow>,
-    /// What became of the tensors of a checkpoint that is quantized; empty if no weights were written.
+    /// Conversions of the tensors of a checkpoint that is quantized; empty if no weights were written.
     pub conversions: Vec<super::keep::ConversionRow>,
-    /// What the weights take in the types that they came in; `None` if others were asked for.
+    /// Sizes of the weights in the types that they came in; `None` if others were requested.
     pub kept: Option<KeptWeights>,
     pub memory: Option<MemoryRow>,
     pub passes: Vec<PassRow>,
     /// Pass and line of `--explain-passes`.
     pub notes: Vec<(String, String)>,
-    /// What was left out of the artifact, and why.
+    /// Parts that are not in the artifact, and the reasons.
     pub warnings: Vec<String>,
     pub phases: Vec<PhaseRow>,
     pub file_bytes: u64,
@@ -56,9 +56,9 @@ pub struct BuildReport {
     pub whole_prompts: Option<u32>,
     /// The tokenizer of the artifact, if it has one.
     pub tokenizer: Option<String>,
-    /// What the artifact is like on a text.
+    /// The quality of the artifact on a text.
     pub quality: Option<QualityReport>,
-    /// Why it was not measured, although a text is there.
+    /// The reason why it was not measured, although a text is there.
     pub quality_skipped: Option<String>,
 }
 
@@ -99,7 +99,7 @@ pub struct EntryRow {
     pub arena_bytes: u64,
     pub launches: usize,
     pub barriers: usize,
-    /// With other ranks.
+    /// All-gathers with other ranks.
     pub exchanges: usize,
 }
 
@@ -213,7 +213,7 @@ pub fn parameter_count(program: &LoweredProgram) -> u64 {
     weights.map(|param| distinct_parts(param) * element_count(param)).sum()
 }
 
-/// How many different parts of a parameter there are on the ranks.
+/// The number of different parts of a parameter on the ranks.
 fn distinct_parts(param: &ModelParam) -> u64 {
     let ParamSource::Ranks(sources) = &param.source else { return 1 };
     sources.iter().enumerate().filter(|(i, source)| !sources[..*i].contains(source)).count() as u64
@@ -239,18 +239,19 @@ pub fn formats(program: &LoweredProgram, memory: Option<&MemoryPlan>) -> Vec<For
     rows
 }
 
-/// What one token costs in `decode`, on all ranks together, whatever the kernels do: the least a machine has to read and to compute.
+/// The cost of one token in `decode`, on all ranks together, whatever the kernels do: the least that a
+/// machine has to read and to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeTraffic {
-    /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are chosen), recurrent states read and written, one
-    /// row of the caches written.
+    /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are
+    /// chosen), recurrent states read and written, one row of the caches written.
     /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
-    /// Those of them that are of the sequence alone.
+    /// Bytes among them that belong to the sequence alone.
     pub state_bytes: u64,
     /// A multiplication and an addition per weight of a matrix.
     pub ops: OperationCounts,
-    /// Those of the output head, which a prompt needs only once.
+    /// Operations among them of the output head, which a prompt needs only once.
     pub head_ops: OperationCounts,
     /// Bytes of the experts that one token does not choose: a prompt needs them as well.
     pub other_experts: u64,
@@ -315,12 +316,12 @@ impl DecodeTraffic {
     }
 }
 
-/// What a token does with a parameter that is a matrix.
+/// The work of a token with a parameter that is a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MatrixProduct {
     arithmetic: ComputeType,
     planes: u64,
-    /// Of so many matrices in it, how many a token chooses.
+    /// The number of matrices in it, and how many of them a token chooses.
     experts: u64,
     chosen: u64,
 }
@@ -360,8 +361,8 @@ fn matrix_products(program: &LoweredProgram) -> BTreeMap<ParamId, MatrixProduct>
     products
 }
 
-/// The embedding that is the head as well, where a model has no head of its own: of several (tokens, positions) the one with
-/// the most rows.
+/// The embedding that is the head as well, where a model has no head of its own: of several (tokens,
+/// positions) the one with the most rows.
 fn tied_head(program: &LoweredProgram) -> Option<ParamId> {
     let params = &program.module.params;
     if params.values().any(|p| p.role == ParamRole::Head) {

@@ -1,5 +1,6 @@
-//! Packed weights whose groups are no neighbours (`g_idx` of GPTQ with `desc_act`): their columns are sorted by group, and so are the
-//! inputs of the products that read them. Weights that read the same input in the same order share the sorted input.
+//! Packed weights whose groups are no neighbours (`g_idx` of GPTQ with `desc_act`): their columns are sorted
+//! by group, and so are the inputs of the products that read them. Weights that read the same input in the
+//! same order share the sorted input.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +100,7 @@ fn weight_param(f: &Function, w: ValueId) -> Option<ParamId> {
     }
 }
 
-/// Whether all that is done with a parameter is products of matrices with it.
+/// True if a parameter is used only in products of matrices.
 fn is_only_multiplied(module: &Module, id: ParamId) -> bool {
     let fits = |f: &Function| {
         let is = |v: ValueId| weight_param(f, v) == Some(id);

@@ -16,8 +16,8 @@ const LONG_CHUNK: u32 = 512;
 const GPU_CHUNK: u32 = 2048;
 /// The same for whole texts, unless one may be longer: several are read in one call.
 const TEXTS: u32 = 2048;
-/// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such calls is
-/// address space until it is used.
+/// The same where a prompt has to come in one call, unless the context is shorter. Scratch memory for such
+/// calls is address space until it is used.
 const WHOLE_PROMPT: u32 = 2048;
 
 pub struct BuildSource {
@@ -33,18 +33,18 @@ pub struct BuildSource {
     /// `generation_config.json` as it is.
     pub generation_config: Option<Vec<u8>>,
     pub chat: Option<ChatSource>,
-    /// What was left out, and why.
+    /// Parts that were left out, and the reasons.
     pub warnings: Vec<String>,
 }
 
-/// Whether the build is for GPUs; a target that is none is told elsewhere.
+/// True if the build is for GPUs; a name that is no target is reported elsewhere.
 fn on_gpu(options: &BuildOptions) -> bool {
     mlcc_target::resolve_target(&options.target).is_ok_and(|target| target.arch == Arch::Nvptx)
 }
 
 impl BuildSource {
-    /// Finds and opens everything and holds it against each other: tensors against the configuration, the tokenizer
-    /// against the vocabulary.
+    /// Finds and opens everything and holds it against each other: tensors against the configuration, the
+    /// tokenizer against the vocabulary.
     pub fn open(options: &BuildOptions) -> Result<BuildSource, BuildError> {
         let text = ModuleText::open(&options.request)?;
         let mut model = match &text {
@@ -120,8 +120,8 @@ fn apply_streaming(model: &mut ResolvedModel, options: &BuildOptions) -> Result<
     }
 }
 
-/// What was asked for, within what the model was trained with; beyond that only with a window that it was given, because
-/// distances are shorter then.
+/// The requested context, within the length with which the model was trained; beyond that only with a window,
+/// because distances are shorter then.
 fn context_length(model: &ResolvedModel, options: &BuildOptions) -> Result<usize, BuildError> {
     let architecture = &model.config.architecture;
     let trained = match architecture.streaming_window() {

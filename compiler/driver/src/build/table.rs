@@ -105,12 +105,12 @@ fn state_descs(source: &BuildSource, program: &LoweredProgram, memory: &MemoryPl
         .collect()
 }
 
-/// As the table says it.
+/// The decoder start token in the form of the table.
 pub fn decoder_start(source: &BuildSource) -> u64 {
     source.model.config.architecture.decoder_start_token_id().map_or(0, |token| u64::from(token) + 1)
 }
 
-/// What the caches are and cost.
+/// Kind and cost of the caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheRow {
     /// Positions planned.
@@ -120,7 +120,7 @@ pub struct CacheRow {
     pub formats: Vec<String>,
 }
 
-/// Of all ranks; `None` for recurrent models.
+/// The caches of all ranks; `None` for recurrent models.
 pub fn cache_row(program: &LoweredProgram, memory: &MemoryPlan) -> Option<CacheRow> {
     let mut row = CacheRow { rows: u64::MAX, bytes_per_token: 0, formats: Vec::new() };
     for (id, state) in program.module.states.iter() {

@@ -1,5 +1,5 @@
-//! Where an artifact built with `--debug-taps` keeps the outputs of layers: places in scratch memory that a step writes
-//! once and leaves alone until it ends.
+//! The places of the outputs of layers in an artifact built with `--debug-taps`: in scratch memory that a
+//! step writes once and leaves alone until it ends.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ pub struct TapPlace {
 /// The taps of each entry point, in the order in which the model definition names them.
 pub type TapPlaces = BTreeMap<String, Vec<TapPlace>>;
 
-/// The taps of a planned program, which lie at the same places on all levels; empty where it was built without.
+/// The taps of a planned program, which lie at the same places on all levels; empty where it was built
+/// without.
 pub fn tap_places(program: &LoweredProgram, memory: &MemoryPlan) -> TapPlaces {
     let entries = program.levels.first().map_or(&[][..], |l| &l.lowered.entries);
     let plans = memory.levels.first().map_or(&[][..], |l| &l.entries);

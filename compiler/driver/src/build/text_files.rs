@@ -42,7 +42,8 @@ pub(super) fn resolve_tokenizer(
     Ok(Some(SourceTokenizer { file, tokenizer, special, names }))
 }
 
-/// Special tokens by the names under which templates find them: those of the GGUF file, of the model's files, or by their ids.
+/// Special tokens by the names under which templates find them: those of the GGUF file, of the model's files,
+/// or by their ids.
 fn special_names(
     model: &ResolvedModel,
     checkpoint: &Checkpoint,
@@ -105,7 +106,7 @@ fn gguf_vocabulary(metadata: &GgufMetadata) -> Result<Option<GgufVocabulary>, Ch
         eos_token_id: id("eos_token_id")?,
         unknown_token_id: id("unknown_token_id")?,
         cls_token_id: id("cls_token_id")?,
-        // As the files spell it.
+        // Names in the spelling of the files.
         separator_token_id: id("seperator_token_id")?,
         add_bos_token: metadata.flag(&key("add_bos_token"))?,
         add_eos_token: metadata.flag(&key("add_eos_token"))?,
@@ -143,8 +144,8 @@ fn gguf_tokens(metadata: &GgufMetadata) -> Result<BTreeMap<String, String>, Chec
     Ok(names)
 }
 
-/// The chat template that the user named, that of the model's files, or the format that belongs to its kind. One of the
-/// files that is no valid template is left out with a warning: the model can be used without it.
+/// The chat template that the user named, that of the model's files, or the format that belongs to its kind.
+/// One of the files that is no valid template is left out with a warning: the model can be used without it.
 pub(super) fn resolve_chat_template(
     model: &ResolvedModel,
     checkpoint: &Checkpoint,
@@ -189,8 +190,8 @@ pub(super) fn resolve_chat_template(
     }
 }
 
-/// How a reranker gets a query and a document: by a template that takes them, else by the tokenizer alone (`None`). One that answers
-/// with a token needs a template.
+/// The way in which a reranker gets a query and a document: by a template that takes them, else by the
+/// tokenizer alone (`None`). One that answers with a token needs a template.
 fn resolve_pair_template(
     model: &ResolvedModel,
     head: &PoolingHead,
@@ -222,8 +223,8 @@ fn resolve_pair_template(
 
 const QWEN3: &str = "qwen3";
 
-/// Makes a reranker of a model that answers with one of two tokens, where that was asked for. The files of Qwen3-Reranker do not
-/// differ from those of a chat model, but its name does.
+/// Makes a reranker of a model that answers with one of two tokens, where that was asked for. The files of
+/// Qwen3-Reranker do not differ from those of a chat model, but its name does.
 pub(super) fn answer_with_tokens(
     model: &mut ResolvedModel,
     options: &BuildOptions,

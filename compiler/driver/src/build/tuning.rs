@@ -16,7 +16,7 @@ use super::{BuildError, BuildOptions};
 pub struct TuningFile {
     pub path: PathBuf,
     pub tuning: LevelTuning,
-    /// Of the bytes of the file, in hexadecimal digits.
+    /// Hash of the bytes of the file, in hexadecimal digits.
     pub xxh3_128: String,
 }
 
@@ -33,7 +33,7 @@ impl TuningFile {
         Ok(TuningFile { path: path.into(), tuning, xxh3_128: format!("{:032x}", xxh3_128(text.as_bytes())) })
     }
 
-    /// What the metadata says of it; no path.
+    /// The tuning for the metadata; no path.
     pub(super) fn json(&self) -> Value {
         json!({ "xxh3_128": self.xxh3_128, "content": self.tuning })
     }
@@ -51,7 +51,8 @@ impl BuildOptions {
     }
 }
 
-/// Tiles of a tuned GPU level fit into the shared memory of its machines by themselves; a kernel has other buffers, too.
+/// Tiles of a tuned GPU level fit into the shared memory of its machines by themselves; a kernel has other
+/// buffers, too.
 pub(super) fn kernels_fit(target: &CompileTarget, program: &LoweredProgram) -> Result<(), BuildError> {
     let is_tuned =
         |level: &FeatureLevel| mlcc_target::level(&level.name).ok().flatten().as_ref() != Some(level);

@@ -17,9 +17,9 @@ use crate::build::{BuildOptions, BuildSource};
 pub struct BuildCheck {
     /// Taps of the build against the graph; absent if the graph itself goes wrong in a pass.
     pub layers: Option<LayerComparison>,
-    /// What is wrong; `None` if nothing is.
+    /// The fault; `None` if there is none.
     pub diagnosis: Option<FaultDiagnosis>,
-    /// What the passes cost that change numbers on purpose, which is nothing wrong.
+    /// The cost of the passes that change numbers on purpose, which is no fault.
     pub costs: Vec<PassCost>,
 }
 
@@ -43,7 +43,7 @@ pub struct PassTrial {
     pub error: f64,
 }
 
-/// What the search has found.
+/// The findings of the search.
 #[derive(Clone, Debug, Serialize)]
 pub struct BisectVerdict {
     pub whole: BuildCheck,
@@ -59,8 +59,8 @@ pub fn runs_here(target: &CompileTarget) -> bool {
     Arch::of_host() == Some(target.arch) && target.levels.iter().any(fits)
 }
 
-/// Builds with taps, runs the calls and compares: the graph after every pass, then compiled code with the graph. Code that
-/// this machine cannot run is interpreted.
+/// Builds with taps, runs the calls and compares: the graph after every pass, then compiled code with the
+/// graph. Code that this machine cannot run is interpreted.
 pub fn check_build(
     source: &BuildSource,
     target: &CompileTarget,

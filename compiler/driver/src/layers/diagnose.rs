@@ -1,9 +1,10 @@
-//! From a layer that departs to the ops that make it depart.
+//! The search for the ops that make a layer depart from its reference.
 //!
-//! Where a pass changes what the graph computes, the ops between the values that did not change and the one that did are
-//! named. Where the graph stays right, the same groups of ops are compiled once more with the result of every kernel of the
-//! layer kept, and the first kernel whose result differs from the graph's is named. If the kernel interpreter finds the
-//! same wrong result, the kernel itself is wrong, otherwise its code.
+//! Where a pass changes what the graph computes, the ops between the values that did not change and the one
+//! that did are named. Where the graph stays right, the same groups of ops are compiled once more with the
+//! result of every kernel of the layer kept, and the first kernel whose result differs from the graph's is
+//! named. If the kernel interpreter finds the same wrong result, the kernel itself is wrong, otherwise its
+//! code.
 
 use std::path::Path;
 
@@ -28,7 +29,7 @@ use crate::interpret::StepModel;
 /// Weights times tokens that the kernel interpreter works through in about a minute.
 const INTERPRETABLE: u64 = 400_000_000;
 
-/// Where the fault is.
+/// The stage that has the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultStage {
@@ -44,7 +45,7 @@ pub enum FaultStage {
     Memory,
 }
 
-/// What is wrong, and where.
+/// The fault and its place.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FaultDiagnosis {
     pub stage: FaultStage,
@@ -58,7 +59,7 @@ pub struct FaultDiagnosis {
 }
 
 impl FaultDiagnosis {
-    /// For people.
+    /// The text for people.
     pub fn text(&self) -> String {
         let layer = format!("{} in {}, error {:.1e}", self.layer.name, self.layer.entry, self.layer.error);
         let pass = self.pass.as_deref().unwrap_or("?");

@@ -1,5 +1,5 @@
-//! Taps that another program has written: a safetensors file with a tensor `[positions, width]` per tap, the token ids
-//! in `tokens` and, if wanted, `logits` (`tools/dump_hf.py` makes one with transformers).
+//! Taps that another program has written: a safetensors file with a tensor `[positions, width]` per tap, the
+//! token ids in `tokens` and, if wanted, `logits` (`tools/dump_hf.py` makes one with transformers).
 
 use std::path::Path;
 
@@ -55,8 +55,8 @@ impl TapFile {
         Ok(file)
     }
 
-    /// What the file says about the taps of a call, in as many rows as were found: those of the last positions. Rows that
-    /// the file lacks (it may hold the last position only) leave the tap out.
+    /// The file's values for the taps of a call, in as many rows as were found: those of the last positions.
+    /// Rows that the file lacks (it may hold the last position only) leave the tap out.
     pub fn expected(&self, call: &TapCall, found: &[TapOutput]) -> Vec<TapOutput> {
         let rows_of = |tap: &TapOutput| {
             let other = found.iter().find(|f| f.name == tap.name)?;

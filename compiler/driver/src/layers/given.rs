@@ -1,8 +1,8 @@
 //! The graph with the outputs of its layers given by another executor.
 //!
-//! Every part of the model is interpreted on what the executor has in the place of its operands, so that a departure is that part's
-//! own: an activation that rounds to the other code in an early layer does not move the codes of all later ones. States (caches,
-//! those of recurrent models) are the interpreter's.
+//! Every part of the model is interpreted on what the executor has in the place of its operands, so that a
+//! departure is that part's own: an activation that rounds to the other code in an early layer does not move
+//! the codes of all later ones. States (caches, those of recurrent models) are the interpreter's.
 
 use std::collections::BTreeSet;
 
@@ -53,8 +53,8 @@ fn tensor(tap: &TapOutput) -> Tensor {
     Tensor::new(mlcc_ir::types::DType::F32, &[rows, tap.width], values)
 }
 
-/// Makes inputs of the taps that are wanted: whatever reads such a value reads the input. The outputs stay. Gives the taps of the new
-/// inputs, in their order.
+/// Makes inputs of the taps that are wanted: whatever reads such a value reads the input. The outputs stay.
+/// Gives the taps of the new inputs, in their order.
 fn replace_taps(f: &mut Function, names: &[String], wanted: impl Fn(&String) -> bool) -> Vec<String> {
     let taps: Vec<(String, ValueId)> =
         names.iter().cloned().zip(f.outputs.iter().skip(1).copied()).filter(|(n, _)| wanted(n)).collect();

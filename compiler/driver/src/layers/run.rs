@@ -15,10 +15,10 @@ use crate::build::taps::{TapPlace, TapPlaces};
 use crate::interpret::StepModel;
 use crate::weights::stored_value;
 
-/// How parameters are packed, by name; others take the default.
+/// Pack options of parameters, by name; others take the default.
 pub type ParamPacking = BTreeMap<String, PackOptions>;
 
-/// The graph interpreter on the values that the stored weights stand for.
+/// The graph interpreter on the values of the stored weights.
 pub struct GraphLayers<'m> {
     interpreter: Interpreter<'m>,
     states: StateValues,

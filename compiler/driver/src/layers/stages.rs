@@ -17,14 +17,15 @@ use super::{
 };
 use crate::build::{self, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource};
 
-/// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations may change.
+/// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations
+/// may change.
 const EQUAL: f64 = 1e-4;
 
 /// A build with taps that can be looked into.
 pub struct TapSetup<'a> {
     pub source: &'a BuildSource,
     pub target: &'a CompileTarget,
-    /// With `debug_taps`.
+    /// Options with `debug_taps`.
     pub options: &'a BuildOptions,
     /// Ends the work early once it is set.
     pub cancel: &'a AtomicBool,
@@ -41,8 +42,8 @@ pub struct PassStage {
 pub struct PassStages {
     pub list: Vec<PassStage>,
     pub packs: ParamPacking,
-    /// The stage that says what the artifact computes: weights and activations are quantized in it, and no pass that has to
-    /// keep the meaning stands between it and the definition, or was held against it already.
+    /// The stage that defines the result of the artifact: weights and activations are quantized in it, and
+    /// every pass between it and the definition that has to keep the meaning was compared with it already.
     pub reference: usize,
 }
 
@@ -121,7 +122,7 @@ pub struct WrongPass {
     pub comparison: LayerComparison,
 }
 
-/// What a pass that changes numbers on purpose costs.
+/// The cost of a pass that changes numbers on purpose.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PassCost {
     pub pass: &'static str,
@@ -129,8 +130,9 @@ pub struct PassCost {
     pub error: f64,
 }
 
-/// The first pass after which taps are not what they were before it, and what the passes cost that change numbers on purpose:
-/// no bound on that would tell a wrong one from a right one, as long as numbers stay finite.
+/// The first pass after which taps are not what they were before it, and what the passes cost that change
+/// numbers on purpose: no bound on that would tell a wrong one from a right one, as long as numbers stay
+/// finite.
 pub fn first_wrong_pass(
     setup: &TapSetup<'_>,
     stages: &PassStages,

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 /// A machine whose speed is a formula, disturbed by a drift; its clock counts runs.
 struct SpeedFormula {
     speed: fn(&TuneTables, WorkloadKind) -> f64,
-    /// What the code depends on.
+    /// The number of the code of a tuning.
     code: fn(&TuneTables) -> u128,
     last: Option<TuneTables>,
     runs: usize,
