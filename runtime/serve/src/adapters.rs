@@ -1,4 +1,5 @@
-//! Adapters that come and go while the server runs, as models of their own: `/load_lora_adapter` and `/unload_lora_adapter`, as vLLM has them.
+//! Adapters that come and go while the server runs, as models of their own: `/load_lora_adapter` and
+//! `/unload_lora_adapter`, as vLLM has them.
 //!
 //! Clients name folders below one that whoever runs the server has named; without it they may load none.
 
@@ -17,7 +18,7 @@ use crate::served_model::ServedModel;
 /// Puts the adapter of a folder into a slot of a model, under a name; or says why not.
 pub type ReadAdapter = Box<dyn Fn(&str, &Path) -> Result<TextAdapter, String> + Send + Sync>;
 
-/// Why an adapter does not come or go.
+/// The reasons why an adapter is not loaded or unloaded.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum AdapterNameError {
     #[error("`{0}` is not an adapter name: it needs at least one character, and no /")]
@@ -96,7 +97,7 @@ impl ModelRegistry {
         self.take_adapter(name)
     }
 
-    /// A folder that clients may load from. What is elsewhere and what is not there are told apart by no answer.
+    /// A folder that clients may load from. The answers do not tell files outside of it from missing ones.
     fn adapter_folder(&self, path: &Path) -> Result<PathBuf, ApiError> {
         let Some(all) = &self.server.options.lora_dir else { return Err(ApiError::adapters_are_fixed()) };
         let below = |all: &Path| {

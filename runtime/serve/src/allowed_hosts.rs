@@ -1,7 +1,8 @@
 //! Requests that pages of other sites make a browser send: they are refused.
 //!
-//! A page reads nothing of a server that sends no CORS headers, but it can send requests, and where its name was made to point to this
-//! machine (DNS rebinding) it reads, too. Browsers tell the name in `HostProcessors` and the page's site in `Origin`; no page can change these.
+//! A page cannot read from a server that sends no CORS headers, but it can send requests, and where its name
+//! was made to point to this machine (DNS rebinding) it reads, too. Browsers put the name into `Host` and the
+//! page's site into `Origin`; no page can change these.
 
 use std::net::IpAddr;
 
@@ -25,7 +26,7 @@ impl AllowedHosts {
         AllowedHosts { any: names.iter().any(|name| name == "*"), names }
     }
 
-    /// The names of a server that another one stands before.
+    /// The names of a server behind a proxy.
     pub fn any(self) -> AllowedHosts {
         AllowedHosts { any: true, ..self }
     }
@@ -49,14 +50,15 @@ fn is_local(name: &str) -> bool {
 /// Name and port of `name:port`; the name in lower case without the dot of the root.
 fn name_and_port(authority: &str) -> (String, Option<&str>) {
     let (name, port) = match authority.rsplit_once(':') {
-        // The colons of an IPv6 address stand in brackets.
+        // The colons of an IPv6 address are in brackets.
         Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
         _ => (authority, None),
     };
     (name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase(), port)
 }
 
-/// Refuses what no program sends on purpose. Reads are answered for any origin: without CORS headers its page does not see the answer.
+/// Refuses what no program sends on purpose. Reads are answered for any origin: without CORS headers its page
+/// does not see the answer.
 pub fn check(request: &Request, hosts: &AllowedHosts) -> Result<(), ApiError> {
     let headers = request.headers();
     let host = one(headers, header::HOST)?;
@@ -91,8 +93,8 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Result<Option<&str>, Ap
     }
 }
 
-/// An origin is `null`, or scheme, name and port of a page. That of this server's page is its host; behind a proxy it is a name that the
-/// server was told.
+/// An origin is `null`, or scheme, name and port of a page. That of this server's page is its host; behind a
+/// proxy it is a name that the server was told.
 fn is_foreign(origin: &str, host: Option<&str>, hosts: &AllowedHosts) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return true };
     let usual = match scheme {
@@ -112,7 +114,8 @@ fn is_of_other_site(headers: &HeaderMap) -> bool {
     site.is_some_and(|site| !["same-origin", "none"].contains(&site))
 }
 
-/// A body is JSON and says so: a page can send any other type without asking first. Programs that say nothing are no pages.
+/// A body is JSON and says so: a page can send any other type without asking first. Programs that say nothing
+/// are no pages.
 fn check_type(headers: &HeaderMap, of_page: bool) -> Result<(), ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).map(|length| length != "0");
     let has_body = length.unwrap_or(headers.contains_key(header::TRANSFER_ENCODING));

@@ -1,4 +1,5 @@
-//! `/v1/messages` and `/v1/messages/count_tokens` in the form of Anthropic's API: requests become chats, answers come back in blocks.
+//! `/v1/messages` and `/v1/messages/count_tokens` in the form of Anthropic's API: requests become chats,
+//! answers come back in blocks.
 
 use serde_json::{Map, Value, json};
 
@@ -40,7 +41,7 @@ pub fn prepare(hosted: &ServedModel, fields: RequestFields) -> Result<MessagesRe
     read(hosted, fields, true)
 }
 
-/// How many tokens the prompt of a request has.
+/// The number of tokens of a request's prompt.
 pub fn count_tokens(hosted: &ServedModel, fields: RequestFields) -> Result<Value, ApiError> {
     let asked = read(hosted, fields, false)?;
     Ok(json!({"input_tokens": asked.prepared.request.prompt.len()}))
@@ -68,7 +69,7 @@ fn read(hosted: &ServedModel, mut fields: RequestFields, answers: bool) -> Resul
     for (index, message) in asked.iter().enumerate() {
         messages.extend(converted(message, &format!("messages[{index}]"))?);
     }
-    // An answer that the client has begun.
+    // An answer whose begin is from the client.
     let begun =
         messages.last().is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
     if begun
@@ -83,11 +84,11 @@ fn read(hosted: &ServedModel, mut fields: RequestFields, answers: bool) -> Resul
     Ok(MessagesRequest { prepared: chat::read(hosted, RequestFields::from(chat), None)?, stops })
 }
 
-/// How much the model reasons, and the form of its answer.
+/// Reads how much the model reasons, and the form of its answer.
 fn output(fields: &mut RequestFields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     const NAME: &str = "output_config";
     let asked: Map<String, Value> = fields.take_field(NAME, "an object")?.unwrap_or_default();
-    // As it was called at first.
+    // Its first name.
     let mut format: Option<Value> = fields.take_field("output_format", "an object")?;
     for (name, value) in asked {
         match name.as_str() {
@@ -133,7 +134,7 @@ fn text_of(content: &Value, param: &str) -> Result<String, ApiError> {
     }
 }
 
-/// The messages of a chat that a message stands for: results of tools are messages of their own.
+/// The messages of a chat for one message: results of tools are messages of their own.
 fn converted(message: &Value, param: &str) -> Result<Vec<Value>, ApiError> {
     let role = message["role"].as_str().filter(|role| ["user", "assistant", "system"].contains(role));
     let role = role.ok_or_else(|| wrong(param, format!("`{param}.role` is none of `user`, `assistant`")))?;

@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! State that all handlers share.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::serve::ServeOptions;
 use crate::served_model::ServedModel;
 use serde_json::Value;
 
-/// Different warnings that are told.
+/// Most different warnings.
 const MOST_WARNED: usize = 100;
 
 pub struct AppState {
@@ -54,7 +54,7 @@ impl AppState {
         known.map_or_else(|| self.models.describe(name), Ok)
     }
 
-    /// Whether new texts are taken. A model that has lost its engine is refused by itself.
+    /// Checks that new requests are taken. A model that has lost its engine is refused by itself.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.server.check_ready()?;
         match self.models.all_lost() {
@@ -64,7 +64,7 @@ impl AppState {
     }
 }
 
-/// What models share.
+/// State that models share.
 pub struct ServerState {
     pub options: ServeOptions,
     pub metrics: ServerMetrics,
@@ -95,7 +95,7 @@ impl ServerState {
         }
     }
 
-    /// Tells a warning, if there is somebody to tell it to, and nobody was told of it before.
+    /// Sends a warning, if there is a receiver and it did not get this one before.
     pub fn warn_once(&self, warning: &str) {
         let Some(warn) = self.options.warn else { return };
         let mut told = self.warned.lock().unwrap_or_else(PoisonError::into_inner);

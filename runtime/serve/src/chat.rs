@@ -35,7 +35,7 @@ pub struct ChatRequest {
     pub ids: CallIds,
     /// The answer tells the model's reasoning.
     pub includes_reasoning: bool,
-    /// What of the request is left out.
+    /// Parts of the request that are left out.
     pub warnings: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
     })
 }
 
-/// Reads all fields of a chat but those that say what is told of tokens.
+/// Reads all fields of a chat but those of log probabilities.
 pub fn read(
     hosted: &ServedModel,
     mut fields: RequestFields,
@@ -75,7 +75,7 @@ pub fn read(
     hosted.check_text("messages", &prompt.text)?;
     let ids = prompt.format.encode(&hosted.tokenizer, &prompt.text);
     let ids = ids.map_err(|e| ApiError::field("messages", "invalid_value", e.to_string()))?;
-    // Where a model can go back anywhere nobody asks for them.
+    // A model that can go back anywhere needs no breakpoints.
     let borders = if hosted.engine.limits().truncates {
         Vec::new()
     } else {
@@ -114,9 +114,9 @@ pub fn read(
     })
 }
 
-/// What is left over asks for nothing.
+/// Checks that the remaining fields ask for nothing.
 fn finish(mut fields: RequestFields, choices: usize) -> Result<(), ApiError> {
-    // Where all are told, none is better.
+    // If all are returned, none is the best.
     fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[TEXTS, CHATS])
 }
@@ -139,7 +139,8 @@ fn logprobs(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// The grammar of an answer: what the request says of its text, calls that have to be there, or either. Reasoning comes before it.
+/// The grammar of an answer: what the request says of its text, calls that have to be there, or either.
+/// Reasoning comes before it.
 fn constraint(
     hosted: &ServedModel,
     constraint: Option<OutputConstraint>,
@@ -164,11 +165,11 @@ fn constraint(
         // The form of the text is that of an answer without calls.
         _ if tools.choice != ToolChoice::Auto => compile(None, Some(calls), "tools"),
         None => Ok(None),
-        // Nobody asked that calls be held to a schema.
+        // Calls need not follow a schema.
         Some(constraint) => {
             let either = compile(text, Some(CallGrammar { strict: &[], ..calls }), constraint.param);
             either.or_else(|error| {
-                // That of the text may be what cannot be enforced.
+                // The schema of the text may be the one that cannot be enforced.
                 compile(text, None, constraint.param)?;
                 let free = |(name, _): &(String, Value)| (name.clone(), json!({"type": "object"}));
                 let free: Vec<(String, Value)> = tools.callable().iter().map(free).collect();
@@ -202,7 +203,7 @@ fn render_messages(hosted: &ServedModel, mut fields: RequestFields) -> Result<Ch
     Ok(prompt)
 }
 
-/// As many requests as choices, each with the next seed.
+/// One request for each choice, each with the next seed.
 pub fn with_seeds(text: &EngineRequest, choices: usize) -> Vec<EngineRequest> {
     let of = |index: usize| {
         let mut text = text.clone();
@@ -225,8 +226,8 @@ struct ChatPrompt<'h> {
 const MARK: &str = "\u{1}";
 
 impl ChatPrompt<'_> {
-    /// How many of the prompt's tokens come before the first and the last message of the user, where conversations part that share
-    /// instructions, or that are edited.
+    /// The number of the prompt's tokens before the first and the last message of the user, where
+    /// conversations part that share instructions, or that are edited.
     fn cache_breakpoints(&self, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Vec<usize> {
         let is_user = |message: &ChatMessage| message.role == "user";
         let first = self.messages.iter().position(is_user);
@@ -234,7 +235,7 @@ impl ChatPrompt<'_> {
         first.into_iter().chain(last).filter_map(|at| self.message_start(at, tokenizer, tokens)).collect()
     }
 
-    /// How many come before a message. Another text in its place shows where that is.
+    /// The number of tokens before a message. Another text in its place shows where it is.
     fn message_start(&self, at: usize, tokenizer: &Tokenizer, tokens: &[TokenId]) -> Option<usize> {
         let mut messages = self.messages.clone();
         messages.get_mut(at)?.content = MessageContent::Text(MARK.into());
@@ -246,7 +247,7 @@ impl ChatPrompt<'_> {
     }
 }
 
-/// Why a model has no chats.
+/// The reason why a model has no chats.
 fn no_format(hosted: &ServedModel) -> ApiError {
     let message = match hosted.engine.limits().decoder_start {
         None => "this model has no chat template: use /v1/completions, or start the server with --template",
@@ -315,7 +316,7 @@ fn prompt<'a>(
     Ok(ChatPrompt { format, messages, extra, answer, text })
 }
 
-/// Whether the last message, which is the model's, is to be gone on with.
+/// True if the last message, which is the model's, is to be continued.
 fn goes_on(fields: &mut RequestFields, messages: &[Value]) -> Result<bool, ApiError> {
     const NAME: &str = "continue_final_message";
     let wanted = fields.take_field(NAME, "true or false")?.unwrap_or(false);
@@ -327,7 +328,8 @@ fn goes_on(fields: &mut RequestFields, messages: &[Value]) -> Result<bool, ApiEr
     Ok(wanted)
 }
 
-/// Where the text of the last message ends in a prompt that ends with that message. A longer one shows where that is.
+/// The end of the last message's text in a prompt that ends with that message. A longer one shows where it
+/// is.
 fn end_of_last(
     format: &ChatFormat,
     messages: &[ChatMessage],
@@ -348,7 +350,7 @@ struct ChatResponse {
     includes_reasoning: bool,
     /// Has seen nothing.
     parser: AnswerParser,
-    /// Of each choice.
+    /// The parsers of the choices.
     streams: Vec<AnswerParser>,
     ids: CallIds,
 }

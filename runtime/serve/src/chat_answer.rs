@@ -22,10 +22,11 @@ pub struct CallIds {
 }
 
 impl CallIds {
-    /// Of call `call` in choice `choice`.
+    /// The id of call `call` in choice `choice`.
     pub fn id(&self, choice: usize, call: usize) -> String {
         const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-        // 36^9 has no factor in common with the multiplier, so ids near each other look different and stay so.
+        // 36^9 has no factor in common with the multiplier, so ids near each other look different and stay
+        // so.
         let number = self.answer.wrapping_mul(1 << 14).wrapping_add((choice * 128 + call) as u64);
         let mut number = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % 36_u64.pow(9);
         let mut id = String::new();
@@ -43,7 +44,7 @@ pub struct ChatAnswer {
     pub reasoning: String,
     pub text: String,
     pub calls: Vec<ToolCall>,
-    /// Whether it was cut in the begin of a call, of which nothing is there.
+    /// True if it was cut in the begin of a call, which is left out.
     pub cut_call: bool,
 }
 
@@ -71,12 +72,12 @@ impl ChatAnswer {
     }
 }
 
-/// Whether an answer did not end by itself.
+/// True if an answer did not end by itself.
 pub fn is_cut(finished: &RequestSummary) -> bool {
     !matches!(finished.reason, FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar)
 }
 
-/// As the API calls what ended an answer with so many calls.
+/// The API's name for the end of an answer with `calls` calls.
 pub fn ended_by(finished: &RequestSummary, calls: usize) -> &'static str {
     if !is_cut(finished) && calls > 0 { "tool_calls" } else { finish_reason(finished) }
 }

@@ -14,7 +14,7 @@ use crate::response_shape::{ResponseShape, finish_reason, finite};
 use crate::sampling::{CommonFields, MOST_LOGPROBS, probabilities};
 use crate::served_model::ServedModel;
 
-/// As the API has it.
+/// The default of the API.
 const USUAL_LENGTH: usize = 16;
 
 /// All forms of `prompt`.
@@ -44,7 +44,7 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
         let message = format!("`logprobs` is more than {MOST_LOGPROBS}");
         return Err(ApiError::field("logprobs", "invalid_value", message));
     }
-    // Where all are told, none is better.
+    // If all are returned, none is the best.
     fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
     fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
@@ -124,13 +124,13 @@ struct CompletionResponse {
     logprobs: bool,
     choices: usize,
     prompts: Vec<CompletionPrompt>,
-    /// Whether control tokens are in the text.
+    /// The treatment of control tokens in the text.
     special: SpecialTokens,
-    /// Where the tokens that were streamed have come to, of each choice.
+    /// The place of the streamed tokens in the text of each choice.
     places: Vec<TextPlace>,
 }
 
-/// Where a text has come to.
+/// A place in a text.
 #[derive(Debug, Clone, Default)]
 struct TextPlace {
     utf8: Utf8Stream,
@@ -139,7 +139,8 @@ struct TextPlace {
 }
 
 impl TextPlace {
-    /// Where a token with these bytes begins, in characters: that of a part of a character is where the character is.
+    /// The begin of a token with these bytes, in characters: a part of a character begins where the character
+    /// does.
     fn push(&mut self, bytes: &[u8]) -> usize {
         let (begin, open) = (self.chars, self.utf8.is_open());
         let Some((&first, rest)) = bytes.split_first() else { return begin };
@@ -150,7 +151,7 @@ impl TextPlace {
         begin + usize::from(open && !goes_on)
     }
 
-    /// What is behind is another text.
+    /// Ends the text; the next bytes are another one.
     fn finish(&mut self) {
         self.chars += self.utf8.finish().chars().count();
     }
@@ -176,7 +177,8 @@ fn token_name(tokenizer: &Tokenizer, id: TokenId) -> String {
     }
 }
 
-/// Alternatives by their names. Of equal names the chosen token has it, or the likeliest; the others are named by their ids.
+/// Alternatives by their names. Of equal names the chosen token has it, or the likeliest; the others are
+/// named by their ids.
 fn alternatives(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Map<String, Value> {
     let chosen = logprobs.token.id;
     let has_chosen = logprobs.top.iter().any(|token| token.id == chosen);

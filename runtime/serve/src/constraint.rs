@@ -1,4 +1,5 @@
-//! What the text of an answer may be: the fields of the OpenAI API, of vLLM and of llama.cpp's server for it.
+//! Constraints on the text of an answer: the fields of the OpenAI API, of vLLM and of llama.cpp's server for
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -77,7 +78,7 @@ fn response_format(fields: &mut RequestFields) -> Result<Option<GrammarSpec>, Ap
     let kind = format.remove("type").unwrap_or(Value::Null);
     let given = match kind.as_str() {
         Some("text") => return Ok(None),
-        // As llama.cpp's server has it.
+        // The form of llama.cpp's server.
         Some("json_object") => format.remove("schema"),
         Some("json_schema") => match format.remove("json_schema") {
             Some(Value::Object(mut inner)) => match inner.remove("schema") {

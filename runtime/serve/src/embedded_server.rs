@@ -1,4 +1,5 @@
-//! A server without a listener, for programs that bring requests themselves: language bindings, other servers.
+//! A server without a listener, for programs that bring requests themselves: language bindings, other
+//! servers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +57,7 @@ impl EmbeddedServer {
         self.app.models.find_model(None).ok()
     }
 
-    /// Those that are loaded, each adapter behind its model.
+    /// The loaded models, each with its adapters behind it.
     pub fn models(&self) -> Vec<Arc<ServedModel>> {
         self.app.models.loaded()
     }
@@ -74,8 +75,8 @@ impl EmbeddedServer {
         self.app.models.remove_adapter(name)
     }
 
-    /// Queues texts of a model, all or none, each with who takes its events; they count in `/metrics`. The adapters of the requests are
-    /// those of `hosted`.
+    /// Queues texts of a model, all or none, each with who takes its events; they count in `/metrics`. The
+    /// adapters of the requests are those of `hosted`.
     pub fn launch(
         &self,
         hosted: &ServedModel,
@@ -92,7 +93,8 @@ impl EmbeddedServer {
         hosted.engine.launch_with(watched.collect())
     }
 
-    /// Runs `work` with the first model of texts, after those who wait for it already; `None` if there is none.
+    /// Runs `work` with the first model of texts, after those who wait for it already; `None` if there is
+    /// none.
     pub fn with_texts<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
         self.app.embedding_models.with_first(work)
     }

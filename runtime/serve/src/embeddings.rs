@@ -78,7 +78,7 @@ impl EmbeddingModels {
     }
 }
 
-/// What is embedded: strings, or texts as token ids.
+/// The texts to embed: strings, or texts as token ids.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum EmbeddingInput {
@@ -94,7 +94,7 @@ enum OneOrManyIds {
 }
 
 impl EmbeddingInput {
-    /// How many texts there are, and their bytes or ids.
+    /// The number of texts, and of their bytes or ids.
     fn size(&self) -> (usize, usize) {
         match self {
             EmbeddingInput::Texts(OneOrMany::One(text)) => (1, text.len()),
@@ -115,7 +115,8 @@ pub struct MeteredAnswer {
     pub tokens: Option<u64>,
 }
 
-/// Bytes of a text beside its tokens and its vector: the lists that they stand in, and the frame of its entry in the answer.
+/// Bytes of a text besides its tokens and its vector: its entries in lists, and the frame of its entry in the
+/// answer.
 const EACH: usize = 160;
 /// Bytes of a number of a vector: as it is, and as text that grows.
 const NUMBER: usize = 4 + 2 * 14;
@@ -177,7 +178,7 @@ struct EmbeddingsResponse<'a> {
     usage: Value,
 }
 
-/// Vectors that are written one after the other.
+/// Vectors that are written in order.
 struct EmbeddingRows<'a> {
     vectors: &'a EmbeddingVectors,
     base64: bool,

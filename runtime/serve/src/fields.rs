@@ -27,12 +27,12 @@ impl RequestFields {
         }
     }
 
-    /// Whether a field is there that is not `null`.
+    /// True if a field is there that is not `null`.
     pub fn has_value(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// A field; `null` counts as none. `expected` is what an error says.
+    /// A field; `null` counts as none. `expected` is the text of an error.
     pub fn take_field<T: DeserializeOwned>(
         &mut self,
         name: &str,
@@ -64,7 +64,7 @@ impl RequestFields {
         }
     }
 
-    /// What is left over asks for nothing, or is an error. `known` are fields of which that can be said.
+    /// Checks that the remaining fields ask for nothing. `known` are fields of which that can be said.
     pub fn finish(self, known: &[&[KnownField]]) -> Result<(), ApiError> {
         self.0.iter().try_for_each(|(name, value)| known_fields::check(name, value, known))
     }

@@ -1,4 +1,5 @@
-//! From a request that was read to its answer: the texts are launched, and what they say is collected or streamed.
+//! The way from a request that was read to its answer: sequences are launched, and their texts are collected
+//! or streamed.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,13 +28,13 @@ use crate::traces::RequestSpan;
 
 /// Events of one text that may wait for a slow reader; one who is slower loses the text.
 const EVENTS: usize = 4096;
-/// A comment is sent when there was nothing else for so long, so that a reader who has gone is noticed.
+/// A comment is sent after this time without anything else, so that a reader who has left is noticed.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// Headers of warnings of an answer.
 const MOST_WARNINGS: usize = 16;
 
-/// What a request leads to.
+/// The result of reading a request.
 pub struct PreparedRequest {
     /// `choices` of each prompt, those of one prompt after the other.
     pub requests: Vec<EngineRequest>,
@@ -41,7 +42,7 @@ pub struct PreparedRequest {
     pub stream: bool,
     pub include_usage: bool,
     pub shape: Box<dyn ResponseShape>,
-    /// What of the request is left out.
+    /// Parts of the request that are left out.
     pub warnings: Vec<String>,
 }
 
@@ -64,7 +65,7 @@ pub struct RunningTexts {
 }
 
 impl RunningTexts {
-    /// `choices` texts of each prompt, one after the other.
+    /// `choices` texts of each prompt, prompt by prompt.
     pub fn launch(
         hosted: &ServedModel,
         requests: Vec<EngineRequest>,
@@ -120,7 +121,7 @@ impl RunningTexts {
     }
 }
 
-/// Who sends a request, by its API key.
+/// The sender of a request, by its API key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientId(pub u64);
 
@@ -153,7 +154,8 @@ pub async fn answer(
     with_warning_headers(answer, &warnings, &server)
 }
 
-/// An answer that says what of its request was left out, in the header `x-mlcc-warning`; the log has each kind once.
+/// An answer that says what of its request was left out, in the header `x-mlcc-warning`; the log has each
+/// kind once.
 pub fn with_warning_headers(mut answer: Response, warnings: &[String], server: &ServerState) -> Response {
     for warning in warnings.iter().take(MOST_WARNINGS) {
         server.warn_once(warning);
@@ -164,7 +166,7 @@ pub fn with_warning_headers(mut answer: Response, warnings: &[String], server: &
     answer
 }
 
-/// What all pieces of an answer say.
+/// The fields of all pieces of an answer.
 struct ResponseHead {
     hosted: Arc<ServedModel>,
     id: String,
@@ -232,7 +234,7 @@ async fn collect_response(
 struct AnswerSize {
     /// Texts, tokens and choices.
     bytes: usize,
-    /// How many chances of tokens each choice tells.
+    /// The number of token probabilities that each choice returns.
     likely: Vec<usize>,
     all_likely: usize,
     most_likely: usize,
@@ -277,7 +279,8 @@ impl AnswerSize {
     }
 }
 
-/// An answer, in the order of its fields. Each choice is made where it is written, so that there is one at a time.
+/// An answer, in the order of its fields. Each choice is made where it is written, so that there is one at a
+/// time.
 #[derive(serde::Serialize)]
 struct WholeResponse<'a> {
     id: &'a str,
@@ -331,7 +334,7 @@ struct ResponseStream {
     include_usage: bool,
     running: RunningTexts,
     ends: Vec<Option<RequestSummary>>,
-    /// What is still to be sent before the next event is looked at.
+    /// Pieces to send before the next event is looked at.
     queue: VecDeque<String>,
     is_done: bool,
 }
@@ -469,7 +472,7 @@ fn usage(ends: &[&RequestSummary], per_prompt: usize) -> Value {
     })
 }
 
-/// Of the first text, as llama.cpp's server says it.
+/// Times of the first text, in the form of llama.cpp's server.
 fn timings(ends: &[&RequestSummary]) -> Value {
     let Some(end) = ends.first() else { return Value::Null };
     let ms = |time: Duration| time.as_secs_f64() * 1e3;

@@ -1,4 +1,4 @@
-//! What the server says of a model.
+//! Information of the server about a model.
 
 use mlcc_engine::SamplingParams;
 use serde_json::{Value, json};

@@ -1,8 +1,9 @@
 //! Fields that clients of other servers send: one rule, and the names as data.
 //!
-//! A field that asks for nothing at its value is ignored. One that asks for something that is not here is an error that names it and
-//! says what to do. What is here under another name is read where its twin is, and not in these tables. Other names are unknown: a
-//! field that is spelled wrong is an error, unless it is `null` or empty.
+//! A field that asks for nothing at its value is ignored. One that asks for something that is not here is an
+//! error that names it and says what to do. A field that is here under another name is read with that one,
+//! and not in these tables. Other names are unknown: a field that is spelled wrong is an error, unless it is
+//! `null` or empty.
 
 use serde_json::{Value, json};
 
@@ -44,8 +45,8 @@ const fn ignored(name: &'static str) -> KnownField {
     field(name, Any, "")
 }
 
-/// The samplers in their order here, and behind it again those that llama.cpp's server puts before the temperature: its usual list,
-/// which many of its clients send, is a part of it as well.
+/// The samplers in their order here, and behind it again those that llama.cpp's server puts before the
+/// temperature: its usual list, which many of its clients send, is a part of it as well.
 const SAMPLERS: &[&str] = &[
     "penalties",
     "dry",
@@ -146,7 +147,7 @@ pub const TEXTS: &[KnownField] = &[
     field("n_indent", Number(0.0), "lines of a least indentation"),
     field("t_max_predict_ms", AtMost(0.0), "a limit of time; `max_tokens` limits a text"),
     field("t_max_prompt_ms", AtMost(0.0), "a limit of time; `max_tokens` limits a text"),
-    // What is told of tokens.
+    // Fields of log probabilities.
     field("return_tokens", Bool(false), "the ids of tokens; /tokenize has those of a text"),
     field("return_token_ids", Bool(false), "the ids of tokens; /tokenize has those of a text"),
     field("return_tokens_as_token_ids", Bool(false), "the ids of tokens; /tokenize has those of a text"),
@@ -187,7 +188,7 @@ pub const TEXTS: &[KnownField] = &[
     field("plugins", Empty, "plug-ins of a provider"),
 ];
 
-/// Fields of chats beside those of all texts.
+/// Fields of chats in addition to those of all texts.
 pub const CHATS: &[KnownField] = &[
     field("modalities", Among(&["text"]), "answers other than text"),
     field("audio", Empty, "spoken answers"),
@@ -225,7 +226,7 @@ pub const CHATS: &[KnownField] = &[
     ignored("tool_stream"),
 ];
 
-/// Fields of completions beside those of all texts.
+/// Fields of completions in addition to those of all texts.
 pub const COMPLETIONS: &[KnownField] = &[
     field(
         "suffix",
@@ -235,7 +236,7 @@ pub const COMPLETIONS: &[KnownField] = &[
     field("reasoning_effort", Any, ""),
 ];
 
-/// Fields of the Responses API beside those of all texts.
+/// Fields of the Responses API in addition to those of all texts.
 pub const RESPONSES: &[KnownField] = &[
     field(
         "include",
@@ -264,7 +265,7 @@ pub const RESPONSES: &[KnownField] = &[
     field("prompt", Empty, "a prompt that a provider keeps; send it as `instructions`"),
 ];
 
-/// Fields of Anthropic's API beside those of all texts.
+/// Fields of Anthropic's API in addition to those of all texts.
 pub const MESSAGES: &[KnownField] = &[
     ignored("context_management"),
     ignored("cache_control"),
@@ -289,7 +290,7 @@ pub const VECTORS: &[KnownField] = &[ignored("user")];
 pub const ADAPTERS: &[KnownField] = &[ignored("lora_int_id")];
 
 impl KnownField {
-    /// Whether the field can be left out.
+    /// True if the field can be left out.
     fn is_neutral(&self, value: &Value) -> bool {
         let number = value.as_f64();
         match self.neutral {
@@ -311,7 +312,7 @@ impl KnownField {
         }
     }
 
-    /// For the description of the API.
+    /// The description for the API.
     pub fn description(&self) -> Value {
         match self.neutral {
             Any => json!({"description": "Ignored."}),
@@ -333,7 +334,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// What is wrong with a field that nobody has taken.
+/// The fault of a field that was not read.
 pub fn check(name: &str, value: &Value, known: &[&[KnownField]]) -> Result<(), ApiError> {
     let Some(field) = known.iter().copied().flatten().find(|field| field.name == name) else {
         return match is_empty(value) {

@@ -1,7 +1,8 @@
 //! An HTTP server in the form of the OpenAI API, over compiled models.
 //!
-//! Each model has an engine, whose thread does the work ([`mlcc_engine::serving`]); one thread with an async runtime reads requests and sends answers.
-//! Prompts are rendered and tokenized on threads of their own, so that nobody's stream waits for a long one.
+//! Each model has an engine, whose thread does the work ([`mlcc_engine::serving`]); one thread with an async
+//! runtime reads requests and sends answers. Prompts are rendered and tokenized on threads of their own, so
+//! that no stream waits for a long one.
 
 mod adapters;
 mod allowed_hosts;

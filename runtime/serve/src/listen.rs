@@ -14,8 +14,8 @@ use tokio::sync::watch;
 /// After an error that another connection might have too, for example too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers requests until `stop` is dropped, then waits for the answers that have begun. A connection whose next request has no
-/// whole head after `patience` is closed, be it half a head or none.
+/// Answers requests until `stop` is dropped, then waits for the answers that have started. A connection whose
+/// next request has no whole head after `patience` is closed, be it half a head or none.
 pub async fn listen(listener: TcpListener, router: Router, patience: Duration, stop: watch::Receiver<()>) {
     // Each connection has a receiver.
     let (ended, open) = watch::channel(());
@@ -39,7 +39,7 @@ pub async fn listen(listener: TcpListener, router: Router, patience: Duration, s
     ended.closed().await;
 }
 
-/// Whether only the connection that was to be taken has it.
+/// True if the error is of the connection that was to be accepted, and not of the listener.
 fn is_of_connection(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -1,4 +1,4 @@
-//! Does it fit? What a server of so many sequences needs, and what there is.
+//! The memory that a server of some sequences needs, and the memory that there is.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use mlcc_runtime::{Model, ModelPlan, ModelRequirements};
 use crate::request_memory::USUAL_REQUESTS;
 use crate::serve::ServeOptions;
 
-/// With what the ranks on this machine have: its memory is theirs.
+/// The requirements with those of all ranks on this machine: its memory is theirs.
 fn outline_on_this_machine(model: &Model) -> ModelRequirements {
     of_ranks(&model.requirements(), model.ranks_here())
 }
@@ -16,7 +16,7 @@ fn of_ranks(model: &ModelRequirements, ranks: u64) -> ModelRequirements {
     ModelRequirements { plan: model.plan.for_ranks(ranks), ..model.clone() }
 }
 
-/// States beside those of the sequences, if there are fewer sequences.
+/// Most states in addition to those of the sequences, if there are fewer sequences.
 const MOST_KEPT: usize = 64;
 
 /// Bytes that a model needs.
@@ -30,7 +30,8 @@ pub struct MemoryNeed {
     pub sequences: u64,
     /// The caches of all sequences together, if they may have fewer pages than full contexts.
     pub caches: Option<u64>,
-    /// A state that is kept beside those of the sequences, without its rows of caches: these are among those of the sequences.
+    /// A state that is kept in addition to those of the sequences, without its rows of caches: these are
+    /// among those of the sequences.
     pub snapshot: u64,
     pub snapshots: u64,
     /// The copy of a state on its way to a file.
@@ -38,7 +39,8 @@ pub struct MemoryNeed {
 }
 
 impl MemoryNeed {
-    /// Of `sequences` texts at a time; of a model of texts, which takes them in turns, whatever their number. With all ranks of this machine.
+    /// Memory for `sequences` sequences at a time; for a model of texts, which takes them in turns, whatever
+    /// their number. With all ranks of this machine.
     pub fn to_serve(model: &Model, sequences: usize) -> MemoryNeed {
         MemoryNeed::on_ranks(&outline_on_this_machine(model), model.plan(), sequences)
     }
@@ -73,7 +75,8 @@ impl MemoryNeed {
         }
     }
 
-    /// Of a model that drafts for so many texts: what cannot roll back has a copy for each.
+    /// Memory of a model that drafts for `sequences` sequences: one that cannot roll back has a copy of its
+    /// state for each.
     pub fn to_draft(model: &Model, sequences: usize) -> MemoryNeed {
         let table = model.table();
         let goes_back = table.recurrent_state().is_none() && table.sliding_window().is_none();
@@ -90,10 +93,10 @@ impl MemoryNeed {
         MemoryNeed { write_buffer: if files { whole() } else { 0 }, ..self }
     }
 
-    /// Of a model of texts, which has no sequences.
+    /// Memory of a model of texts, which has no sequences.
     fn for_embeddings(model: &ModelRequirements) -> MemoryNeed {
         let plan = &model.plan;
-        // Tokens, which of them are wanted, and the vectors.
+        // Tokens, the numbers of the requested outputs, and the vectors.
         let rows = plan.chunk.max(1).saturating_mul(8);
         let made = plan.text_width.saturating_mul(plan.batch).saturating_mul(4);
         let scratch = plan.scratch_bytes().saturating_add(rows).saturating_add(made);
@@ -108,7 +111,7 @@ impl MemoryNeed {
             .fold(self.weights, u64::saturating_add)
     }
 
-    /// What is added, without the sum.
+    /// The terms, without the sum.
     fn parts(&self) -> String {
         let (weights, scratch, sequence) = (mib(self.weights), mib(self.scratch), mib(self.sequence));
         let mut text = format!("{weights} of weights + {scratch} of scratch");
@@ -128,13 +131,13 @@ impl MemoryNeed {
     }
 }
 
-/// A state beside those of the sequences, with its results and the logits behind it.
+/// An additional state, with its results and the logits behind it.
 fn snapshot(plan: &ModelPlan) -> u64 {
     plan.state_bytes.saturating_mul(plan.ranks).saturating_add(plan.vocab.saturating_mul(8))
 }
 
-/// How many states are kept beside those of so many sequences: as many again, and up to [`MOST_KEPT`] as long as all of them take no
-/// more than an eighth of what the weights take.
+/// The number of states that are kept in addition to those of the sequences: as many again, and up to
+/// [`MOST_KEPT`] as long as all of them take no more than an eighth of the weights' memory.
 pub fn prefix_cache_states(model: &Model, sequences: usize) -> usize {
     prefix_cache_size(model.plan(), sequences)
 }
@@ -144,17 +147,17 @@ fn prefix_cache_size(plan: &ModelPlan, sequences: usize) -> usize {
     usize::try_from(fit).unwrap_or(MOST_KEPT).min(MOST_KEPT).max(sequences)
 }
 
-/// Those that are no part of the file are in memory already.
+/// Bytes of the weights in the artifact's file; others are in memory already.
 fn weights(model: &ModelRequirements) -> u64 {
     if model.has_weights { all_weights(&model.plan) } else { 0 }
 }
 
-/// Of all of these ranks, and of slots for adapters.
+/// Bytes of the weights of all of these ranks, and of slots for adapters.
 fn all_weights(plan: &ModelPlan) -> u64 {
     plan.weights_bytes.saturating_mul(plan.ranks).saturating_add(plan.adapter_bytes)
 }
 
-/// Of the program itself: code, tokenizer, the allocator. 15 to 54 MiB were seen (docs/serve.md).
+/// Memory of the program itself: code, tokenizer, the allocator. 15 to 54 MiB were seen (docs/serve.md).
 const PROGRAM: u64 = 128 << 20;
 /// Requests and kept answers of a server without flags for them.
 const BESIDE: u64 = USUAL_REQUESTS + crate::responses::MOST_BYTES as u64;
@@ -162,7 +165,8 @@ const BESIDE: u64 = USUAL_REQUESTS + crate::responses::MOST_BYTES as u64;
 /// Memory of a container in which one model is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerMemory {
-    /// In pages of the artifact's file, which can be given back, or made when the model was loaded; they count in the limit of a container.
+    /// Bytes of weights: in pages of the artifact's file, which can be given back, or made when the model was
+    /// loaded; they count in the limit of a container.
     pub weights: u64,
     /// The bytes that the server adds up at its start: weights, scratch memory, states, results and requests.
     pub need: u64,
@@ -174,8 +178,9 @@ pub struct ContainerMemory {
     pub limit: u64,
 }
 
-/// What a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`: the sum that is looked at when a server starts, and
-/// some room. `each_rank`: one of as many containers as the model has ranks.
+/// The memory that a container needs for `mlcc serve --sequences SEQUENCES`, with `files` for `--cache-dir`:
+/// the sum that is checked when a server starts, and some room. `each_rank`: one of as many containers as the
+/// model has ranks.
 pub fn container_memory(
     model: &ModelRequirements,
     sequences: usize,
@@ -185,7 +190,7 @@ pub fn container_memory(
     let here = of_ranks(model, if each_rank { 1 } else { model.plan.ranks });
     let need = MemoryNeed::on_ranks(&here, &model.plan, sequences).with_files(&model.plan, files);
     let weights = all_weights(&here.plan);
-    // Those that a server finds in memory already are in its container, too.
+    // Weights that a server finds in memory already are in its container, too.
     let all = need.total().saturating_add(weights.saturating_sub(need.weights));
     // Ranks on GPUs are processes.
     let programs = if model.target == "cuda" { here.plan.ranks } else { 1 };
@@ -201,7 +206,7 @@ impl std::fmt::Display for MemoryNeed {
     }
 }
 
-/// What a model needs together with the one that drafts for it.
+/// The needs of a model together with the one that drafts for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WithDraft {
     pub model: MemoryNeed,
@@ -242,15 +247,16 @@ pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
-/// Where a limit comes from.
+/// A limit and its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     pub bytes: u64,
     pub origin: String,
 }
 
-/// The tightest limit that is known: what was given, what the machine has free, what the control group leaves; less what models
-/// can need that are there already, which is `committed`. `None` where nothing is known.
+/// The tightest limit that is known: what was given, what the machine has free, what the control group
+/// leaves; less what models can need that are there already, which is `committed`. `None` where nothing is
+/// known.
 pub fn limit_beside(given: Option<u64>, committed: u64) -> Option<MemoryLimit> {
     let given =
         given.map(|bytes| MemoryLimit { bytes: bytes.saturating_sub(committed), origin: "--memory".into() });
@@ -270,7 +276,8 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb << 10)
 }
 
-/// Of the control group of this process and those around it (version 2, or the one of memory of version 1).
+/// The limits of the control group of this process and those around it (version 2, or the one of memory of
+/// version 1).
 fn group_rooms() -> Vec<MemoryLimit> {
     let Ok(groups) = std::fs::read_to_string("/proc/self/cgroup") else { return Vec::new() };
     let mut rooms = Vec::new();
@@ -295,7 +302,7 @@ fn group_rooms() -> Vec<MemoryLimit> {
     rooms
 }
 
-/// Pages of files that nobody uses now are counted as used, but make room.
+/// Pages of files that are not in use are counted as used, but make room.
 fn cgroup_limit(folder: &Path, limit: &str, used: &str) -> Option<MemoryLimit> {
     let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = number(limit)?;

@@ -79,7 +79,7 @@ fn usage(finished: &RequestSummary) -> Value {
     })
 }
 
-/// What ended an answer, and the stop sequence if it was one of the request's.
+/// The reason for the end of an answer, and the stop sequence if it was one of the request's.
 fn ending(finished: &RequestSummary, calls: usize, stops: &[String]) -> (&'static str, Value) {
     let stop = match finished.reason {
         FinishReason::Stop(index) => stops.get(index),

@@ -44,7 +44,8 @@ pub fn message((index, mut value): (usize, Value), as_text: bool) -> Result<Chat
 /// Fields of a part of text that say nothing to a template.
 const USUAL: [&str; 6] = ["type", "text", "annotations", "logprobs", "cache_control", "citations"];
 
-/// The parts of a content of texts, as the chat API has them, where one has a field of its own: a template may read it.
+/// The parts of a content of texts, as the chat API has them, where one has a field of its own: a template
+/// may read it.
 pub fn parts(content: &Value) -> Option<Value> {
     let mut parts = content.as_array()?.clone();
     let fields = |part: &Value| part.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! What `/metrics` tells, in the text form of Prometheus.
+//! The numbers of `/metrics`, in the text form of Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -20,13 +20,13 @@ pub struct RequestLabels {
     pub status: u16,
 }
 
-/// Whose numbers they are.
+/// The label of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfModel {
     model: String,
 }
 
-/// Whose adapter it is.
+/// The label of an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfAdapter {
     model: String,
@@ -39,7 +39,7 @@ struct OfModelName {
     model_name: String,
 }
 
-/// What `vllm:cache_config_info` says of the memory of caches.
+/// The labels of `vllm:cache_config_info` about the memory of caches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CacheConfig {
     model_name: String,
@@ -47,14 +47,14 @@ struct CacheConfig {
     num_gpu_blocks: u64,
 }
 
-/// How many numbers an engine counts.
+/// The number of counters of an engine.
 const COUNTED: usize = 11;
 
-/// Models that are gone and still have numbers of their own.
+/// Most unloaded models that still have numbers of their own.
 const MOST_PAST: usize = 256;
 
-/// The counts of engines that are gone, by the names of their models. Clients may give models as many names as they like, so that those that
-/// went first are forgotten.
+/// The counts of engines that have ended, by the names of their models. Clients may give models as many names
+/// as they like, so the oldest ones are forgotten.
 #[derive(Debug, Clone, Default)]
 struct RetiredCounts {
     counts: BTreeMap<String, [u64; COUNTED]>,
@@ -62,9 +62,9 @@ struct RetiredCounts {
     order: VecDeque<String>,
 }
 
-/// A number that the engines count, and where it stands.
+/// A counter of the engines, and its source.
 type OfEngine = (Family<OfModel, Counter<u64, AtomicU64>>, fn(&EngineStats) -> u64);
-/// The same of one that goes up and down.
+/// A gauge of the engines, and its source.
 type EngineGauge = (Family<OfModel, Gauge<i64, AtomicI64>>, fn(&EngineStats) -> usize);
 type RatioGauge = Gauge<f64, AtomicU64>;
 
@@ -73,18 +73,19 @@ pub struct ServerMetrics {
     answered: Family<RequestLabels, Counter>,
     first_token: Family<OfModel, Histogram>,
     token_gap: Family<OfModel, Histogram>,
-    /// Texts with adapters, the tokens of their prompts and those that were chosen. Engines count these with all others.
+    /// Texts with adapters, the tokens of their prompts and those that were chosen. Engines count these with
+    /// all others.
     adapter_counters: [Family<OfAdapter, Counter>; 3],
     /// Counted by the engines, added when they are asked for.
     engine_counters: [OfEngine; COUNTED],
-    /// What engines have counted that are gone, by the names of their models.
+    /// The counts of engines that have ended, by the names of their models.
     retired: Mutex<RetiredCounts>,
     engine_gauges: [EngineGauge; 2],
     picker: PickerMetrics,
 }
 
-/// What endpoint pickers of clusters read (llm-d; the model server protocol of the Gateway API's inference extension), by the names that
-/// vLLM gave it.
+/// Numbers that endpoint pickers of clusters read (llm-d; the model server protocol of the Gateway API's
+/// inference extension), by the names that vLLM gave them.
 struct PickerMetrics {
     registry: Registry,
     waiting: Family<OfModelName, Gauge>,
@@ -213,7 +214,8 @@ impl ServerMetrics {
         self.answered.get_or_create(&RequestLabels { path: path.to_owned(), status }).inc();
     }
 
-    /// For the events of one text of a model, which is launched now; of an adapter with the model that it belongs to.
+    /// The observer for one sequence of a model, which is launched now; for an adapter with the model that it
+    /// belongs to.
     pub fn observe_latency(&self, model: &str, parent: Option<&str>) -> LatencyObserver {
         let label = OfModel { model: model.to_owned() };
         let (first, gap) =
@@ -231,7 +233,8 @@ impl ServerMetrics {
         }
     }
 
-    /// Takes the numbers of an adapter away that clients cannot ask for any more. Clients may give adapters as many names as they like.
+    /// Takes the numbers of an adapter away that clients cannot ask for any more. Clients may give adapters
+    /// as many names as they like.
     pub fn forget_adapter(&self, model: &str, adapter: &str) {
         let times = OfModel { model: adapter.to_owned() };
         for family in [&self.first_token, &self.token_gap] {
@@ -267,7 +270,8 @@ impl ServerMetrics {
         }
     }
 
-    /// `stats` are those of the engines that there are, with the names of their models, in the order in which these came.
+    /// `stats` are those of the engines that there are, with the names of their models, in the order in which
+    /// these came.
     pub fn render(&self, stats: &[(String, EngineStats)]) -> Result<String, std::fmt::Error> {
         let past = self.retired.lock().unwrap_or_else(PoisonError::into_inner).counts.clone();
         let mut alive: BTreeMap<&str, Vec<&EngineStats>> = BTreeMap::new();
@@ -284,7 +288,7 @@ impl ServerMetrics {
                 counter.get_or_create(&label).inner().store(value, Ordering::Relaxed);
             }
         }
-        // A model that is gone has no state, unlike counters.
+        // A model that was unloaded has no gauges, unlike counters.
         self.engine_gauges.iter().for_each(|(gauge, _)| gauge.clear());
         self.picker.clear();
         for (name, stats) in &alive {
@@ -367,7 +371,7 @@ mod tests {
             "vllm:num_requests_running{model_name=\"books\"} 2\n",
             "vllm:kv_cache_usage_perc{model_name=\"books\"} 0.25\n",
             "vllm:cache_config_info{model_name=\"books\",block_size=\"64\",num_gpu_blocks=\"512\"} 1\n",
-            // That of deploy/k8s/base/autoscaler.yaml.
+            // The name in deploy/k8s/base/autoscaler.yaml.
             "mlcc_texts_waiting{model=\"books\"} 3\n",
         ] {
             assert!(text.contains(line), "{line}{text}");

@@ -1,4 +1,4 @@
-//! Where models come from: what starts one, and a place to load others from.
+//! Sources of models: the setup that starts one, and a library to load others from.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use crate::adapters::ReadAdapter;
 use crate::memory::{MemoryNeed, WithDraft, limit_beside, mib, prefix_cache_states};
 use crate::serve::{ServeError, ServeOptions};
 
-/// Most sequences where nobody says how many.
+/// Most sequences by default.
 const USUAL_SEQUENCES: usize = 16;
-/// The same of a model that decodes one sequence at a time.
+/// Most sequences, by default, of a model that decodes one sequence at a time.
 const USUAL_TURNS: usize = 4;
 
-/// What belongs to a model.
+/// The parts of a model.
 pub struct ModelSetup {
-    /// What runs it: a CPU variant or a device.
+    /// The executor: a CPU variant or a device.
     pub executor: String,
     pub tokenizer: Tokenizer,
-    /// How messages become a prompt, if the model has that.
+    /// The format that makes a prompt of messages, if the model has one.
     pub format: Option<ChatFormat>,
-    /// Where a request says nothing else.
+    /// The defaults of a request.
     pub sampling: SamplingParams,
     /// Tokens that end a text.
     pub eos: Vec<TokenId>,
-    /// Who drafts its texts.
+    /// The drafter of its texts.
     pub drafter: Option<MakeDrafter>,
     /// The model that does so, if it is one: it needs memory too.
     pub draft: Option<Model>,
@@ -87,7 +87,7 @@ impl ReadyModel {
     }
 }
 
-/// How many texts run together, after the memory was looked at, and what they need.
+/// The number of sequences that run together, after the memory was checked, and the memory that they need.
 fn sequences(
     model: &Model,
     draft: Option<&Model>,
@@ -128,7 +128,7 @@ fn describe_limit(origin: &str, committed: u64) -> String {
     }
 }
 
-/// What a model of texts needs, if there is memory for it beside models that can need `committed` bytes.
+/// The memory of a model of texts, if there is enough for it beside models that can need `committed` bytes.
 pub fn embedding_memory(
     name: &str,
     model: &EmbeddingModel,
@@ -147,7 +147,7 @@ pub fn embedding_memory(
     }
 }
 
-/// Why an artifact is not loaded.
+/// The reasons why an artifact is not loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
     #[error("this server has no artifact `{0}` to load")]
@@ -159,7 +159,7 @@ pub enum LoadError {
 
 /// Artifacts that can be loaded while the server runs, by their names.
 pub trait ModelLibrary: Send + Sync {
-    /// In order.
+    /// The names in order.
     fn names(&self) -> Vec<String>;
     /// Loads one beside models that can need `committed` bytes.
     fn load(&self, name: &str, committed: u64) -> Result<ReadyModel, LoadError>;

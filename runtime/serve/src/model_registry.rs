@@ -1,6 +1,8 @@
-//! The models of a server, by their names: which one a request means, and how they come and go while texts run.
+//! The models of a server, by their names: which one a request means, and how they come and go while texts
+//! run.
 //!
-//! A text holds on to its model. A model that was unloaded or replaced gets no new texts, and is given up after its last one has ended.
+//! A text holds on to its model. A model that was unloaded or replaced gets no new texts, and is given up
+//! after its last one has ended.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -13,7 +15,7 @@ use crate::fields::RequestFields;
 use crate::model_library::{LoadError, ModelLibrary, ReadyModel};
 use crate::served_model::{LoadedModel, ServedModel};
 
-/// How often it is looked whether somebody still needs a model that is to go.
+/// The interval of checks whether a model that is to be unloaded is still in use.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Most models that are loaded at a time.
@@ -22,7 +24,7 @@ const MOST_MODELS: usize = 64;
 const LONGEST_NAME: usize = 256;
 
 pub struct ModelRegistry {
-    /// In the order in which they came; the first is that of requests without a name.
+    /// The loaded models in the order in which they came; the first is that of requests without a name.
     pub(crate) loaded: RwLock<Vec<Arc<ServedModel>>>,
     /// All that were ever there, as long as they have texts.
     all_with_texts: Mutex<Vec<Weak<LoadedModel>>>,
@@ -60,14 +62,14 @@ impl ModelRegistry {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those that are loaded, and those that are not but have texts.
+    /// The models that are loaded, and those that are not but have sequences.
     pub fn all_alive(&self) -> Vec<Arc<LoadedModel>> {
         let mut ever = self.all_with_texts.lock().unwrap_or_else(PoisonError::into_inner);
         ever.retain(|model| model.strong_count() > 0);
         ever.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Whether there are models, and none of them works any more.
+    /// True if there are models, and none of them works any more.
     pub fn all_lost(&self) -> bool {
         let loaded = self.loaded();
         !loaded.is_empty() && loaded.iter().all(|hosted| !hosted.engine.is_running())
@@ -117,7 +119,8 @@ impl ModelRegistry {
         known.ok_or_else(|| ApiError::unknown_model(name, &names(&self.loaded())))
     }
 
-    /// Loads a model, or loads it anew in the place of the one that has its name. If that fails, the old one stays.
+    /// Loads a model, or loads it anew in the place of the one that has its name. If that fails, the old one
+    /// stays.
     pub fn load(&self, mut fields: RequestFields) -> Result<Value, ApiError> {
         let name: String = fields.take_required("model", "the name of a model")?;
         let artifact: Option<String> = fields.take_field("artifact", "the name of an artifact")?;
@@ -142,7 +145,7 @@ impl ModelRegistry {
         self.all_with_texts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&model));
         let loaded = entry(&name, model.loaded, "loaded", None);
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        // The new one stands where the old one did, with its adapters behind it.
+        // The new one takes the place of the old one, with its adapters behind it.
         let at = list.iter().position(|old| old.base == name).unwrap_or(list.len());
         let count = list[at..].iter().take_while(|old| old.base == name).count();
         let old: Vec<_> = list.splice(at..at + count, ServedModel::from_loaded(model)).collect();
@@ -152,8 +155,8 @@ impl ModelRegistry {
         Ok(loaded)
     }
 
-    /// Each model has threads and a tokenizer, which the sum of memory does not count, and those that were replaced have them until their last
-    /// text has ended.
+    /// Each model has threads and a tokenizer, which the sum of memory does not count, and those that were
+    /// replaced have them until their last text has ended.
     fn check_limit(&self, name: &str) -> Result<(), ApiError> {
         let alive = self.all_alive();
         let known = alive.iter().any(|model| model.base == name);
@@ -184,7 +187,8 @@ impl ModelRegistry {
         }
     }
 
-    /// Adapters that are gone have no numbers in `/metrics`: unlike models, they may come by ever new names.
+    /// Adapters that were unloaded have no numbers in `/metrics`: unlike models, they may come by ever new
+    /// names.
     pub(crate) fn forget_numbers(&self, old: &[Arc<ServedModel>]) {
         let loaded = self.loaded();
         let gone = old.iter().filter(|old| loaded.iter().all(|hosted| hosted.name != old.name));
@@ -210,7 +214,7 @@ impl ModelRegistry {
     }
 }
 
-/// Names of models stand in lists, metrics and logs.
+/// Names of models are in lists, metrics and logs.
 pub fn check_name(param: &str, name: &str) -> Result<(), ApiError> {
     if (1..=LONGEST_NAME).contains(&name.len()) && !name.contains(char::is_control) {
         return Ok(());
@@ -237,7 +241,8 @@ pub fn entry(name: &str, created: u64, status: &str, parent: Option<&str>) -> Va
     entry
 }
 
-/// Waits for the last text of a model that has no name any more, on a thread of its own: giving back a model may take long.
+/// Waits for the last text of a model that has no name any more, on a thread of its own: giving back a model
+/// may take long.
 fn wait_and_drop(model: Arc<LoadedModel>) {
     let wait = move || {
         while Arc::strong_count(&model) > 1 {

@@ -1,4 +1,5 @@
-//! The page at `/`: files of `page/`, which are part of the program. They need no build step and ask nobody but this server.
+//! The page at `/`: files of `page/`, which are part of the program. They need no build step and send
+//! requests only to this server.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -42,7 +43,7 @@ pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new().route("/", get(index)).route("/page/{file}", get(file))
 }
 
-/// Whether a path, as routes match it, is one of the page's.
+/// True if a path, as routes match it, is one of the page's.
 pub fn is_route(path: &str) -> bool {
     path == "/" || path == "/page/{file}"
 }

@@ -1,7 +1,8 @@
-//! What a request says of the model's reasoning: how much, whether it is told, and where.
+//! The request's fields about the model's reasoning: how much, whether it is returned, and where.
 //!
-//! Templates read `reasoning_effort`, and `enable_thinking` or `thinking`; as in vLLM an effort other than `none` turns thinking on.
-//! What the request gives the template by itself (`chat_template_kwargs`) stays.
+//! Templates read `reasoning_effort`, and `enable_thinking` or `thinking`; as in vLLM an effort other than
+//! `none` turns thinking on. Values that the request gives the template by itself (`chat_template_kwargs`)
+//! stay.
 
 use mlcc_engine::chat::TemplateValue;
 use serde_json::Value;
@@ -9,12 +10,12 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::fields::RequestFields;
 
-/// From none to all that the model can.
+/// Efforts, from none to all that the model can.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-/// What templates call it whether the model reasons.
+/// Names of the templates' switches of the model's reasoning.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// How the reasoning of an answer is asked for.
+/// The request's wish for the reasoning of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReasoningRequest {
     effort: Option<String>,
@@ -40,7 +41,7 @@ impl ReasoningRequest {
             thinks = Some(switched(&thinking)?);
         }
         let mut told = fields.take_field("include_reasoning", "true or false")?.unwrap_or(true);
-        // As OpenRouter has it.
+        // The form of OpenRouter.
         if let Some(Value::Object(asked)) = fields.take_field("reasoning", "an object")? {
             for (name, value) in asked {
                 match (name.as_str(), value) {
@@ -87,7 +88,7 @@ pub fn check_effort(param: &str, effort: String) -> Result<String, ApiError> {
     }
 }
 
-/// Whether `thinking` turns it on.
+/// True if `thinking` turns it on.
 fn switched(thinking: &Value) -> Result<bool, ApiError> {
     match (thinking, thinking["type"].as_str()) {
         (Value::Bool(on), _) => Ok(*on),

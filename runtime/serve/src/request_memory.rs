@@ -1,5 +1,5 @@
-//! Memory of requests. What a request can need at most is counted before it is done, and taken from a pool of fixed size, so that all
-//! requests together need no more than the server has said at its start.
+//! Memory of requests. What a request can need at most is counted before it is done, and taken from a pool of
+//! fixed size, so that all requests together need no more than the server has said at its start.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::ApiError;
 
-/// Memory of requests where nobody says how much.
+/// Memory of requests by default.
 pub const USUAL_REQUESTS: u64 = 256 << 20;
-/// Pools count in units of so many bytes.
+/// The unit of pools in bytes.
 const UNIT: usize = 1 << 10;
-/// Freed requests of so many bytes are worth a look at what the allocator can give back.
+/// Freed requests of this many bytes are worth a look at what the allocator can give back.
 const LARGE: usize = 8 << 20;
 
 /// A number of bytes that requests take and give back.
@@ -63,7 +63,7 @@ impl BytePool {
         Some(MemoryLease { permit, freed: None })
     }
 
-    /// Takes bytes, in turn with others; `None` if the pool never has so many.
+    /// Takes bytes, in turn with others; `None` if the pool never has that many.
     pub async fn lease(&self, bytes: usize) -> Option<MemoryLease> {
         let units = units(bytes);
         if units > self.units {
@@ -113,9 +113,11 @@ impl MemoryLease {
 /// The memory of all requests of a server.
 #[derive(Debug)]
 pub struct RequestMemory {
-    /// Bodies take these as they come. A request that comes while all are taken is refused: none waits with a part of its body.
+    /// Bodies take these as they come. A request that comes while all are taken is refused: none waits with a
+    /// part of its body.
     pub bodies: BytePool,
-    /// Requests take these until their texts are launched, or their answer is there. They wait for their share, which they take at once.
+    /// Requests take these until their texts are launched, or their answer is there. They wait for their
+    /// share, which they take at once.
     pub work: BytePool,
     /// Answers that are not streamed take these as they grow, and conversations of requests that run.
     pub answers: BytePool,
@@ -123,7 +125,7 @@ pub struct RequestMemory {
 }
 
 impl RequestMemory {
-    /// Pools of so many bytes together.
+    /// Pools of `bytes` bytes together.
     pub fn new(bytes: u64) -> RequestMemory {
         let (bodies, work, answers) =
             (BytePool::new(bytes / 4), BytePool::new(bytes / 2), BytePool::new(bytes / 4));
@@ -195,7 +197,7 @@ fn too_much(what: &str, bytes: usize, pool: &BytePool) -> ApiError {
     ApiError::request("request_too_large", message)
 }
 
-/// The most bytes that the values of a JSON text can take in memory, from what stands outside of its strings.
+/// The most bytes that the values of a JSON text can take in memory, from the text outside of its strings.
 pub fn parsed_bytes(body: &[u8]) -> usize {
     // Lists and objects begin with room for four, and have twice the room that they need while they grow.
     const VALUE: usize = size_of::<Value>();

@@ -129,7 +129,7 @@ struct ItemWriter {
     parser: AnswerParser,
     ids: CallIds,
     items: Vec<Value>,
-    /// What the last item is, if it may become longer.
+    /// The kind of the last item, if it may become longer.
     open: Option<ItemKind>,
     events: VecDeque<Value>,
     sent: u64,
@@ -144,7 +144,7 @@ impl ItemWriter {
         self.events.push_back(event);
     }
 
-    /// Of the last item.
+    /// An event of the last item.
     fn item_event(&mut self, kind: &str, more: Value) {
         let index = self.items.len().saturating_sub(1);
         let id = self.items.last().map_or(Value::Null, |item| item["id"].clone());

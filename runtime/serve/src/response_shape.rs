@@ -1,4 +1,4 @@
-//! How texts become JSON: what chats and completions do each in their own way.
+//! The form of texts in JSON, which differs between chats and completions.
 
 use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::Logprobs;
@@ -10,22 +10,22 @@ use crate::generation::ResponseChoice;
 
 /// The form of an answer. Choices are numbered over all prompts.
 pub trait ResponseShape: Send + Sync {
-    /// Of the answer's id.
+    /// The prefix of the answer's id.
     fn id_prefix(&self) -> &'static str;
     fn object(&self) -> &'static str;
     fn chunk_object(&self) -> &'static str;
     /// A choice of an answer that is not streamed.
     fn choice_value(&self, tokenizer: &Tokenizer, index: usize, choice: &ResponseChoice) -> Value;
-    /// What is streamed at once.
+    /// The piece that is streamed at once.
     fn first_chunk(&mut self, index: usize) -> Option<Value>;
-    /// What is streamed when the prompt has been scored.
+    /// The piece that is streamed when the prompt has been scored.
     fn prompt_chunk(
         &mut self,
         tokenizer: &Tokenizer,
         index: usize,
         scored: &[Option<Logprobs>],
     ) -> Option<Value>;
-    /// What is streamed for a piece of text.
+    /// The piece that is streamed for a part of a text.
     fn delta_chunk(
         &mut self,
         tokenizer: &Tokenizer,
@@ -33,11 +33,11 @@ pub trait ResponseShape: Send + Sync {
         text: &str,
         token: Option<&SampledToken>,
     ) -> Option<Value>;
-    /// What ends the stream of a choice.
+    /// The pieces that end the stream of a choice.
     fn last_chunks(&mut self, index: usize, finished: &RequestSummary) -> Vec<Value>;
 }
 
-/// As the API calls what ended a text.
+/// The API's name for the end of a text.
 pub fn finish_reason(finished: &RequestSummary) -> &'static str {
     match finished.reason {
         FinishReason::Eos | FinishReason::Stop(_) | FinishReason::Grammar => "stop",

@@ -1,4 +1,5 @@
-//! `/v1/responses`: requests become chats. Answers are kept in memory for a while, so that a request can go on from one.
+//! `/v1/responses`: requests become chats. Answers are kept in memory for a while, so that a request can go
+//! on from one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,9 +55,9 @@ pub struct ResponsesRequest {
     pub prepared: ChatRequest,
     /// Without the instructions, which hold for one answer.
     pub messages: Vec<Value>,
-    /// What an answer repeats of its request.
+    /// The fields of the request that an answer repeats.
     pub repeated: Map<String, Value>,
-    /// Whether a later request may go on from the answer.
+    /// True if a later request may go on from the answer.
     pub store: bool,
     /// Memory of the conversation while it goes on.
     pub lease: MemoryLease,
@@ -134,7 +135,7 @@ pub fn prepare(
     })
 }
 
-/// The messages of a chat that an input stands for, behind those that are there.
+/// The messages of a chat for an input, behind those that are there.
 fn add_input(messages: &mut Vec<Value>, input: &Value) -> Result<(), ApiError> {
     match input {
         Value::String(text) => messages.push(json!({"role": "user", "content": text})),
@@ -272,13 +273,13 @@ struct StoredConversation {
     client: ClientId,
     id: String,
     messages: Arc<[Value]>,
-    /// As it was given.
+    /// The response as it was given.
     response: Value,
     bytes: usize,
 }
 
 impl ResponseStore {
-    /// Those of other clients are not found.
+    /// Finds a conversation of this client; those of other clients are not found.
     fn find_conversation<T>(
         &self,
         client: ClientId,

@@ -170,7 +170,7 @@ async fn read_body(request: Request, server: &ServerState) -> Result<(Vec<u8>, M
         if length > most {
             return Err(ApiError::body_too_large());
         }
-        // As long as what is known to come, else twice as long as it is.
+        // The length that is known to come, else twice the present one.
         let room = told.unwrap_or(length.max(2 * bytes.capacity())).clamp(length, most);
         if room > bytes.capacity() {
             if !lease.grow_to(room.min(2 * length + (64 << 10)), &server.memory.bodies) {
@@ -239,7 +239,7 @@ fn bearer_key(request: &Request) -> Option<&str> {
     let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| value.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key);
-    // As Anthropic's clients send it.
+    // The header of Anthropic's clients.
     bearer.or_else(|| text("x-api-key"))
 }
 
@@ -249,7 +249,8 @@ fn client_id(request: &Request) -> ClientId {
     ClientId(hasher.finish())
 }
 
-/// Whether a request has one of the keys, if there are any. Takes equally long for every wrong key of an equal length.
+/// True if a request has one of the keys, if there are any. Takes equally long for every wrong key of an
+/// equal length.
 fn has_key(request: &Request, keys: &[String]) -> bool {
     let given = bearer_key(request).unwrap_or_default();
     let same = |wanted: &String| {
@@ -259,8 +260,8 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
     keys.is_empty() || keys.iter().fold(false, |found, wanted| found | same(wanted))
 }
 
-/// Runs what may take long beside the streams, when there is memory for it, which comes back with what was done. A panic in it is an error
-/// of this request.
+/// Runs what may take long beside the streams, when there is memory for it, which comes back with what was
+/// done. A panic in it is an error of this request.
 async fn run_blocking<T: Send + 'static>(
     app: &Arc<AppState>,
     body: RequestBody,

@@ -1,4 +1,4 @@
-//! What chats and completions have in common: how tokens are chosen and when a text ends.
+//! Common fields of chats and completions: how tokens are chosen and when a text ends.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const MOST_BIASES: usize = 1024;
 const MOST_STOP_TOKENS: usize = 64;
 /// Most alternatives of a token.
 pub const MOST_LOGPROBS: usize = 20;
-/// Most tokens of a text that says nothing of its length, where no context ends it.
+/// Most tokens of a text without a length in the request, where no context ends it.
 const ENDLESS: usize = 4096;
 
 /// The part of a request that is the same for all its texts.
@@ -34,14 +34,14 @@ pub struct CommonFields {
     /// A last piece of the stream tells the usage.
     pub include_usage: bool,
     ignore_eos: bool,
-    /// Tokens that end the text beside those of the model.
+    /// Tokens that end the text in addition to those of the model.
     stop_tokens: Vec<TokenId>,
-    /// What the text may be; to be compiled.
+    /// The constraint on the text; to be compiled.
     pub constraint: Option<OutputConstraint>,
 }
 
 impl CommonFields {
-    /// Takes the fields; `usual_length` is the most tokens of a text that says nothing of them.
+    /// Takes the fields; `usual_length` is the most tokens of a text by default.
     pub fn take(
         fields: &mut RequestFields,
         hosted: &ServedModel,
@@ -111,7 +111,7 @@ fn stop_tokens(fields: &mut RequestFields, hosted: &ServedModel) -> Result<Vec<T
     }
 }
 
-/// How many of the likeliest tokens llama.cpp's clients want to see; none if they do not ask for it.
+/// The number of most probable tokens that llama.cpp's clients ask for; none if they do not.
 pub fn probabilities(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     let wanted: Option<usize> = fields.take_field("n_probs", "a whole number, 0 or more")?;
     match wanted.filter(|&count| count > 0) {
@@ -180,7 +180,7 @@ fn stops(fields: &mut RequestFields) -> Result<Vec<String>, ApiError> {
     }
 }
 
-/// As OpenAI's clients send them, or llama.cpp's.
+/// The form of OpenAI's clients, or of llama.cpp's.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum LogitBiases {

@@ -20,11 +20,11 @@ use crate::routes::router;
 use crate::served_model::LoadedModel;
 use crate::traces::TraceExporter;
 
-/// How often the end is looked for.
+/// The interval of checks for the end.
 const LOOK: Duration = Duration::from_millis(20);
-/// How often it is looked whether large requests have freed memory.
+/// The interval of checks whether large requests have freed memory.
 const TRIM: Duration = Duration::from_secs(1);
-/// For the last bytes of answers, after all texts have ended.
+/// Time for the last bytes of answers, after all texts have ended.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone)]
@@ -32,17 +32,17 @@ pub struct ServeOptions {
     pub host: IpAddr,
     /// 0: any free one.
     pub port: u16,
-    /// Texts that run together; `None`: as many as fit, up to what the model decodes in one step.
+    /// Texts that run together; `None`: as many as fit, up to the number that the model decodes in one step.
     pub sequences: Option<usize>,
-    /// Texts that may wait beside them.
+    /// Requests that may be queued.
     pub max_queue: usize,
     /// Bytes of memory that may be used; `None`: what is free.
     pub memory: Option<u64>,
-    /// Of which a request has to bring one, if there are any. Clients of different keys take turns.
+    /// API keys, of which a request has to bring one, if there are any. Clients of different keys take turns.
     pub api_keys: Vec<String>,
     /// Takes a line of JSON for each request.
     pub log: Option<fn(&str)>,
-    /// Is told, once for each model, what makes it slower than it could be.
+    /// Takes a line, once for each model, about what makes it slower than it could be.
     pub warn: Option<fn(&str)>,
     /// Bytes of a request's body.
     pub body_limit: usize,
@@ -52,22 +52,22 @@ pub struct ServeOptions {
     pub allowed_hosts: Vec<String>,
     /// Gives memory back to the system that large requests have freed. It may take a while.
     pub trim: Option<fn()>,
-    /// Where states of prompts are kept for the next server.
+    /// The place of states of prompts for the next server.
     pub prefixes: Option<DiskCacheOptions>,
     /// Below which adapters lie that clients may load and unload; without it they may do neither.
     pub lora_dir: Option<PathBuf>,
-    /// In which the head of a request has to come, and its body.
+    /// Time in which the head of a request has to come, and its body.
     pub read_timeout: Duration,
     /// After which a text is ended.
     pub timeout: Option<Duration>,
-    /// How long texts may go on when the server is told to stop.
+    /// Time for which texts may go on when the server is told to stop.
     pub drain_timeout: Duration,
-    /// Where traces of requests go.
+    /// The exporter of traces of requests.
     pub traces: TraceExporter,
 }
 
 impl Default for ServeOptions {
-    /// Those of `mlcc serve`, on any free port of this machine alone.
+    /// The defaults of `mlcc serve`, on any free port of this machine alone.
     fn default() -> Self {
         ServeOptions {
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -112,7 +112,7 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
-/// How a server ended.
+/// The way in which a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShutdownOutcome {
     /// All texts had ended.
@@ -121,8 +121,9 @@ pub enum ShutdownOutcome {
     Cut,
 }
 
-/// Serves `models` by their names, and those of `library` that are asked for, until `stop` is set; then ends in order. `ready`
-/// gets the address once requests are taken, and the names with how many texts run together in each.
+/// Serves `models` by their names, and those of `library` that are asked for, until `stop` is set; then ends
+/// in order. `ready` gets the address once requests are taken, and the names with how many texts run together
+/// in each.
 pub fn serve(
     models: Vec<(String, ReadyModel)>,
     library: Box<dyn ModelLibrary>,

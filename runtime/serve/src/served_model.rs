@@ -1,4 +1,5 @@
-//! A model that is served: its engine, and what requests need to know of it. Its adapters are models of their own to clients.
+//! A model that is served: its engine, and what requests need to know of it. Its adapters are models of their
+//! own to clients.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -14,11 +15,11 @@ use crate::error::ApiError;
 use crate::metrics::LatencyObserver;
 use crate::model_library::{ModelSetup, ReadyModel};
 
-/// Bytes of memory that a byte of text needs at most while it becomes tokens. The library of `tokenizer.json` needs most of them, where
-/// each byte is a token.
+/// Bytes of memory that a byte of text needs at most while it becomes tokens. The library of `tokenizer.json`
+/// needs most of them, where each byte is a token.
 pub const ENCODING: usize = 160;
 
-/// What clients call by a name: a model without an adapter, or with one.
+/// A model that clients call by a name: without an adapter, or with one.
 pub struct ServedModel {
     pub name: String,
     pub adapter: Option<TextAdapter>,
@@ -29,7 +30,7 @@ impl ServedModel {
     /// The model, under its name and then with each of its adapters under theirs.
     pub fn from_loaded(model: Arc<LoadedModel>) -> Vec<Arc<ServedModel>> {
         let base = ServedModel { name: model.base.clone(), adapter: None, model: Arc::clone(&model) };
-        // From here on the list of models has them, and nobody else.
+        // From here on only the list of models has them.
         let adapters = std::mem::take(&mut *model.adapters.lock().unwrap_or_else(PoisonError::into_inner));
         let adapted =
             adapters.into_iter().map(|adapter| ServedModel::with_adapter(Arc::clone(&model), adapter));
@@ -45,7 +46,7 @@ impl ServedModel {
         &self.model
     }
 
-    /// For the events of a text that is launched now.
+    /// The observer of a sequence that is launched now.
     pub fn observe_latency(&self) -> LatencyObserver {
         self.server.metrics.observe_latency(&self.name, self.base_model())
     }
@@ -66,36 +67,37 @@ impl Deref for ServedModel {
 
 /// A model in memory, whatever adapter its texts have.
 pub struct LoadedModel {
-    /// As clients call it without an adapter.
+    /// Its name without an adapter.
     pub base: String,
-    /// Those that it was loaded with, until they have names.
+    /// The adapters that it was loaded with, until they have names.
     adapters: Mutex<Vec<TextAdapter>>,
     pub(crate) reads_adapters: Option<ReadAdapter>,
-    /// What runs the model: a CPU variant or a device.
+    /// The executor of the model: a CPU variant or a device.
     pub executor: String,
     pub engine: Engine,
     pub tokenizer: Arc<Tokenizer>,
     /// Made when the first grammar is asked for.
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
-    /// How messages become a prompt, if the model has that.
+    /// The format that makes a prompt of messages, if the model has one.
     pub format: Option<ChatFormat>,
-    /// How answers are written, beside their text.
+    /// The syntax of answers around their text.
     pub syntax: AnswerSyntax,
-    /// Whether that has control tokens.
+    /// True if the syntax has control tokens.
     pub shows_control_tokens: bool,
-    /// Where nothing else is asked for.
+    /// The defaults of requests.
     pub sampling: SamplingParams,
     /// Tokens that end a text.
     pub eos: Vec<TokenId>,
-    /// Those that end an answer as well.
+    /// Tokens that end an answer as well.
     pub chat_eos: Vec<TokenId>,
     /// Texts that run.
     pub sequences: usize,
-    /// Bytes of a text that may be a prompt; longer ones are too long whatever they are. `None`: nothing is known of that.
+    /// Bytes of a text that may be a prompt; longer ones are too long whatever they are. `None`: nothing is
+    /// known of that.
     most_text: Option<usize>,
     /// Bytes that it can need at most.
     pub need: u64,
-    /// When it was loaded, in seconds since 1970.
+    /// The time at which it was loaded, in seconds since 1970.
     pub loaded: u64,
     pub server: Arc<ServerState>,
 }
@@ -129,7 +131,7 @@ impl LoadedModel {
         });
         let extras = EngineExtras { drafter, disk_cache: server.options.prefixes.clone(), warn };
         let engine = start(Arc::clone(&tokenizer), options, extras)?;
-        // Before anybody is told that it is there. A model that cannot do a step tells each request so.
+        // Before it is announced. A model that cannot do a step tells each request so.
         if let (Err(failure), Some(warn)) = (engine.warm_up(), server.options.warn) {
             warn(&format!("{name}: {failure}"));
         }
@@ -168,7 +170,8 @@ impl LoadedModel {
         self.grammars.get_or_init(make).as_ref().map_err(Clone::clone)?.compile(spec)
     }
 
-    /// The most bytes of memory that a prompt of a body of so many bytes needs while it becomes tokens. Templates may write as much again.
+    /// The most bytes of memory that a prompt of a body of `body` bytes needs while it becomes tokens.
+    /// Templates may write as much again.
     pub fn encoding_bytes(&self, body: usize) -> usize {
         let text = body.saturating_mul(2).saturating_add(4096);
         text.min(self.most_text.unwrap_or(usize::MAX)).saturating_mul(ENCODING)
@@ -210,7 +213,7 @@ impl LoadedModel {
         Err(ApiError::request("too_many_texts", message))
     }
 
-    /// Whether new texts are taken.
+    /// Checks that new requests are taken.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.server.check_ready()?;
         match self.engine.is_running() {
@@ -221,7 +224,7 @@ impl LoadedModel {
 }
 
 impl Drop for LoadedModel {
-    /// What it has counted stays in the sums.
+    /// Its counts stay in the sums.
     fn drop(&mut self) {
         self.server.metrics.add_retired(&self.base, &self.engine.stats());
     }

@@ -14,7 +14,8 @@ use crate::served_model::{ENCODING, ServedModel};
 /// Bytes of the answer for a token that is a byte of text: at most six as JSON, beside its id and names.
 const PIECE: usize = 2 * 48;
 
-/// Text to ids; with `add_special` as a prompt, with `with_pieces` each with its text. Or the ids of the prompt of `messages`.
+/// Text to ids; with `add_special` as a prompt, with `with_pieces` each with its text. Or the ids of the
+/// prompt of `messages`.
 pub fn tokenize(
     hosted: &ServedModel,
     mut fields: RequestFields,
@@ -41,7 +42,7 @@ pub fn tokenize(
     })
 }
 
-/// The ids of a text. `room` takes memory for one of so many bytes, of which each may be a token.
+/// The ids of a text. `room` takes memory for one of that many bytes, of which each may be a token.
 fn of_text(
     hosted: &ServedModel,
     mut fields: RequestFields,
@@ -108,7 +109,7 @@ pub fn detokenize(
         };
         bytes += token.len();
     }
-    // As bytes, as text, as JSON, where it may be six times as long while it grows.
+    // The bytes, the text, and the JSON, which may be six times as long while it grows.
     hosted.server.memory.extend_lease(lease, bytes.saturating_mul(10))?;
     let content = hosted.tokenizer.decode(&ids, SpecialTokens::Keep);
     Ok(json!({"content": content}).to_string())

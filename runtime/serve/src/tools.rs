@@ -22,21 +22,21 @@ pub enum ToolChoice {
 /// Functions with what is asked of them. No tools, and `tool_choice` of `none`, are no `ToolSet`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolSet {
-    /// As the chat API and templates have them.
+    /// The tools in the form of the chat API and of templates.
     pub list: Vec<Value>,
     /// Names with the schemas of arguments.
     pub functions: Vec<(String, Value)>,
     pub choice: ToolChoice,
-    /// Whether an answer may have several calls.
+    /// True if an answer may have several calls.
     pub parallel: bool,
 }
 
-/// What is asked of tools, and what of it is left out.
+/// The request's tools, and the parts of it that are left out.
 #[derive(Debug, Default, PartialEq)]
 pub struct AskedTools {
     /// Functions that the model may call.
     pub tools: Option<ToolSet>,
-    /// Of tools that are no functions: those of a provider, which a client sends to every server.
+    /// Warnings about tools that are no functions: those of a provider, which a client sends to every server.
     pub warnings: Vec<String>,
 }
 
@@ -92,13 +92,13 @@ impl ToolSet {
         Ok(AskedTools { tools: Some(ToolSet { list: kept, functions, choice, parallel }), warnings })
     }
 
-    /// For the template.
+    /// The tools for the template.
     pub fn for_template(&self) -> Result<TemplateValue, ApiError> {
         let value = serde_json::from_value(Value::Array(self.list.clone()));
         value.map_err(|error| wrong("tools", format!("`tools` cannot be given to the template: {error}")))
     }
 
-    /// Those that an answer may call.
+    /// The functions that an answer may call.
     pub fn callable(&self) -> &[(String, Value)] {
         match self.choice {
             ToolChoice::Named(at) => &self.functions[at..=at],
@@ -159,7 +159,7 @@ fn object(schema: &Map<String, Value>) -> Map<String, Value> {
     schema
 }
 
-/// What a `tool_choice` says.
+/// The meaning of a `tool_choice`.
 struct ChosenTools {
     choice: ToolChoice,
     /// The functions that may be called, if not all.

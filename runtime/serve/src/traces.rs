@@ -1,4 +1,5 @@
-//! Traces of requests, by OpenTelemetry. Without the feature `otel` there are none, and these types do nothing.
+//! Traces of requests, by OpenTelemetry. Without the feature `otel` there are none, and these types do
+//! nothing.
 
 #[cfg(not(feature = "otel"))]
 mod off;
@@ -19,7 +20,7 @@ pub use settings::TraceExporter;
 pub(crate) use span::RequestSpan;
 use thiserror::Error;
 
-/// Why the settings of traces cannot be followed.
+/// The reasons why the settings of traces cannot be followed.
 #[derive(Debug, Error)]
 pub enum TracesError {
     #[error("{name} is `{found}`, expected {expected}")]

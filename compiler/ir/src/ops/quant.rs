@@ -34,7 +34,7 @@ fn is_rows(x: &TensorType) -> bool {
     x.rank() >= 2 && x.dtype == DType::F32
 }
 
-/// The rows of `x` with `k` columns.
+/// The rows of `x` with `columns` columns.
 fn rows(dtype: DType, x: &TensorType, columns: Dim) -> TensorType {
     let mut dims = x.dims.clone();
     if let Some(last) = dims.last_mut() {

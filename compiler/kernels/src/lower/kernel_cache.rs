@@ -72,7 +72,7 @@ enum KernelKey {
     Copy(TensorType, [u32; 2]),
     /// Rows of this type to a cache in pages.
     Append(TensorType),
-    /// A cache with `row` elements in a row out of its pages, as a tensor of this type.
+    /// A cache out of its pages as a tensor of this type; `.1`: elements of a row.
     Gather(TensorType, i64),
 }
 

@@ -7,7 +7,7 @@ use axum::extract::Request;
 use crate::error::{ApiError, ErrorCode};
 use crate::traces::{ENDPOINTS, TracesError, variable};
 
-/// Where traces go: nowhere, since this was built without the feature `otel`.
+/// The exporter of a build without the feature `otel`, which sends nothing.
 #[derive(Debug, Clone, Default)]
 pub struct TraceExporter(());
 

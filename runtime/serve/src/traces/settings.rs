@@ -1,4 +1,4 @@
-//! What the environment says of traces, and who sends them.
+//! Settings of traces from the environment, and the pipeline that sends them.
 //!
 //! The variables are those of the OpenTelemetry specification; most are read by its SDK.
 
@@ -13,9 +13,9 @@ use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
 use crate::traces::sender::SpanSender;
 use crate::traces::{ENDPOINTS, TracesError, variable};
 
-/// How long the last spans may take when the server ends.
+/// Time for the last spans when the server ends.
 const LAST_SPANS: Duration = Duration::from_secs(5);
-/// In which a collector has to answer, where nothing else is said.
+/// Time in which a collector has to answer, by default.
 const USUAL_TIMEOUT: Duration = Duration::from_secs(10);
 const SAMPLERS: [&str; 6] = [
     "always_on",
@@ -26,7 +26,7 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// Where traces go. The default is nowhere.
+/// The exporter of traces. The default sends nothing.
 #[derive(Debug, Clone, Default)]
 pub struct TraceExporter(pub(super) Option<TracePipeline>);
 
@@ -37,8 +37,8 @@ pub(super) struct TracePipeline {
 }
 
 impl TraceExporter {
-    /// By the variables of OpenTelemetry: traces are sent if an endpoint is set, and not switched off. `warn` is told when they do not
-    /// arrive.
+    /// The exporter by the variables of OpenTelemetry: traces are sent if an endpoint is set, and not
+    /// switched off. `warn` gets a line when they do not arrive.
     pub fn from_environment(warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
         let off = variable("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let exporter = one_of("OTEL_TRACES_EXPORTER", &["otlp", "none"], "otlp or none")?;
@@ -96,7 +96,7 @@ fn resource() -> Resource {
     let name = found.get(&"service.name".into()).map(|name| name.to_string());
     let named = name.is_some_and(|name| !name.starts_with("unknown_service"));
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
-    // What comes later wins, so those of the environment stand behind.
+    // Later ones win, so those of the environment come last.
     let own = Resource::builder_empty().with_attribute(version);
     let own = own.with_attributes(found.iter().map(|(key, value)| KeyValue::new(key.clone(), value.clone())));
     if named { own.build() } else { own.with_service_name("mlcc").build() }

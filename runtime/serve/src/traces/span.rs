@@ -1,7 +1,8 @@
-//! The span of a request, by the semantic conventions for HTTP servers and for generative AI. Texts are never in it.
+//! The span of a request, by the semantic conventions for HTTP servers and for generative AI. Texts are never
+//! in it.
 //!
-//! It ends with the last of its holders: the request, its answer, and its texts in the engine. So the texts of an answer that nobody
-//! waits for any more are in it too.
+//! It ends with the last of its holders: the request, its answer, and its texts in the engine. So the texts
+//! of an answer whose client has left are in it too.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -20,7 +21,8 @@ use crate::response_shape::finish_reason;
 use crate::traces::TraceExporter;
 
 impl TraceExporter {
-    /// Of a request to a route that asks a model for something. Its parent is that of the header `traceparent`.
+    /// The span of a request to a route that asks a model for something. Its parent is that of the header
+    /// `traceparent`.
     pub(crate) fn begin(&self, request: &Request, route: &str, id: &str) -> RequestSpan {
         let (Some(tracing), Some(operation)) = (&self.0, operation(route)) else {
             return RequestSpan::default();
@@ -49,7 +51,7 @@ impl TraceExporter {
     }
 }
 
-/// By the route's path, with or without `/v1`.
+/// The operation of a route, with or without `/v1`.
 fn operation(route: &str) -> Option<&'static str> {
     match route.strip_prefix("/v1").unwrap_or(route) {
         "/chat/completions" | "/responses" | "/messages" => Some("chat"),
@@ -71,10 +73,10 @@ struct SharedSpan {
     texts: Mutex<ChoiceEnds>,
 }
 
-/// What is known of the texts of an answer.
+/// The ends of the texts of an answer.
 #[derive(Default)]
 struct ChoiceEnds {
-    /// Texts of each prompt, one after the other.
+    /// Texts of each prompt; prompts are in order.
     per_prompt: usize,
     ends: Vec<Option<RequestSummary>>,
 }
@@ -114,7 +116,7 @@ impl RequestSpan {
             ChoiceEnds { per_prompt, ends: vec![None; requests.len()] };
     }
 
-    /// For the events of a text.
+    /// The span for the events of a text.
     pub fn text(&self, index: usize) -> TextSpan {
         TextSpan { shared: self.0.clone(), index }
     }
@@ -124,7 +126,7 @@ impl RequestSpan {
         self.set(tokens.map(|tokens| KeyValue::new("gen_ai.usage.input_tokens", tokens as i64)));
     }
 
-    /// An answer that had begun has failed.
+    /// An answer that had started has failed.
     pub fn failed(&self, error: &ApiError) {
         self.wrong(error.status.as_u16(), error.code.unwrap_or(error.kind));
     }
@@ -137,7 +139,7 @@ impl RequestSpan {
         }
     }
 
-    /// What the client did wrong is no error of the server's span.
+    /// Errors of the client are no errors of the server's span.
     fn wrong(&self, status: u16, code: &'static str) {
         let Some(shared) = &self.0 else { return };
         self.set([KeyValue::new("error.type", code)]);
@@ -193,7 +195,7 @@ impl TextSpan {
         }
     }
 
-    /// Waiting, reading and writing, one after the other until now.
+    /// Waiting, reading and writing, in order until now.
     fn spans(&self, shared: &SharedSpan, finished: &RequestSummary) {
         let RequestSummary { queue_time: waited, prefill_time: reading, decode_time: writing, .. } =
             *finished;

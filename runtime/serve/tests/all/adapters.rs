@@ -35,7 +35,7 @@ fn an_adapter_is_a_model_by_its_name() {
     let texts = ["base", "style", "task"].map(|model| {
         let answer = ask(&server, model);
         assert_eq!(answer["model"], model);
-        // Nothing of another one is known.
+        // Nothing of another one is cached.
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{model}");
         let again = ask(&server, model);
         assert!(again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() > 30, "{again}");
@@ -69,7 +69,7 @@ fn the_list_of_models_tells_whose_adapters_they_are() {
     assert_eq!(server.get("/props?model=style").json()["model"], "style");
     ask(&server, "style");
     ask(&server, "base");
-    // An engine is told of once, with its sums.
+    // An engine gets one entry, with its sums.
     let metrics = server.get("/metrics").body;
     for line in [
         "mlcc_generated_tokens_total{model=\"base\"} 16\n",
@@ -127,7 +127,7 @@ fn adapters_come_and_go_with_their_model() {
     assert!(!server.get("/metrics").body.contains("style"));
 }
 
-/// Two of them. An adapter has its slot as long as somebody has its number.
+/// Two slots. An adapter has its slot as long as its number is held.
 #[derive(Clone, Default)]
 struct CountedSlots(Arc<Mutex<Vec<Weak<u64>>>>);
 
@@ -158,7 +158,7 @@ fn reading(slots: &CountedSlots, adapters: Vec<TextAdapter>) -> ReadyModel {
     ReadyModel::from_runner(ToyModel::new(true, Some(4000)), served, 2)
 }
 
-/// A folder of adapters, and one beside it.
+/// A folder of adapters, and one next to it.
 fn folders() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let below = folder.path().join("adapters");
@@ -206,7 +206,7 @@ fn clients_load_and_unload_adapters() {
     let told = |name: &str| server.get("/metrics").body.matches(&format!("=\"{name}\"")).count();
     assert!(told("fixed") > 3 && told("style") > 3);
     let gone = change(&server, "unload", json!({"lora_name": "fixed", "lora_int_id": 3}));
-    // Names that nobody can ask for any more have no numbers.
+    // Names that cannot be requested any more have no numbers.
     assert!(told("fixed") == 0 && told("style") > 3);
     assert_eq!((gone.status, &*gone.body), (200, "Success: LoRA adapter 'fixed' removed successfully."));
     assert_eq!(server.post("/v1/completions", &json!({"model": "fixed", "prompt": "a"})).status, 404);
@@ -256,7 +256,7 @@ fn a_text_keeps_an_adapter_that_goes() {
     let expected = server.ask("/v1/completions", &body)["choices"][0]["text"].clone();
     body["stream"] = true.into();
     let mut text = server.open("POST", "/v1/completions", "", &body.to_string());
-    // The head of the answer comes when the text has begun.
+    // The head of the answer comes when the text has started.
     assert!(!text.fill_buf().unwrap().is_empty());
     assert_eq!(change(&server, "unload", json!({"lora_name": "style"})).status, 200);
     assert_eq!(names(&server), ["base"]);

@@ -1,5 +1,5 @@
-//! Fields that agents and clients of other servers send: what asks for nothing is ignored, what is here under another name is done, and
-//! the rest is an error that names it.
+//! Fields that agents and clients of other servers send: what asks for nothing is ignored, what is here under
+//! another name is done, and the rest is an error that names it.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn function(name: &str) -> Value {
         "required": ["v"], "additionalProperties": false}}})
 }
 
-/// What Codex and Claude Code send with each request.
+/// Tools that Codex and Claude Code send with each request.
 #[test]
 fn tools_of_a_provider_are_left_out_with_a_warning() {
     let server = server(TEMPLATE);
@@ -280,7 +280,7 @@ fn an_answer_goes_on_where_it_was_begun() {
             prompt(&server, &with(&body, json!({"add_generation_prompt": false}))),
             "[user] Hi\n[assistant] Well,"
         );
-        // As that API has it by itself.
+        // The default of that API.
         let count = server.ask("/v1/messages/count_tokens", &begun(content));
         assert_eq!(count["input_tokens"], "[user] Hi\n[assistant] Well,".len());
     }

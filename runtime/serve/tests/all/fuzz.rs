@@ -1,5 +1,5 @@
-//! Requests changed at random, to every route: each is answered, none with a 5xx, and the server goes on. `MLCC_FUZZ_RUNS` makes it longer; a
-//! failure prints the request.
+//! Requests changed at random, to every route: each is answered, none with a 5xx, and the server goes on.
+//! `MLCC_FUZZ_RUNS` makes it longer; a failure prints the request.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Read, Write};
@@ -181,7 +181,7 @@ fn post(server: &TestServer, path: &str, body: &[u8]) -> TestResponse {
     TestResponse::read(BufReader::new(stream))
 }
 
-/// After all that, nothing runs, and a text is what it was.
+/// After all of these nothing runs, and a text is the same as before.
 fn goes_on(server: &TestServer, before: &Value) {
     until(|| {
         let slots = server.get("/slots").json();
@@ -205,7 +205,7 @@ fn changed_bodies_are_answered() {
     let mut tried = BTreeMap::<&str, usize>::new();
     for (path, seed) in &all {
         let answer = server.post(path, seed);
-        // The toy makes no vectors, has no library, and lets nobody load adapters.
+        // The toy makes no vectors, has no library, and does not let clients load adapters.
         let right: &[u16] = if path.contains("embed") || path.contains("rerank") || path.contains("/models/")
         {
             &[400, 404]
@@ -222,7 +222,8 @@ fn changed_bodies_are_answered() {
         let (path, seed) = random.of(&all);
         let mut body = seed.clone();
         for _ in 0..random.next(4) {
-            // Only of those that go where they do: a request that takes the toy away would leave nothing to try.
+            // Only of those that go where they do: a request that takes the toy away would leave nothing to
+            // try.
             let others = if path.contains("/models/") { std::slice::from_ref(seed) } else { &bodies };
             change(&mut body, others, &strange, &mut random);
         }

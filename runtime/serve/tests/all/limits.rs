@@ -1,4 +1,4 @@
-//! What a request may cost at most is known before it is done.
+//! The largest cost of a request is known before it is done.
 
 use mlcc_serve::ServeOptions;
 use serde_json::{Value, json};
@@ -105,7 +105,7 @@ fn tokens_are_told_in_bounded_memory() {
         let body = json!({"content": "a b".repeat(500_000), "with_pieces": with_pieces});
         assert_eq!(server.post("/tokenize", &body).error().1, "request_too_large");
     }
-    // Short ids may stand for long tokens.
+    // Short ids may be long tokens.
     let body = json!({"tokens": vec![0; 60_000]});
     let long = server.post("/detokenize", &body);
     assert!([200, 400].contains(&long.status), "{}", long.body);

@@ -1,4 +1,4 @@
-//! Probabilities of completions: every alternative is told, and tokens stand where their characters do.
+//! Probabilities of completions: every alternative is returned, and tokens are where their characters are.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn server() -> TestServer {
     TestServer::start(&ToyModel::new(false, Some(2000)), 2, Some(TEMPLATE), options())
 }
 
-/// As completions name a token that has these bytes.
+/// The name in completions of a token that has these bytes.
 fn name(bytes: &Value) -> String {
     let bytes: Vec<u8> = bytes.as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
     String::from_utf8(bytes).unwrap_or_else(|error| {

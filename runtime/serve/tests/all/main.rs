@@ -1,4 +1,5 @@
-//! The server over the loopback, with the toy model of the engine's tests: its logits are a hash of all tokens before.
+//! The server over the loopback, with the toy model of the engine's tests: its logits are a hash of all
+//! tokens before.
 
 mod adapters;
 mod agents;

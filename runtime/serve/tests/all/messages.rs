@@ -1,4 +1,5 @@
-//! Roles and contents of messages: whatever is accepted reaches the model, in the form that its template takes.
+//! Roles and contents of messages: whatever is accepted reaches the model, in the form that its template
+//! takes.
 
 use serde_json::{Value, json};
 
@@ -32,7 +33,7 @@ fn prompt(server: &TestServer, messages: Value) -> String {
     rendered["prompt"].as_str().unwrap().to_owned()
 }
 
-/// What Codex and Claude Code send: instructions by several ways, and late ones.
+/// Messages of Codex and Claude Code: instructions by several ways, and late ones.
 #[test]
 fn instructions_of_all_apis_are_one_message_at_the_begin() {
     let instructions = "Be brief.\n\nSay BANANA";

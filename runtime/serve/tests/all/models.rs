@@ -118,8 +118,7 @@ fn models_come_and_go_without_losing_a_text() {
     server.ask("/models/unload", &json!({"model": "a"}));
     assert_eq!(server.post("/v1/completions", &completion("a")).error().1, "model_not_loaded");
     assert_eq!(server.ask("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}))["model"], "b");
-    // Sums count those that are gone.
-    // What is gone has no state.
+    // Sums count unloaded models. These have no gauges.
     until(|| !server.get("/metrics").body.contains("mlcc_texts_running{model=\"a\"}"));
     let metrics = server.get("/metrics").body;
     assert!(metrics.contains("mlcc_generated_tokens_total{model=\"a\"} 3008\n"), "{metrics}");

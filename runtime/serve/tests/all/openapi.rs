@@ -21,7 +21,8 @@ fn example(name: &str, kind: &str) -> Value {
     }
 }
 
-/// Every field that is described is known, and of the types that are described; what has to be there is missed.
+/// Every field that is described is known, and of the types that are described; what has to be there is
+/// missed.
 #[test]
 fn the_description_is_true() {
     let server = TestServer::start(&ToyModel::new(false, Some(200)), 4, Some(TEMPLATE), options());
@@ -60,7 +61,7 @@ fn the_description_is_true() {
                     body["model"] = json!("none");
                 }
                 let answer = server.post(path, &body);
-                // This server lets nobody load adapters.
+                // This server does not let clients load adapters.
                 let fixed = path.ends_with("_lora_adapter");
                 let refused = if changes {
                     404

@@ -1,4 +1,4 @@
-//! The page at `/`: its files, and what browsers are told about them.
+//! The page at `/`: its files, and their headers for browsers.
 
 use mlcc_serve::ServeOptions;
 

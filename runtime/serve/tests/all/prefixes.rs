@@ -1,4 +1,4 @@
-//! What chats of a model that cannot roll back share: the server names the borders of turns.
+//! Prefix caching among chats of a model that cannot roll back: the server names the borders of turns.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What clients and models do wrong: each gets its answer, and the server goes on.
+//! Faults of clients and models: each gets its answer, and the server goes on.
 
 use std::io::{BufRead, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ fn a_step_that_panics_is_an_error_of_its_texts() {
         let failed = server.post("/v1/completions", &completion(json!([5, 6, token]), 4));
         assert_eq!(failed.error(), (500, "internal_error".into(), "-".into()), "{}", failed.body);
         assert!(failed.body.contains(part), "{}", failed.body);
-        // In a stream that has begun it is an event.
+        // In a stream that has started it is an event.
         let mut streamed = completion(json!([[5, 6, token], [7, 8]]), 4);
         streamed["stream"] = json!(true);
         let events = server.post("/v1/completions", &streamed).events();
@@ -50,7 +50,7 @@ fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let long = server.post("/v1/completions", &completion(json!("a".repeat(91)), 4));
     assert_eq!(long.error(), (400, "context_length_exceeded".into(), "prompt".into()));
     assert!(long.body.contains("91 tokens") && long.body.contains("at most 90"), "{}", long.body);
-    // One that just fits has room for one token, which is not fed.
+    // One that just fits has room for one token, which is not computed.
     let full = server.ask("/v1/completions", &completion(json!("a".repeat(90)), 4));
     assert_eq!(
         (&full["usage"]["completion_tokens"], &full["choices"][0]["finish_reason"]),
@@ -117,7 +117,7 @@ fn who_sends_too_slowly_is_told_so_or_loses_the_connection() {
             }
         });
         let mut rest = Vec::new();
-        // The connection may end by a reset, as there is something that nobody has read.
+        // The connection may end by a reset, as some of its bytes were not read.
         let ended = stream.read_to_end(&mut rest);
         assert!(
             ended.as_ref().map_or_else(|e| e.kind() == ErrorKind::ConnectionReset, |_| true),

@@ -22,12 +22,12 @@ impl ScriptedServer {
         ScriptedServer { toy, server }
     }
 
-    /// With a template of the cases.
+    /// A server with a template of the cases.
     fn of(name: &str) -> ScriptedServer {
         ScriptedServer::start(cases()["templates"][name].as_str().unwrap())
     }
 
-    /// From now on texts are this one; tokens are bytes.
+    /// Makes all texts this one from now on; tokens are bytes.
     fn writes(&self, text: &str) {
         *self.toy.script.lock().unwrap() = text.bytes().map(|byte| i32::from(byte) + 1).collect();
     }
@@ -189,7 +189,8 @@ fn a_format_and_tools_go_together() {
     assert_eq!(answer["output"][0]["content"][0]["text"], text, "{answer}");
 }
 
-/// What a schema says that no grammar has is left free where calls are not strict, and nothing is refused where none has to be made.
+/// Parts of a schema that no grammar has are left free where calls are not strict, and nothing is refused
+/// where no grammar has to be made.
 #[test]
 fn schemas_of_tools_are_held_to_as_far_as_they_can_be() {
     let schema = json!({"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "type": "object",

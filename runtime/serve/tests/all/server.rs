@@ -41,7 +41,7 @@ impl Deref for TestServer {
     }
 }
 
-/// What is served; the token 0 ends a text.
+/// The model to serve; the token 0 ends a text.
 pub fn served(template: Option<&str>) -> ModelSetup {
     let template = template.map(|text| ChatTemplate::from_jinja(text).unwrap());
     ModelSetup {

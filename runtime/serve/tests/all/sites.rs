@@ -92,7 +92,7 @@ fn names_that_the_server_was_told_are_its_own() {
     let json = "Content-Type: application/json\r\n";
     let ask = |headers: &str| asked(&server, "POST", "/v1/completions", &format!("{headers}{json}"), TEXT).0;
     assert_eq!(ask("Host: chat.example\r\nOrigin: https://chat.example\r\n"), 200);
-    // As a proxy sends it on that keeps its own name for the server.
+    // The request of a proxy that keeps its own name for the server.
     assert_eq!(ask("Host: 127.0.0.1:8080\r\nOrigin: https://chat.example\r\n"), 200);
     assert_eq!(ask("Host: chat.example\r\nOrigin: https://evil.example\r\n"), 403);
     assert_eq!(ask("Host: other.example\r\n"), 403);

@@ -1,4 +1,5 @@
-//! Calls of tools and reasoning over HTTP. The toy's texts are a hash's: what has the form of a call has it by the grammar.
+//! Calls of tools and reasoning over HTTP. The toy's texts are a hash's: what has the form of a call has it
+//! by the grammar.
 
 use serde_json::{Value, json};
 
@@ -259,7 +260,7 @@ fn reasoning_is_apart_from_the_text() {
         text += delta["content"].as_str().unwrap_or_default();
     }
     assert_eq!((reasons.chars().all(|c| c == '<'), text.as_str()), (true, ""), "{reasons} {text}");
-    // A model that reasons though nobody asked for a form.
+    // A model that reasons, for a request without a form.
     let free = json!({"messages": asked["messages"], "seed": 1, "max_tokens": 8, "ignore_eos": true});
     let free = server.ask("/v1/chat/completions", &free)["choices"][0]["message"].clone();
     assert_eq!(

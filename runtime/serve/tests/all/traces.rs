@@ -43,7 +43,7 @@ impl SpanRecorder {
         )
     }
 
-    /// The spans of requests, when there are so many.
+    /// The spans of requests, when there are `count`.
     fn requests(&self, count: usize) -> Vec<SpanData> {
         let of_requests = || -> Vec<SpanData> {
             let all = self.0.lock().unwrap();
@@ -54,7 +54,7 @@ impl SpanRecorder {
         of_requests()
     }
 
-    /// Those of one, in the order of their begin.
+    /// The spans inside of one, in the order of their begin.
     fn inside(&self, parent: &SpanData) -> Vec<SpanData> {
         let all = self.0.lock().unwrap();
         let id = parent.span_context.span_id();
@@ -118,7 +118,7 @@ fn a_chat_has_a_span_within_the_trace_of_its_client() {
     assert!(
         matches!(get(&span, "gen_ai.response.time_to_first_chunk"), Some(Attribute::F64(time)) if *time > 0.0)
     );
-    // What happened to the text, one after the other and inside of the request.
+    // The events of the text, in order and inside of the request.
     let inside = kept.inside(&span);
     let names: Vec<&str> = inside.iter().map(|span| span.name.as_ref()).collect();
     assert_eq!(names, ["queue", "prompt", "generation"]);
@@ -242,7 +242,7 @@ fn a_collector_gets_all_spans_before_the_server_ends() {
     let (head, body) = received.recv_timeout(Duration::ZERO).expect("it came before the end");
     assert!(head.starts_with("post /v1/traces http/1.1\r\n"), "{head}");
     assert!(head.contains("content-type: application/x-protobuf\r\n"), "{head}");
-    // Strings stand in protobuf as they are.
+    // Strings are in protobuf as they are.
     let text = String::from_utf8_lossy(&body);
     for part in
         ["service.name", "mlcc", "text_completion toy", "queue", "generation", "gen_ai.usage.output_tokens"]
