@@ -1,9 +1,10 @@
-//! What texts notice of others, and what drafts bring. Times are of runs in turns.
+//! The effect of texts on each other, and of drafts. Times are of runs in turns.
 //!
 //!     cargo run --release -p mlcc-engine --example engine_steps model.so tokenizer-folder [prompt] [texts]
 //!
-//! A prompt (2000 tokens by default) is read while texts (8) are written: the longest time between two tokens of a text, in steps. Then a text
-//! that repeats itself and one that does not, with and without drafts. Any tokenizer will do.
+//! A prompt (2000 tokens by default) is read while texts (8) are written: the longest time between two tokens
+//! of a text, in steps. Then a text that repeats itself and one that does not, with and without drafts. Any
+//! tokenizer will do.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ fn greedy(prompt: Vec<TokenId>, tokens: usize) -> EngineRequest {
     EngineRequest { max_tokens: Some(tokens), ..EngineRequest::new(prompt, SamplingParams::greedy()) }
 }
 
-/// When each token came.
+/// The times at which tokens came.
 fn times(handle: RequestHandle) -> Vec<Instant> {
     handle
         .filter(|event| matches!(event, SequenceEvent::Delta(p) if p.token.is_some()))

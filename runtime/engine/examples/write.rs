@@ -1,4 +1,5 @@
-//! From text to text: the prompt becomes a message where the model has a chat template, and is continued where it has none.
+//! Writes a text for a prompt: the prompt becomes a message where the model has a chat template, and is
+//! continued where it has none.
 //!
 //! cargo run -p mlcc-engine --example write -- model.so "The sea was"
 

@@ -1,4 +1,4 @@
-//! What an artifact carries for texts, beside its code and weights.
+//! The parts of an artifact for texts, besides its code and weights.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub fn tokenizer(model: &Model) -> Result<Tokenizer, ArtifactTokenizerError> {
     }
 }
 
-/// How messages become a prompt, if the artifact says so.
+/// The format that makes a prompt of messages, if the artifact has one.
 pub fn chat_format(model: &Model) -> Result<Option<ChatFormat>, ChatError> {
     let Some(section) = model.chat() else { return Ok(None) };
     Ok(Some(ChatFormat::Template(Box::new(ChatTemplate::from_section(section)?))))
@@ -63,7 +63,8 @@ pub fn eos_ids(metadata: &Value) -> Vec<TokenId> {
     ids.into_iter().flatten().filter_map(|v| TokenId::try_from(v.as_i64()?).ok()).collect()
 }
 
-/// Defaults of this crate, then the model's generation_config.json or what its family is used with, from an artifact's metadata.
+/// Defaults of this crate, then the model's generation_config.json or what its family is used with, from an
+/// artifact's metadata.
 pub fn sampling(metadata: &Value) -> Result<SamplingParams, GenerationConfigError> {
     let file = match &metadata["generation_config"] {
         Value::Null => GenerationConfig::default(),

@@ -1,13 +1,15 @@
 //! Chat templates: messages to the text that a chat model was trained on.
 //!
-//! A template is either the checkpoint's own Jinja text, rendered as the `transformers` library renders it, or one of the
-//! [`BuiltinFormat`]s of models that were published without one. [`ChatSource`] collects what a checkpoint's files say
-//! and packs it into the artifact's chat section; [`ChatTemplate`] is made from that section and renders.
+//! A template is either the checkpoint's own Jinja text, rendered as the `transformers` library renders it,
+//! or one of the [`BuiltinFormat`]s of models that were published without one. [`ChatSource`] collects what a
+//! checkpoint's files say and packs it into the artifact's chat section; [`ChatTemplate`] is made from that
+//! section and renders.
 //!
-//! [`AnswerSyntax`] is how a model calls tools and reasons, found from its template; [`AnswerParser`] takes answers apart by it.
+//! [`AnswerSyntax`] is how a model calls tools and reasons, found from its template; [`AnswerParser`] takes
+//! answers apart by it.
 //!
-//! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach files, and what
-//! they raise becomes an error that carries their message.
+//! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach
+//! files, and what they raise becomes an error that carries their message.
 
 mod accepted_messages;
 mod answer;
@@ -98,7 +100,7 @@ pub enum ChatError {
     UnknownFormat { found: String, known: String },
 }
 
-/// What a template may be given beside the messages.
+/// Inputs of a template besides the messages.
 #[derive(Debug, Clone, Default)]
 pub struct TemplateInputs {
     /// Descriptions of functions that the model may call, as the chat API takes them.
@@ -115,7 +117,7 @@ pub struct TemplateInputs {
 #[derive(Debug)]
 pub struct ChatTemplate {
     format: TemplateKind,
-    /// What messages it takes, without and with tools; found when it is first asked for.
+    /// The messages that it takes, without and with tools; found at the first use.
     accepted: [OnceLock<AcceptedMessages>; 2],
 }
 
@@ -126,7 +128,7 @@ enum TemplateKind {
 }
 
 impl ChatTemplate {
-    /// From the content of an artifact's chat section.
+    /// Reads the content of an artifact's chat section.
     pub fn from_section(section: &[u8]) -> Result<ChatTemplate, ChatError> {
         ChatSource::from_section(section)?.compile()
     }
@@ -144,9 +146,11 @@ impl ChatTemplate {
         ChatTemplate { format, accepted: Default::default() }
     }
 
-    /// The prompt of a conversation. `add_generation_prompt` ends it where the assistant's next answer begins.
+    /// The prompt of a conversation. `add_generation_prompt` ends it where the assistant's next answer
+    /// begins.
     ///
-    /// The text contains the names of control tokens; how to encode it says [`ChatTemplate::wants_prompt_template`].
+    /// The text contains the names of control tokens; how to encode it says
+    /// [`ChatTemplate::wants_prompt_template`].
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -160,7 +164,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether the rendered text still needs what the tokenizer puts around a prompt
+    /// True if the rendered text still needs what the tokenizer puts around a prompt
     /// ([`crate::Tokenizer::encode_prompt`]); a Jinja template writes its begin token itself
     /// ([`crate::Tokenizer::encode`]).
     pub fn wants_prompt_template(&self) -> bool {
@@ -178,7 +182,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether the template looks at a variable, for example `tools` or `enable_thinking`.
+    /// True if the template reads a variable, for example `tools` or `enable_thinking`.
     pub fn uses_variable(&self, variable: &str) -> bool {
         match &self.format {
             TemplateKind::Jinja(templates) => templates.uses(variable),
@@ -186,9 +190,9 @@ impl ChatTemplate {
         }
     }
 
-    /// The messages in the form that the template takes: instructions as one message at the begin, or in front of the user's first
-    /// text where the template has no role for them, and contents as texts or as parts. A message of a role that the template
-    /// drops is an error.
+    /// The messages in the form that the template takes: instructions as one message at the begin, or in
+    /// front of the user's first text where the template has no role for them, and contents as texts or as
+    /// parts. A message of a role that the template drops is an error.
     pub fn adapt_messages(
         &self,
         messages: &[ChatMessage],
@@ -215,7 +219,7 @@ impl ChatTemplate {
         self.render(&self.adapt_messages(messages, extra)?, add_generation_prompt, extra)
     }
 
-    /// Whether the template has a word as an attribute or as a constant text.
+    /// True if the template has a word as an attribute or as a constant text.
     fn has_word(&self, word: &str, extra: &TemplateInputs) -> bool {
         match &self.format {
             TemplateKind::Jinja(templates) => templates.has_word(word, extra),

@@ -1,9 +1,11 @@
 //! A conversation: messages in, answers out, over one context that is read only once.
 //!
-//! Every turn renders the whole conversation as the chat template wants it, but feeds only what the context lacks:
+//! Every turn renders the whole conversation as the chat template wants it, but feeds only what the context
+//! lacks:
 //! * a model with caches keeps the longest common prefix of the tokens and drops the rest of its rows;
-//! * a recurrent model cannot drop tokens. Its context goes on where its text is the begin of the new text; else it goes
-//!   back to the state that was kept at the begin of a turn, and as a last resort to the empty one;
+//! * a recurrent model cannot drop tokens. Its context goes on where its text is the begin of the new text;
+//!   else it goes back to the state that was kept at the begin of a turn, and as a last resort to the empty
+//!   one;
 //! * a prefix language model (ChatGLM-6B), whose tokens see later ones of the prompt, reads everything again.
 
 mod file;
@@ -27,16 +29,17 @@ pub use file::{FileError, RestoredContext};
 /// States of past turns that are kept for models that cannot drop tokens.
 const CHECKPOINTS: usize = 8;
 
-/// How messages become text.
+/// The format that makes a text of messages.
 #[derive(Debug)]
 pub enum ChatFormat {
     Template(Box<ChatTemplate>),
-    /// The texts of all messages one after the other, as a model that was not trained to chat continues them.
+    /// The texts of all messages in order, as a model that was not trained to chat continues them.
     Plain,
 }
 
 impl ChatFormat {
-    /// The messages as text; with `answer` it ends where the next answer begins. Roles and contents become what the template takes.
+    /// The messages as text; with `answer` it ends where the next answer begins. Roles and contents become
+    /// what the template takes.
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -66,7 +69,7 @@ impl ChatFormat {
         }
     }
 
-    /// What an answer may have beside its text.
+    /// The parts that an answer may have besides its text.
     pub fn answer_syntax(&self) -> AnswerSyntax {
         match self {
             ChatFormat::Template(template) => AnswerSyntax::from_template(template),
@@ -74,7 +77,7 @@ impl ChatFormat {
         }
     }
 
-    /// Whether the template looks at a variable.
+    /// True if the template reads a variable.
     pub fn uses(&self, variable: &str) -> bool {
         match self {
             ChatFormat::Template(template) => template.uses_variable(variable),
@@ -116,36 +119,36 @@ pub enum ConversationError {
     NothingToRegenerate,
 }
 
-/// How one answer is made.
+/// Settings of one answer.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerSettings<'a> {
     pub sampling: &'a SamplingParams,
     /// `None`: until something else ends the answer.
     pub max_tokens: Option<usize>,
-    /// Tokens that end an answer, beside those of the template.
+    /// Tokens that end an answer, in addition to those of the template.
     pub eos: &'a [TokenId],
-    /// Texts that end an answer, beside those of the template.
+    /// Texts that end an answer, in addition to those of the template.
     pub stop: &'a [String],
-    /// What an answer may be, behind its reasoning.
+    /// The form of an answer, behind its reasoning.
     pub form: Option<AnswerForm<'a>>,
     pub cancel: Option<&'a AtomicBool>,
 }
 
-/// What answers of a conversation may be.
+/// The form of the answers of a conversation.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerForm<'a> {
     pub grammar: &'a GrammarSpec,
-    /// Of the model's vocabulary.
+    /// The compiler for the model's vocabulary.
     pub compiler: &'a GrammarCompiler,
 }
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Debug, Clone)]
 pub struct TurnResult {
     pub generation: GenerationResult,
     /// Tokens of the conversation before the answer.
     pub prompt_tokens: usize,
-    /// Of those, how many were in the context already.
+    /// Those of them that were in the context already.
     pub reused_tokens: usize,
 }
 
@@ -214,8 +217,8 @@ impl<M: RewindModel> Conversation<M> {
         self.forget_context()
     }
 
-    /// Says `text` and streams the answer. On an error, and when the answer was cancelled before its first token, the
-    /// conversation is as before.
+    /// Says `text` and streams the answer. On an error, and when the answer was cancelled before its first
+    /// token, the conversation is as before.
     pub fn send_message(
         &mut self,
         tokenizer: &Tokenizer,
@@ -231,8 +234,8 @@ impl<M: RewindModel> Conversation<M> {
         turn
     }
 
-    /// Makes the last answer again. What the turn had read is read again in the same pieces, so that an equal seed
-    /// gives an equal answer.
+    /// Makes the last answer again. What the turn had read is read again in the same pieces, so that an equal
+    /// seed gives an equal answer.
     pub fn regenerate(
         &mut self,
         tokenizer: &Tokenizer,
@@ -249,8 +252,8 @@ impl<M: RewindModel> Conversation<M> {
         turn
     }
 
-    /// Makes an answer to the messages, and appends it to them if it has a token. At most `most_reused` tokens of the
-    /// context stay.
+    /// Makes an answer to the messages, and appends it to them if it has a token. At most `most_reused`
+    /// tokens of the context stay.
     fn generate_answer(
         &mut self,
         tokenizer: &Tokenizer,
@@ -302,7 +305,7 @@ impl<M: RewindModel> Conversation<M> {
         }
         let whole_prompt = generation.prompt_tokens == new.len();
         if whole_prompt && generation.finish != FinishReason::Cancelled || !generation.tokens.is_empty() {
-            // The last token was chosen but not fed; the next turn renders its text.
+            // The last token was sampled but not computed; the next turn renders its text.
             let fed = self.generator.past() - reused_tokens - new.len();
             let said = tokenizer.decode(&generation.tokens[..fed], SpecialTokens::Keep);
             self.context_text = Some(text + &said);
@@ -324,7 +327,7 @@ impl<M: RewindModel> Conversation<M> {
         let ids = self.format.encode(tokenizer, text)?;
         let fed = self.generator.computed_tokens();
         let common = fed.iter().zip(&ids).take_while(|(a, b)| a == b).count();
-        // The last token is fed even if it is there: its logits are needed.
+        // The last token is computed even if it is there: its logits are needed.
         let kept = common.min(ids.len().saturating_sub(1)).min(most_reused);
         if kept == fed.len() {
             return Ok(ids[kept..].to_vec());
@@ -376,8 +379,8 @@ impl<M: RewindModel> Conversation<M> {
     }
 }
 
-/// The control token that the template puts after an answer (`<|im_end|>`, `<|eot_id|>`, ...). A model ends its answer
-/// with it although its generation_config.json may not say so.
+/// The control token that the template puts after an answer (`<|im_end|>`, `<|eot_id|>`, ...). A model ends
+/// its answer with it although its generation_config.json may not say so.
 fn end_tokens(template: &ChatTemplate, tokenizer: &Tokenizer) -> Vec<TokenId> {
     const ANSWER: &str = "Answer.";
     let messages = [ChatMessage::new("user", "Question?"), ChatMessage::new("assistant", ANSWER)];

@@ -40,7 +40,7 @@ pub enum EmbeddingError {
     Dim { dim: usize, width: usize },
 }
 
-/// What a model of texts is for.
+/// The purpose of a model of texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingTask {
     Embedding,
@@ -53,14 +53,14 @@ pub struct EmbeddingModel {
     tokenizer: Tokenizer,
     purpose: PoolingTask,
     pairs: PairFormat,
-    /// By name, in the order of the checkpoint's file.
+    /// Prompts by name, in the order of the checkpoint's file.
     prompts: Vec<(String, String)>,
     default_prompt: Option<String>,
 }
 
-/// How a query and a document become one input.
+/// The way in which a query and a document become one input.
 enum PairFormat {
-    /// By the tokenizer's template for pairs. The model has so many types of tokens.
+    /// The tokenizer's template for pairs. `types`: types of tokens that the model has.
     Tokenizer {
         types: usize,
     },
@@ -88,14 +88,15 @@ impl PairFormat {
     }
 }
 
-/// What is asked for with texts that are to be embedded.
+/// Options of texts that are to be embedded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EmbedOptions<'a> {
     /// Name of the prompt that is put before each; `None`: the model's default, if it has one.
     pub prompt: Option<&'a str>,
     /// This text in place of a prompt of the model.
     pub prompt_text: Option<&'a str>,
-    /// So many first numbers of a vector, which then has length 1 again (models trained for that say so: Matryoshka).
+    /// The number of first elements of a vector that are kept; it then has length 1 again (models trained for
+    /// that say so: Matryoshka).
     pub dim: Option<usize>,
 }
 
@@ -199,12 +200,13 @@ impl EmbeddingModel {
         self.vectors(texts, dim)
     }
 
-    /// How well each of `documents` answers `query`: a number that has no bounds, larger is better.
+    /// The score of each of `documents` as an answer to `query`: a number without bounds, larger is better.
     pub fn rerank(&mut self, query: &str, documents: &[&str]) -> Result<Vec<f32>, EmbeddingError> {
         self.rerank_as(None, query, documents)
     }
 
-    /// The same by what `instruct` says of what a document is to be; only where [`EmbeddingModel::takes_instructions`].
+    /// The same by what `instruct` says of what a document is to be; only where
+    /// [`EmbeddingModel::takes_instructions`].
     pub fn rerank_as(
         &mut self,
         instruct: Option<&str>,
@@ -229,7 +231,7 @@ impl EmbeddingModel {
         Ok(self.run(&ids)?.to_vec())
     }
 
-    /// Whether [`EmbeddingModel::rerank_as`] can be given an instruction.
+    /// True if [`EmbeddingModel::rerank_as`] can be given an instruction.
     pub fn takes_instructions(&self) -> bool {
         matches!(self.pairs, PairFormat::Chat { .. })
     }

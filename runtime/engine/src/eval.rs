@@ -1,12 +1,12 @@
 //! Perplexity, and how far one model is from another.
 //!
-//! Protocol: the tokens are cut into windows of `context` tokens that begin `stride` tokens apart; a window that the
-//! text does not fill is dropped. Each window runs on its own, from the empty state. Its first token is context only;
-//! where windows overlap, a token is scored once, in the first window that contains it. Perplexity is
-//! exp(sum of -ln p over all scored tokens / their number), with p from a log-softmax in f64.
+//! Protocol: the tokens are cut into windows of `context` tokens that begin `stride` tokens apart; a window
+//! that the text does not fill is dropped. Each window runs on its own, from the empty state. Its first token
+//! is context only; where windows overlap, a token is scored once, in the first window that contains it.
+//! Perplexity is exp(sum of -ln p over all scored tokens / their number), with p from a log-softmax in f64.
 //!
-//! KL divergence is KL(reference || this), its mean over the scored positions; same-top-token is the share of these
-//! positions where both models find the same token likeliest (ties: the lowest id).
+//! KL divergence is KL(reference || this), its mean over the scored positions; same-top-token is the share of
+//! these positions where both models find the same token likeliest (ties: the lowest id).
 
 use thiserror::Error;
 
@@ -85,7 +85,7 @@ impl<'a> EvalWindows<'a> {
         Ok(EvalWindows { tokens, protocol, vocab })
     }
 
-    /// How many windows there are.
+    /// The number of windows.
     pub fn count(&self) -> usize {
         (self.tokens.len() - self.protocol.context) / self.protocol.stride + 1
     }
@@ -188,8 +188,8 @@ pub fn perplexity(
     Ok(total)
 }
 
-/// Perplexity of two models and their distance. They run in turns, window by window; `progress` gets the result of
-/// `this` so far.
+/// Perplexity of two models and their distance. They run in turns, window by window; `progress` gets the
+/// result of `this` so far.
 pub fn compare(
     windows: &EvalWindows<'_>,
     reference: &mut impl WindowModel,

@@ -1,4 +1,5 @@
-//! Sampling of families whose checkpoints carry no `generation_config.json`: the values that their makers' programs use.
+//! Sampling of families whose checkpoints carry no `generation_config.json`: the values that their makers'
+//! programs use.
 
 use crate::sampler::SamplingOverrides;
 use serde_json::Value;
@@ -40,7 +41,8 @@ const FAMILIES: [FamilyDefaults; 3] = [
     },
 ];
 
-/// What the family of a model is used with. `model` is that part of an artifact's metadata: `type` and `config`.
+/// The usual sampling settings of a model's family. `model` is that part of an artifact's metadata: `type`
+/// and `config`.
 pub fn family_sampling(model: &Value) -> SamplingOverrides {
     let is = |family: &&FamilyDefaults| {
         let config = model.get("config");

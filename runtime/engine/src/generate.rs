@@ -1,11 +1,12 @@
 //! The loop from a prompt to a text.
 //!
-//! [`TextGenerator`] feeds a [`LanguageModel`], samples, decodes to whole characters and looks for the end: a token that
-//! ends the text, a stop string, the wished length, a full context, or a cancelled request. What it has shown is always
-//! the text of the tokens that it reports (less a stop string).
+//! [`TextGenerator`] computes tokens with a [`LanguageModel`], samples, decodes to whole characters and looks
+//! for the end: a token that ends the text, a stop string, the wished length, a full context, or a cancelled
+//! request. The text that it has shown is always that of the tokens that it reports (less a stop string).
 //!
-//! A generator may go on with the same context ([`TextGenerator::generate`] again, for the next turn of a chat). The last
-//! token of a text has been chosen but not fed to the model; it is fed first then, unless it is a token that ends texts.
+//! A generator may go on with the same context ([`TextGenerator::generate`] again, for the next turn of a
+//! chat). The last token of a text has been sampled but not computed by the model; it is computed first then,
+//! unless it is a token that ends texts.
 
 mod generation_state;
 
@@ -40,19 +41,19 @@ pub trait LanguageModel {
     fn past(&self) -> usize;
     /// Number of logits.
     fn vocab(&self) -> usize;
-    /// How many tokens fit in the context; `None` if there is no limit (recurrent models).
+    /// The number of tokens that fit in the context; `None` if there is no limit (recurrent models).
     fn context(&self) -> Option<usize>;
-    /// Whether a prompt has to come in one call, and be read again from its begin when it goes on (prefix language
-    /// models).
+    /// True if a prompt has to come in one call, and be read again from its begin when it goes on (prefix
+    /// language models).
     fn needs_whole_prompts(&self) -> bool {
         false
     }
-    /// How many tokens of a prompt are fed between two looks at the cancel flag.
+    /// The number of prompt tokens that are computed between two looks at the cancel flag.
     fn prefill_chunk(&self) -> usize {
         512
     }
-    /// Appends a token and drafts of what may follow it; the logits behind each. A model that could not take drafts back appends the
-    /// token alone, and its logits are one row.
+    /// Appends a token and drafts of what may follow it; the logits behind each. A model that could not take
+    /// drafts back appends the token alone, and its logits are one row.
     fn verify_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
         self.decode(tokens[0])
     }
@@ -78,9 +79,10 @@ pub trait RewindModel: LanguageModel {
     /// A copy of the state.
     type Snapshot;
 
-    /// Whether [`RewindModel::truncate`] may stop elsewhere than at 0 (a recurrent state cannot).
+    /// True if [`RewindModel::truncate`] may stop elsewhere than at 0 (a recurrent state cannot).
     fn can_truncate(&self) -> bool;
-    /// Whether [`RewindModel::truncate`] would stop at `past`: a model with a window may have dropped what it needs.
+    /// True if [`RewindModel::truncate`] would stop at `past`: a model with a window may have dropped what it
+    /// needs.
     fn can_truncate_to(&self, past: usize) -> bool;
     /// Keeps the first `past` tokens of the context.
     fn truncate(&mut self, past: usize) -> Result<(), Self::Error>;
@@ -124,7 +126,7 @@ pub struct GenerationRequest<'a> {
     /// Tokens that end the text (empty: none, as `--ignore-eos` wants it).
     pub eos: &'a [TokenId],
     pub stop: &'a [String],
-    /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,
     /// Set from elsewhere (a signal handler, another thread) to end the text early.
     pub cancel: Option<&'a AtomicBool>,
@@ -180,13 +182,13 @@ impl FinishReason {
     }
 }
 
-/// What came out, besides the text.
+/// The result of a generation, besides the text.
 #[derive(Debug, Clone)]
 pub struct GenerationResult {
     /// All chosen tokens, with the one that ended the text.
     pub tokens: Vec<TokenId>,
     pub finish: FinishReason,
-    /// Tokens fed before the first one was chosen.
+    /// Tokens computed before the first one was sampled.
     pub prompt_tokens: usize,
     pub prefill_time: Duration,
     /// Decode steps: without drafts one less than the chosen tokens, as the first comes from the prefill.
@@ -217,9 +219,9 @@ fn tokens_per_second(count: usize, time: Duration) -> f64 {
 
 pub struct TextGenerator<M: LanguageModel> {
     model: M,
-    /// The tokens fed since the last reset; the penalties of a next turn look at them too.
+    /// The tokens computed since the last reset; the penalties of a next turn look at them too.
     computed_tokens: Vec<TokenId>,
-    /// The last token of the text before, chosen but not fed.
+    /// The last token of the text before, sampled but not computed.
     pending_token: Option<TokenId>,
     drafter: Option<Box<dyn Drafter>>,
 }
@@ -249,7 +251,7 @@ impl<M: LanguageModel> TextGenerator<M> {
         &mut self.model
     }
 
-    /// The tokens fed since the last reset.
+    /// The tokens computed since the last reset.
     pub fn computed_tokens(&self) -> &[TokenId] {
         &self.computed_tokens
     }
@@ -270,8 +272,8 @@ impl<M: LanguageModel> TextGenerator<M> {
         self.model.reset().map_err(model_error)
     }
 
-    /// Feeds the last token of the text before, if it was chosen but not fed: the model's state is then that of the whole text. False if
-    /// the context has no room for it.
+    /// Computes the last token of the text before, if it is pending: the model's state is then that of the
+    /// whole text. False if the context has no room for it.
     pub fn decode_pending(&mut self) -> Result<bool, GenerateError> {
         let Some(token) = self.pending_token else { return Ok(true) };
         if self.model.context().is_some_and(|context| self.past() >= context) {
@@ -283,8 +285,7 @@ impl<M: LanguageModel> TextGenerator<M> {
         Ok(true)
     }
 
-    /// Forgets the last token of the text before, which was chosen but not fed: the next prompt has it, or does not
-    /// want it.
+    /// Forgets the pending token of the text before: the next prompt has it, or does not need it.
     pub fn drop_pending(&mut self) {
         self.pending_token = None;
     }
@@ -322,7 +323,7 @@ impl<M: LanguageModel> TextGenerator<M> {
             self.pending_token = match out.finish {
                 _ if out.prompt_tokens == 0 => unfed,
                 FinishReason::Eos => None,
-                // That of a prompt which was cancelled is not wanted any more.
+                // The pending token of a prompt which was cancelled is not needed any more.
                 _ => tokens.get(fed.max(prompt)).copied(),
             };
         }
@@ -349,8 +350,8 @@ impl<M: LanguageModel> TextGenerator<M> {
         }
     }
 
-    /// Feeds what there is of a text, of which `fed` tokens are in the context, and what is chosen, to its end. The tokens are left in
-    /// `text`.
+    /// Computes the tokens of a text, of which `fed` are in the context, and the sampled ones, to its end.
+    /// The tokens are left in `text`.
     fn run_to_end(
         &mut self,
         text: &mut GenerationState<'_>,
@@ -443,7 +444,8 @@ impl<M: LanguageModel> TextGenerator<M> {
 }
 
 impl<M: RewindModel> TextGenerator<M> {
-    /// Keeps the first `past` tokens of the context; the model must be able to ([`RewindModel::can_truncate`]).
+    /// Keeps the first `past` tokens of the context; the model must be able to
+    /// ([`RewindModel::can_truncate`]).
     pub fn truncate(&mut self, past: usize) -> Result<(), GenerateError> {
         self.pending_token = None;
         self.model.truncate(past).map_err(model_error)?;

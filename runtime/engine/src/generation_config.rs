@@ -1,7 +1,7 @@
 //! `generation_config.json`: what the makers of a checkpoint recommend for sampling, and its control ids.
 //!
-//! Its values override the tool's defaults and are overridden by flags. `do_sample: false` means greedy, as in the
-//! library that defined the file.
+//! Its values override the tool's defaults and are overridden by flags. `do_sample: false` means greedy, as
+//! in the library that defined the file.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -61,7 +61,7 @@ impl GenerationConfig {
         Ok(config)
     }
 
-    /// What the file says about sampling.
+    /// The sampling settings of the file.
     pub fn sampling(&self) -> SamplingOverrides {
         let greedy = self.do_sample == Some(false);
         SamplingOverrides {

@@ -1,10 +1,12 @@
-//! Grammars: which texts a request allows, and from that, token by token, which tokens may come next.
+//! Grammars: the texts that a request allows, and from them, token by token, the tokens that may come next.
 //!
-//! [`GrammarCompiler`] knows a model's vocabulary and makes a [`Grammar`] of a [`GrammarSpec`], by the crate `llguidance`
-//! (Earley parser over derivatives of regular expressions, <https://github.com/guidance-ai/llguidance>). A grammar that cannot be
-//! enforced as a whole is an error; nothing is left out silently.
+//! [`GrammarCompiler`] knows a model's vocabulary and makes a [`Grammar`] of a [`GrammarSpec`], by the crate
+//! `llguidance` (Earley parser over derivatives of regular expressions,
+//! <https://github.com/guidance-ai/llguidance>). A grammar that cannot be enforced as a whole is an error;
+//! nothing is left out silently.
 //!
-//! Grammars come from strangers: they are compiled with bounded size and time on a thread with a stack of its own.
+//! Grammars come from strangers: they are compiled with bounded size and time on a thread with a stack of its
+//! own.
 
 mod compile;
 mod matcher;
@@ -24,7 +26,7 @@ pub(crate) use schema::{constrains, readable};
 /// The name of the grammar in a [`GrammarSpec::Framed`].
 pub(crate) const FRAMED: &str = "framed";
 
-/// What a text may be.
+/// The constraint on a text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GrammarSpec {
     /// Any JSON object.
@@ -37,7 +39,7 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's variant of Lark's syntax.
     Lark(String),
-    /// A grammar in Lark's syntax in which `@framed` stands for another one, that is no frame itself.
+    /// A grammar in Lark's syntax in which `@framed` is the place of another one, which has no frame itself.
     Framed { rules: String, part: Box<GrammarSpec> },
 }
 
@@ -79,7 +81,7 @@ pub enum GrammarError {
     Step { reason: String },
 }
 
-/// What llguidance says, without what it adds for its developers.
+/// The message of llguidance, without its additions for developers.
 fn reason(error: impl std::fmt::Display) -> String {
     const LONGEST: usize = 300;
     let text = format!("{error:#}");

@@ -4,16 +4,17 @@
 //! * [`sampler`]: logits to one token id; [`stop`]: where a text has to end.
 //! * [`generate`]: the loop of prefill, sample and decode over any [`generate::LanguageModel`].
 //! * [`conversation`]: a chat over one context that is read only once.
-//! * [`grammar`]: which texts are allowed, and so which tokens.
+//! * [`grammar`]: the texts that are allowed, and so the tokens.
 //! * [`serving`]: many texts at the same time, for a server.
-//! * [`texts`]: vectors of texts, and scores of pairs.
-//! * [`eval`]: perplexity, and how far two models are apart.
+//! * [`embedding`]: vectors of texts, and scores of pairs.
+//! * [`eval`]: perplexity, and the distance of two models.
 //! * [`chat`]: messages to a prompt, by the checkpoint's own template.
-//! * [`carried`]: what an artifact says of its texts.
-//! * [`generation_config`], [`special`]: what a checkpoint's own files say about sampling and about its special tokens.
+//! * [`artifact_text`]: the sections of an artifact about texts.
+//! * [`generation_config`], [`special_tokens`]: a checkpoint's own files about sampling and about its special
+//!   tokens.
 //!
-//! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an artifact
-//! carries its tokenizer in a payload section.
+//! The crate knows nothing of the compiler. Everything that it reads can come from memory, because an
+//! artifact carries its tokenizer in a payload section.
 
 pub mod artifact_text;
 pub mod chat;

@@ -30,15 +30,15 @@ impl RewindModel for Session {
     }
 }
 
-/// Whether a row has the same bits in every step, as `mlcc build --batch-invariant` has it.
+/// True if a row has the same bits in every step, as `mlcc build --batch-invariant` makes it.
 pub fn is_batch_invariant(model: &Model) -> bool {
     let metadata = serde_json::from_str(model.metadata()).unwrap_or(serde_json::Value::Null);
     metadata["batch_invariant"] == true
 }
 
-/// Whether sequences of a model can be fed several tokens in one call, of which some are then taken back, and are as if those had never
-/// been fed. A recurrent state cannot roll back, a window may have dropped rows for them, angles may depend on how many
-/// tokens come together, and prompts may have to be read as a whole.
+/// True if sequences of a model can compute several tokens in one call, of which some are then rolled back as
+/// if they had never been there. A recurrent state cannot roll back, a window may have dropped rows for them,
+/// angles may depend on how many tokens come together, and prompts may have to be read as a whole.
 pub fn takes_drafts(model: &Model) -> bool {
     let table = model.table();
     table.recurrent_state().is_none()
@@ -47,8 +47,8 @@ pub fn takes_drafts(model: &Model) -> bool {
         && !table.whole_prompts
 }
 
-/// Whether a model can draft for another. One that cannot roll back drafts with copies of its states; what it reads
-/// only as a whole, or otherwise at another length, would be read again for each draft.
+/// True if a model can draft for another. One that cannot roll back drafts with copies of its states; prompts
+/// that it reads only as a whole, or otherwise at another length, would be read again for each draft.
 pub fn can_draft(model: &Model) -> bool {
     model.table().length_state().is_none() && !model.table().whole_prompts
 }

@@ -1,10 +1,13 @@
 //! Logits to one token.
 //!
-//! Order: changes of a request (biases, no end yet), penalties, DRY, grammar, temperature, top-k, typical, top-p, min-p, XTC, draw (the
-//! order of ggml's GPT-2 example and of transformers); Mirostat stands for all cuts. Each usual cut keeps a prefix of the candidates sorted by probability, so they commute with sorting only the front.
+//! Order: changes of a request (biases, no end yet), penalties, DRY, grammar, temperature, top-k, typical,
+//! top-p, min-p, XTC, draw (the order of ggml's GPT-2 example and of transformers); Mirostat replaces all
+//! cuts. Each usual cut keeps a prefix of the candidates sorted by probability, so they commute with sorting
+//! only the front.
 //!
-//! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN is never
-//! chosen; after the first token nothing is allocated (an unbounded penalty window grows, and nothing else).
+//! Invariants: equal logits are ordered by the lower id, so a result never depends on the way of sorting; NaN
+//! is never chosen; after the first token nothing is allocated (an unbounded penalty window grows, and
+//! nothing else).
 
 mod dry;
 mod extra;
@@ -59,7 +62,7 @@ pub struct Candidate {
     pub probability: f64,
 }
 
-/// Sorts first what is drawn more likely; ties by the lower id.
+/// Sorts more probable tokens first; ties by the lower id.
 fn compare_candidates(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -171,7 +174,8 @@ impl Sampler {
         Some(drawn.id)
     }
 
-    /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or top-p cuts.
+    /// The tokens that may be drawn, with probabilities that sum to 1; sorted by probability where top-k or
+    /// top-p cuts.
     pub fn distribution(&mut self, logits: &[f32]) -> Result<&[Candidate], SampleError> {
         self.fill_candidates(logits, None)?;
         Ok(&self.candidates)
@@ -229,7 +233,8 @@ fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
 /// Weights of tokens (the best one's is 1) that top-p is looked for among, until they have its mass.
 const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
-/// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is the likeliest.
+/// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is
+/// the likeliest.
 fn cut_candidates(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
     let weigh = |candidates: &mut Vec<Candidate>| set_weights(params, best.logit, candidates);
     // A logit below all of at least that weight, if not by much.
@@ -260,7 +265,7 @@ fn cut_candidates(params: &SamplingParams, logits: &[f32], best: Candidate, cand
     drop_unlikely(params, candidates);
 }
 
-/// How likely a token is beside the likeliest one, whose logit is `best`.
+/// The probability of a token relative to the best one, whose logit is `best`.
 fn relative_weight(params: &SamplingParams, best: f32, logit: f32) -> f64 {
     (f64::from(logit - best) / f64::from(params.temperature)).exp()
 }
@@ -278,7 +283,8 @@ fn drop_unlikely(params: &SamplingParams, candidates: &mut Vec<Candidate>) {
     candidates.iter_mut().for_each(|c| c.probability /= kept);
 }
 
-/// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are needed.
+/// Keeps the shortest sorted prefix whose weights reach `mass`. Sorts in growing blocks: usually few are
+/// needed.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     let mut sum = 0.0;
     let (mut done, mut block) = (0, 128);
@@ -301,7 +307,7 @@ fn keep_nucleus(candidates: &mut Vec<Candidate>, mass: f64) {
     }
 }
 
-/// From the operating system's random numbers, through the only door to them that std has.
+/// A seed from the operating system's random numbers, through the only door to them that std has.
 fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

@@ -1,12 +1,13 @@
-//! Many texts from one model at the same time.
+//! Serving of many sequences by one model.
 //!
-//! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps has the next token of every text that is
-//! being written, with pieces of waiting prompts beside them, so small that no text waits longer than a set gap ([`pace`]).
-//! Requests come in through [`Engine::launch`]; what they lead to comes out as [`SequenceEvent`]s. Dropping a [`CancelGuard`] ends its text
-//! at the next step.
+//! An [`Engine`] owns a thread, and the thread owns the model. Each of its steps has the next token of every
+//! running sequence, with chunks of waiting prompts that are so small that no sequence waits longer than a
+//! set gap (`prefill_pacer`). Requests come in through [`Engine::launch`]; their results come out as
+//! [`SequenceEvent`]s. Dropping a [`CancelGuard`] ends its sequence at the next step.
 //!
-//! A text depends on its request and seed, not on what runs beside it, as far as the model's logits do not (see
-//! docs/serve.md). Its tokens are chosen by the code with which [`crate::TextGenerator`] chooses them.
+//! A text depends on its request and seed, not on other running sequences, as far as the model's logits do
+//! not (see docs/serve.md). Its tokens are sampled by the code with which [`crate::TextGenerator`] samples
+//! them.
 
 mod adapter;
 mod checkpoint_positions;

@@ -1,7 +1,8 @@
 //! The begin and end tokens of a model.
 //!
-//! Three files may name them. The ids of `generation_config.json` win over those of `config.json`, and these over the
-//! names in `tokenizer_config.json`, because the first is what the makers update when they fix a checkpoint.
+//! Three files may name them. The ids of `generation_config.json` win over those of `config.json`, and these
+//! over the names in `tokenizer_config.json`, because the makers update the first one when they fix a
+//! checkpoint.
 
 use serde::Deserialize;
 

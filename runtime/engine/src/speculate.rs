@@ -1,10 +1,12 @@
-//! Drafts of what a text says next, to be checked by the model in one step (speculative decoding, Leviathan et al. 2022).
+//! Drafts of the next tokens of a text, to be checked by the model in one step (speculative decoding,
+//! Leviathan et al. 2022).
 //!
-//! A draft never changes a text: from the logits behind each of its tokens the sampler chooses as always, and the draft counts as long
-//! as it is what was chosen. A step with a few drafts takes little longer than one without, as it reads the weights once.
+//! A draft never changes a text: from the logits behind each of its tokens the sampler chooses as always, and
+//! the draft counts as long as it equals the sampled token. A step with a few drafts takes little longer than
+//! one without, as it reads the weights once.
 //!
-//! [`NgramDrafter`] guesses that what has followed the last words before will follow them again (prompt lookup decoding, Saxena 2023);
-//! [`DraftModel`] asks a smaller model.
+//! [`NgramDrafter`] guesses that the words that followed the last ones before will follow them again (prompt
+//! lookup decoding, Saxena 2023); [`DraftModel`] asks a smaller model.
 
 mod model;
 
@@ -14,13 +16,14 @@ use crate::tokenizer::TokenId;
 
 pub use model::DraftModel;
 
-/// Rows of next tokens and drafts in a step, up to which more of them cost little beside the weights that are read anyway.
+/// Rows of next tokens and drafts in a step, up to which more of them cost little beside the weights that are
+/// read anyway.
 pub const CHEAP_ROWS: usize = 8;
 
 /// Guesses how texts go on.
 pub trait Drafter {
-    /// Appends to `tokens`, all tokens of a text, at most `most` that may follow. Texts have numbers: a drafter may keep something
-    /// for each, and finds by the tokens whether it is still of use.
+    /// Appends to `tokens`, all tokens of a text, at most `most` that may follow. Texts have numbers: a
+    /// drafter may keep something for each, and finds by the tokens whether it is still of use.
     fn append_draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize);
 }
 
@@ -44,7 +47,7 @@ impl Drafter for NgramDrafter {
     }
 }
 
-/// Where what follows the longest earlier occurrence of the text's last tokens begins; of equally long ones the last.
+/// The place behind the longest earlier occurrence of the text's last tokens; of equally long ones the last.
 fn last_occurrence(tokens: &[TokenId]) -> Option<usize> {
     let (&last, before) = tokens.split_last()?;
     let mut best = (NGRAM.start - 1, None);
@@ -64,7 +67,8 @@ fn last_occurrence(tokens: &[TokenId]) -> Option<usize> {
     best.1
 }
 
-/// How much to draft of one text, by what became of its drafts: where they fail, the next one comes after a pause that doubles.
+/// The length of drafts of one text, by the success of earlier ones: where they fail, the next one comes
+/// after a pause that doubles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftLengthTuner {
     length: usize,

@@ -1,8 +1,8 @@
 //! Stop strings: where a text has to end, though the model would go on.
 //!
-//! The text comes in pieces of any size. What may be the start of a stop string is held back until it is known not to
-//! be one. Invariant: the emitted text does not depend on how the text was cut into pieces; the stop string that is
-//! complete first wins (of several that end at the same place, the longest).
+//! The text comes in pieces of any size. What may be the start of a stop string is held back until it is
+//! known not to be one. Invariant: the emitted text does not depend on how the text was cut into pieces; the
+//! stop string that is complete first wins (of several that end at the same place, the longest).
 
 use thiserror::Error;
 
@@ -26,7 +26,7 @@ pub struct StopMatcher {
     guard: Option<Box<StopGuard>>,
 }
 
-/// What one piece leads to.
+/// The result of one piece.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StopCheck<'a> {
     /// Text that is safe to show (maybe none).
@@ -114,7 +114,8 @@ impl StopMatcher {
 fn open_suffix(text: &str, stop: &str) -> usize {
     let longest = (stop.len() - 1).min(text.len());
     let suffix = |len: &usize| text.as_bytes().ends_with(&stop.as_bytes()[..*len]);
-    // A prefix of `stop` that ends inside a character cannot end a text, so the split is at a character boundary.
+    // A prefix of `stop` that ends inside a character cannot end a text, so the split is at a character
+    // boundary.
     (1..=longest).rev().filter(|&len| stop.is_char_boundary(len)).find(suffix).unwrap_or(0)
 }
 

@@ -10,7 +10,7 @@ use thiserror::Error;
     cut_note(.truncated)
 )]
 pub struct InvalidUtf8 {
-    /// Where the bytes came from, as the user knows it ("standard input", a file name).
+    /// The source of the bytes, as the user knows it ("standard input", a file name).
     pub origin: String,
     pub offset: usize,
     pub byte: u8,

@@ -1,8 +1,8 @@
 //! Text to token ids and back.
 //!
-//! One closed set of tokenizers. All of them load from memory ([`Tokenizer::from_bytes`]), because an artifact carries
-//! its tokenizer in a payload section, and all of them know the bytes of every token, which is what makes streams that
-//! never split a character possible ([`DecodeStream`]).
+//! One closed set of tokenizers. All of them load from memory ([`Tokenizer::from_bytes`]), because an
+//! artifact carries its tokenizer in a payload section, and all of them know the bytes of every token, so
+//! that streams never split a character ([`DecodeStream`]).
 
 mod added_tokens;
 mod auxiliary_files;
@@ -35,13 +35,13 @@ pub use world::WorldTokenizer;
 
 use table::{EntryKind, TokenTable};
 
-/// As the entry points of a compiled model take them.
+/// A token id, in the type of the entry points of a compiled model.
 pub type TokenId = i32;
 
 /// Larger ids than any published vocabulary has; keeps a damaged file from asking for gigabytes.
 const MAX_ID: u32 = 1 << 24;
 
-/// What to do with control tokens when decoding.
+/// The treatment of control tokens when decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
     /// They are no text.
@@ -175,12 +175,12 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// From the content of a tokenizer file that needs nothing beside it.
+    /// Reads a tokenizer file that needs no other files.
     pub fn from_bytes(kind: TokenizerKind, bytes: &[u8]) -> Result<Self, TokenizerError> {
         Tokenizer::new(kind, bytes, TokenizerExtras::default())
     }
 
-    /// From the content of a tokenizer file and what the files beside it say.
+    /// Reads a tokenizer file, with the content of other files.
     pub fn new(kind: TokenizerKind, bytes: &[u8], extras: TokenizerExtras) -> Result<Self, TokenizerError> {
         let scheme = match kind {
             TokenizerKind::HfJson => TokenizerScheme::Hf(Box::new(HfTokenizer::from_bytes(bytes)?)),
@@ -195,7 +195,8 @@ impl Tokenizer {
         Ok(Tokenizer { scheme, decoder_start: None })
     }
 
-    /// The same for an encoder-decoder model: a prompt is a source text, and behind it stands the token that the decoder starts with.
+    /// Encodes a prompt of an encoder-decoder model: a source text, and behind it the token that the decoder
+    /// starts with.
     pub fn with_decoder_start(self, start: Option<TokenId>) -> Tokenizer {
         Tokenizer { decoder_start: start, ..self }
     }
@@ -224,8 +225,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text` as the start of a model's input: with the begin token, where the tokenizer's template asks
-    /// for one.
+    /// The ids of `text` as the start of a model's input: with the begin token, where the tokenizer's
+    /// template asks for one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
         let mut ids = match &self.scheme {
             TokenizerScheme::Hf(hf) => hf.encode(text, true)?,
@@ -233,20 +234,21 @@ impl Tokenizer {
             TokenizerScheme::SentencePiece(sp) => sp.encode(text, true)?,
             TokenizerScheme::Tiktoken(tiktoken) => tiktoken.encode(text, true)?,
         };
-        // What stands behind the start token is no source any more.
+        // Tokens behind the start token are no source any more.
         ids.retain(|&id| Some(id) != self.decoder_start);
         Ok(self.as_prompt(ids))
     }
 
-    /// Ids that are the start of a model's input: of an encoder-decoder model with the token behind the source text.
+    /// Ids that are the start of a model's input: of an encoder-decoder model with the token behind the
+    /// source text.
     pub fn as_prompt(&self, mut ids: Vec<TokenId>) -> Vec<TokenId> {
         let missing = self.decoder_start.filter(|start| !ids.is_empty() && !ids.contains(start));
         ids.extend(missing);
         ids
     }
 
-    /// The ids of two texts as one input of a model that compares them, and the type of each token (which of the texts it is of, for
-    /// models that look at that).
+    /// The ids of two texts as one input of a model that compares them, and the type of each token (the
+    /// number of its text, for models that look at that).
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         match &self.scheme {
             TokenizerScheme::Hf(hf) => hf.encode_pair(first, second),
@@ -261,8 +263,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`. Ids without a token (a model's vocabulary may be padded) have no text; bytes that are no
-    /// UTF-8 become U+FFFD.
+    /// The text of `ids`. Ids without a token (a model's vocabulary may be padded) have no text; bytes that
+    /// are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[TokenId], special: SpecialTokens) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.text_of(id, special)).copied().collect();
         let strip = bytes.iter().take(self.leading_strip()).take_while(|&&b| b == b' ').count();
@@ -330,7 +332,8 @@ impl Tokenizer {
         }
     }
 
-    /// How many spaces a whole text loses at its begin (sentencepiece puts one there when encoding).
+    /// The number of spaces that a whole text loses at its begin (sentencepiece puts one there when
+    /// encoding).
     fn leading_strip(&self) -> usize {
         match &self.scheme {
             TokenizerScheme::Hf(hf) => hf.leading_strip,

@@ -1,13 +1,13 @@
-//! Chat templates that were written to end or stall the process: every one ends in an error, or does little, and the process
-//! goes on within its memory. And long conversations, which are no attack. Alone in its process, because it measures the
-//! memory of the process.
+//! Chat templates that were written to end or stall the process: every one ends in an error, or does little,
+//! and the process goes on within its memory. And long conversations, which are no attack. Alone in its
+//! process, because it measures the memory of the process.
 
 use mlcc_engine::chat::{TemplateInputs, TemplateValue};
 use mlcc_engine::{ChatError, ChatMessage, ChatTemplate};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How a template ends.
+/// The end of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RenderEnd {
     /// It renders at most 4 MiB.
@@ -62,7 +62,7 @@ fn peak() -> Option<u64> {
 /// Loops that are long enough for anything.
 const LOOP: &str = "{% for i in range(99999) %}";
 
-/// With the stacks of parsers, and the megabytes of `long_conversations`.
+/// A limit that includes the stacks of parsers, and the megabytes of `long_conversations`.
 const MOST_KIB: u64 = 256 << 10;
 
 /// One test at a time, since memory is the whole process's.
@@ -375,7 +375,7 @@ fn inputs_that_are_deep() {
     let template = ChatTemplate::from_jinja("{{ tools }}").unwrap();
     let error = template.render(&[], true, &extra).unwrap_err();
     assert!(matches!(error, ChatError::TooDeep { .. }), "{error}");
-    // As deep as JSON may be.
+    // The depth that JSON may have.
     let json = "[".repeat(120) + &"]".repeat(120);
     let extra =
         TemplateInputs { tools: Some(serde_json::from_str(&json).unwrap()), ..TemplateInputs::default() };
@@ -426,14 +426,14 @@ fn threads_have_their_own_limits() {
     });
 }
 
-/// What Python's templates do with `%` and `urlencode`.
+/// Python's templates with `%` and `urlencode`.
 #[test]
 fn formats_of_python() {
     let render = |text: &str| {
         let template = ChatTemplate::from_jinja(text).unwrap();
         template.render(&[ChatMessage::new("user", "it's")], true, &TemplateInputs::default())
     };
-    // As jinja2 3.1 renders them.
+    // Results of jinja2 3.1.
     for (template, expected) in [
         ("{{ '%s is %d' % ('a', 3) }}", "a is 3"),
         ("{{ '%s' % 'b' }}", "b"),

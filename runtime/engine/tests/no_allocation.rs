@@ -1,5 +1,5 @@
-//! Sampling, decoding and matching stop strings allocate nothing once they have warmed up. Alone in its process, because it
-//! brings an allocator that counts.
+//! Sampling, decoding and matching stop strings allocate nothing once they have warmed up. Alone in its
+//! process, because it brings an allocator that counts.
 
 // Shared with the program `all`.
 #[allow(dead_code, reason = "a part of it is used here")]
@@ -26,8 +26,8 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a const-initialised thread local
-// without destructor, which allocates nothing itself.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a const-initialised thread
+// local without destructor, which allocates nothing itself.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -147,7 +147,7 @@ fn steps_of_an_engine() {
     drop(tickets);
     for counts in seen.lock().unwrap().iter() {
         assert_eq!(counts.len(), TOKENS);
-        // Once all have begun and before the first ends.
+        // Once all have started and before the first ends.
         assert_eq!(counts[20], counts[TOKENS - 10], "{counts:?}");
     }
 }

@@ -1,11 +1,13 @@
-//! What messages a template takes, found by rendering samples and not by the model's name, and how others become such.
+//! The messages that a template takes, found by rendering samples and not by the model's name, and the
+//! conversion of others to such.
 //!
-//! * Templates that also take images loop over a content's parts, and most others join it to a text: what is given in the wrong form
-//!   is lost without an error, or is one. llama.cpp finds the form by rendering as well, vLLM from the syntax tree
-//!   (`chat_template_content_format`).
-//! * Few templates know the role `developer`, many want one system message and that first, some have none. Instructions are
-//!   accepted in any place and number and reach the model: they are joined at the begin, `developer` is `system` unless the template
-//!   names it, and without a role for them they stand in front of the user's first text, as in llama.cpp.
+//! * Templates that also take images loop over a content's parts, and most others join it to a text: what is
+//!   given in the wrong form is lost without an error, or is one. llama.cpp finds the form by rendering as
+//!   well, vLLM from the syntax tree (`chat_template_content_format`).
+//! * Few templates know the role `developer`, many want one system message and that first, some have none.
+//!   Instructions are accepted in any place and number and reach the model: they are joined at the begin,
+//!   `developer` is `system` unless the template names it, and without a role for them they stand in front of
+//!   the user's first text, as in llama.cpp.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,7 +17,8 @@ use serde_json::{Value as Json, json};
 
 use super::{ChatError, ChatMessage, ChatTemplate, MessageContent, TemplateInputs, TemplateValue, syntax};
 
-/// Between two instructions, and between them and the user's text: an empty line, as templates that merge them put there.
+/// Between two instructions, and between them and the user's text: an empty line, as templates that merge
+/// them put there.
 const BETWEEN: &str = "\n\n";
 const SYSTEM: &str = "system";
 const DEVELOPER: &str = "developer";
@@ -26,7 +29,7 @@ const TOOL: &str = "tool";
 const SAMPLE: &str = "A sample text";
 const OTHER: &str = "Another one";
 
-/// How a template reads the contents of a role.
+/// The form in which a template reads the contents of a role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RoleContent {
     Text,
@@ -38,7 +41,7 @@ enum RoleContent {
     Unknown,
 }
 
-/// What messages a template takes.
+/// The messages that a template takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AcceptedMessages {
     system: RoleContent,
@@ -93,8 +96,8 @@ fn with_fields(message: ChatMessage, fields: Json) -> ChatMessage {
 }
 
 impl AcceptedMessages {
-    /// By rendering samples, with tools or without. A template that does not end with one message of a user is an error, so that
-    /// nobody waits for it a second time.
+    /// Finds them by rendering samples, with tools or without. A template that does not end with one message
+    /// of a user is an error, so that nothing waits for it a second time.
     pub fn from_template(template: &ChatTemplate, tools: bool) -> Result<AcceptedMessages, ChatError> {
         let extra = if tools { syntax::tools() } else { TemplateInputs::default() };
         let endless = Cell::new(None);
@@ -171,7 +174,7 @@ impl AcceptedMessages {
             USER => self.user,
             ASSISTANT => self.assistant.or_fallback(self.user).or_fallback(RoleContent::Unknown),
             TOOL => self.tool,
-            // One of the template's own, or none of its.
+            // A role of the template's own, or one that it does not have.
             other => RoleContent::detect(|content| {
                 let user = message(USER, in_form(self.user, OTHER.into()));
                 template.render(&[user, message(other, content)], true, extra)

@@ -37,7 +37,7 @@ pub struct AnswerParser {
     /// Most calls; later ones are dropped.
     most: usize,
     kind: ParserKind,
-    /// Whether the answer was cut in the begin of a call.
+    /// True if the answer was cut in the begin of a call.
     cut_call: bool,
 }
 
@@ -57,7 +57,8 @@ impl AnswerParser {
         AnswerParser { most: most_calls, kind, cut_call: false }
     }
 
-    /// With the schemas of the arguments, in the order of the names: what stands in tags is a text or JSON by them.
+    /// Adds the schemas of the arguments, in the order of the names: they decide whether a value in tags is a
+    /// text or JSON.
     pub fn with_schemas(mut self, schemas: Vec<Json>) -> AnswerParser {
         if let ParserKind::Marked(parser) = &mut self.kind {
             // Each choice of an answer has a copy of the parser.
@@ -83,13 +84,13 @@ impl AnswerParser {
         self.kept(parts)
     }
 
-    /// Whether the answer was cut in the begin of a call, which was not told of.
+    /// True if the answer was cut in the begin of a call, which was not reported.
     pub fn was_cut_in_call(&self) -> bool {
         self.cut_call
     }
 
-    /// The answer has ended: what was held back is what it is. Where it was `cut`, by its length as a rule, the begin of a marker or of
-    /// a call is no text.
+    /// Ends the answer: text that was held back is final. Where it was `cut`, by its length as a rule, the
+    /// begin of a marker or of a call is no text.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
         let parts = match &mut self.kind {
             ParserKind::Marked(parser) => {

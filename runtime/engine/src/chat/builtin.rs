@@ -5,7 +5,7 @@ use super::{ChatError, ChatMessage};
 /// A format by the name of its first model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuiltinFormat {
-    /// ChatGLM-6B: `[Round 0]\n问：...\n答：`; the first question stands alone.
+    /// ChatGLM-6B: `[Round 0]\n问：...\n答：`; the first question has no such frame.
     ChatGlm6b,
     /// ChatGLM2-6B: `[Round 1]\n\n问：...\n\n答：`.
     ChatGlm2,

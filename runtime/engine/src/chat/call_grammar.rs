@@ -13,17 +13,18 @@ use crate::tokenizer::{TokenId, Tokenizer};
 pub struct CallGrammar<'a> {
     /// Names of functions with the schemas of their arguments.
     pub tools: &'a [(String, Json)],
-    /// Names of those whose arguments are held to all of their schema; the others are held to what a grammar can do.
+    /// Names of those whose arguments are held to all of their schema; the others are held to what a grammar
+    /// can do.
     pub strict: &'a [String],
-    /// Whether there may be several calls.
+    /// True if there may be several calls.
     pub several: bool,
 }
 
-/// What an answer may be, behind its reasoning: calls, a text, or either.
+/// The possible answers behind the reasoning: calls, a text, or either.
 #[derive(Debug, Clone)]
 pub struct AnswerGrammar<'a> {
     pub syntax: &'a AnswerSyntax,
-    /// What the answer goes on from.
+    /// The prompt that the answer goes on from.
     pub prompt: &'a str,
     pub calls: Option<CallGrammar<'a>>,
     pub text: Option<GrammarSpec>,
@@ -33,7 +34,7 @@ pub struct AnswerGrammar<'a> {
 const BLANKS: &str = "BLANKS: /[ \\t\\r\\n]{1,8}/\n";
 
 impl AnswerGrammar<'_> {
-    /// What cannot be enforced is an error that names it.
+    /// The grammar; parts that cannot be enforced are an error that names them.
     pub fn spec(&self, tokenizer: &Tokenizer) -> Result<GrammarSpec, String> {
         let mut rules = String::new();
         let calls = match (self.calls, &self.syntax.calls, &self.syntax.channels) {
@@ -63,7 +64,7 @@ impl AnswerGrammar<'_> {
         })
     }
 
-    /// What stands for the reasoning in a rule.
+    /// The part of a rule for the reasoning.
     fn reasoning(&self, tokenizer: &Tokenizer) -> String {
         let Some(ReasoningSyntax { open, close }) = &self.syntax.reasoning else { return String::new() };
         let prompt = self.prompt.trim_end();
@@ -76,7 +77,8 @@ impl AnswerGrammar<'_> {
         format!("({} {} BLANKS?)?", fixed(open.trim(), tokenizer), through(close.trim(), tokenizer))
     }
 
-    /// The rules of an answer in channels: thoughts and texts on the way to a call, then the call or the final text.
+    /// The rules of an answer in channels: thoughts and texts on the way to a call, then the call or the
+    /// final text.
     fn channels(&self, channels: &ChannelSyntax, calls: bool, tokenizer: &Tokenizer) -> String {
         let fixed = |text: &str| fixed(text, tokenizer);
         let ChannelSyntax { start, role, channel, message, thoughts, answer, calls: commentary, .. } =
@@ -94,7 +96,7 @@ impl AnswerGrammar<'_> {
         }
         let ends: Vec<&str> =
             [if calls { "calls" } else { "" }, &text].into_iter().filter(|end| !end.is_empty()).collect();
-        // The prompt may have begun the thoughts.
+        // The prompt may have started the thoughts.
         let begun = if channels.started_answer(self.prompt).is_empty() {
             String::new()
         } else {
@@ -163,7 +165,8 @@ impl CallGrammar<'_> {
         Ok(text)
     }
 
-    /// The same of an answer in channels, which has one call, in one of the two forms that such models write.
+    /// The rules of an answer in channels, which has one call, in one of the two forms that such models
+    /// write.
     fn in_channels(&self, channels: &ChannelSyntax, tokenizer: &Tokenizer) -> Result<String, String> {
         let fixed = |text: &str| fixed(text, tokenizer);
         let ChannelSyntax { channel, message, recipient, namespace, calls, .. } = channels;
@@ -202,7 +205,7 @@ impl TagRules<'_> {
         self.strictness == SchemaStrictness::Strict
     }
 
-    /// What stands in the rule of the call, and the rules of the arguments.
+    /// The arguments in the rule of the call, and their rules.
     fn rules(&self) -> Result<(String, String), String> {
         let TagRules { tags, rule, schema, tokenizer, .. } = *self;
         if !tags.between.trim().is_empty() {
@@ -281,15 +284,18 @@ impl TagRules<'_> {
     }
 }
 
-/// A text in the tag of the rule `own`, with its end, that matches all of some expressions: what stands in the rule, and another rule.
+/// A text in the tag of the rule `own`, with its end, that matches all of some expressions: what stands in
+/// the rule, and another rule.
 fn text_in_tag(tags: &TagSyntax, own: &str, held: &[String], tokenizer: &Tokenizer) -> (String, String) {
     let end = tags.end();
     let special = special(end, tokenizer);
-    // Not even the name of a control token may be in the text, and nothing that would end it before it is what it has to be.
+    // Not even the name of a control token may be in the text, and nothing that would end it before it is
+    // what it has to be.
     let named = regex_of(&end[..special.map_or(end.len(), |(length, _)| length)]);
     let whole: String = held.iter().map(|expression| format!(" & /{expression}/")).collect();
     let text = format!("/(?s:.*)/ & ~/(?s:.*){named}(?s:.*)/{whole}");
-    // Blanks before the end are no part of a text, so that they have to be there where it is held to something.
+    // Blanks before the end are no part of a text, so that they have to be there where it is held to
+    // something.
     let blanks = Some(tags.blanks().1).filter(|blanks| !held.is_empty() && !blanks.is_empty());
     let text = match blanks {
         Some(blanks) => format!("({text}) {}", json!(blanks)),

@@ -1,7 +1,9 @@
-//! How a model writes answers that are messages in channels, as gpt-oss does: found from its template.
+//! The form of answers that are messages in channels, as gpt-oss writes them: found from its template.
 //!
-//! `<|channel|>analysis<|message|>Thoughts.<|end|><|start|>assistant<|channel|>final<|message|>Text.<|return|>`. What follows the thoughts
-//! depends on the answer: the final text, a call, a text on the way to one, or more thoughts.
+//! `<|channel|>analysis<|message|>Thoughts.<|end|>`, then
+//! `<|start|>assistant<|channel|>final<|message|>Text.<|return|>`.
+//! The part behind the thoughts depends on the answer: the final text, a call, a text on the way to one, or
+//! more thoughts.
 
 use serde_json::json;
 
@@ -19,13 +21,13 @@ pub struct ChannelSyntax {
     pub channel: String,
     /// Ends the head.
     pub message: String,
-    /// What ends a message; the first one that of a message which others follow.
+    /// Texts that end a message; the first one ends a message that others follow.
     pub ends: Vec<String>,
     /// The channel of thoughts.
     pub thoughts: String,
-    /// That of the final text.
+    /// The channel of the final text.
     pub answer: String,
-    /// That of calls, and of texts on the way to one.
+    /// The channel of calls, and of texts on the way to one.
     pub calls: String,
     /// Before the name of who is called: `to=`.
     pub recipient: String,
@@ -33,13 +35,13 @@ pub struct ChannelSyntax {
     pub namespace: String,
 }
 
-/// What a message of an answer is.
+/// The kind of a message of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MessageKind {
     Thoughts,
     Text,
     Call,
-    /// Of another role.
+    /// A message of another role.
     Foreign,
 }
 
@@ -56,7 +58,7 @@ fn marker_at_begin(text: &str) -> Option<&str> {
 }
 
 impl ChannelSyntax {
-    /// By rendering samples; `None` if the template writes no channels.
+    /// The form found by rendering samples; `None` if the template writes no channels.
     pub fn from_template(template: &ChatTemplate, calls: Option<&CallSyntax>) -> Option<ChannelSyntax> {
         let extra = TemplateInputs::default();
         let prompt = template.render(&[user()], true, &extra).ok()?;
@@ -65,7 +67,7 @@ impl ChannelSyntax {
         let whole = template.render(&[user(), message], false, &extra).ok()?;
         let (first, rest) = whole.strip_prefix(prompt.as_str())?.split_once(REASONS)?;
         let (between, behind) = rest.split_once(ANSWER)?;
-        // Both heads end alike, and the names of their channels stand before that.
+        // Both heads end alike, and the names of their channels are before that.
         let message = &first[first.len() - common_suffix(first, between)..];
         let message = &message[message.find('<')?..];
         let (thoughts_head, answer_head) = (first.strip_suffix(message)?, between.strip_suffix(message)?);
@@ -108,7 +110,7 @@ impl ChannelSyntax {
         })
     }
 
-    /// What ends a message that others follow.
+    /// The end of a message that others follow.
     pub fn end(&self) -> &str {
         self.ends.first().map_or("", String::as_str)
     }
@@ -119,13 +121,13 @@ impl ChannelSyntax {
         "<|constrain|>".to_owned()
     }
 
-    /// What a prompt has of the answer already, behind the role.
+    /// The part of the answer that a prompt has already, behind the role.
     pub fn started_answer<'p>(&self, prompt: &'p str) -> &'p str {
         let head = format!("{}{}", self.start, self.role);
         prompt.rfind(&self.start).and_then(|at| prompt[at..].strip_prefix(head.as_str())).unwrap_or_default()
     }
 
-    /// Whether a prompt ends where an answer begins, or in its thoughts.
+    /// True if a prompt ends where an answer begins, or in its thoughts.
     pub fn is_answered(&self, prompt: &str) -> bool {
         let head = format!("{}{}", self.start, self.role);
         let thoughts = format!("{}{}{}", self.channel, self.thoughts, self.message);
@@ -137,14 +139,15 @@ impl ChannelSyntax {
 }
 
 impl ChannelSyntax {
-    /// Whether a text may be the head of a message, or the begin of one.
+    /// True if a text may be the head of a message, or the begin of one.
     pub(super) fn may_be_head(&self, text: &str) -> bool {
         let text = text.trim_start();
         let begins = |mark: &str| text.starts_with(mark) || mark.starts_with(text);
         begins(&self.channel) || begins(&self.recipient)
     }
 
-    /// What a head says of its message, with the name of the function that is called. The `first` one has no role.
+    /// The kind of a message by its head, with the name of the function that is called. The `first` one has
+    /// no role.
     pub(super) fn read_head(&self, head: &str, first: bool) -> (MessageKind, Option<String>) {
         let head = head.trim_start();
         if !first && !head.starts_with(&self.role) {
@@ -158,7 +161,7 @@ impl ChannelSyntax {
         match behind(&self.recipient) {
             Some(name) => match name.strip_prefix(self.namespace.as_str()).filter(|name| !name.is_empty()) {
                 Some(name) => (MessageKind::Call, Some(name.to_owned())),
-                // Tools of the model's own, which nobody runs here.
+                // Tools of the model's own, which are not run here.
                 None => (MessageKind::Thoughts, None),
             },
             None if behind(&self.channel).is_some_and(|channel| channel == self.thoughts) => {
@@ -168,7 +171,8 @@ impl ChannelSyntax {
         }
     }
 
-    /// Begin and end of the first marker in a text that ends a message, and where it begins the next one whether that has its role.
+    /// Begin and end of the first marker in a text that ends a message, and where it begins the next one
+    /// whether that has its role.
     pub(super) fn message_end(&self, text: &str) -> Option<(usize, usize, Option<bool>)> {
         let ends = self.ends.iter().map(|mark| (mark, None));
         let marks = ends.chain([(&self.start, Some(true)), (&self.channel, Some(false))]);
@@ -193,7 +197,7 @@ fn called(calls: &CallSyntax, channel: &str) -> Option<(String, String, String)>
     let named = before.split_whitespace().next_back()?;
     let at = named.find('=')?;
     let (recipient, namespace) = named.split_at(at + 1);
-    // The name of the channel stands behind the name of the function, or before it.
+    // The name of the channel is behind the name of the function, or before it.
     let head = [calls.middle.as_str(), &before].into_iter().find_map(|text| text.split_once(channel))?.1;
     let end = head.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(head.len());
     Some((recipient.to_owned(), namespace.to_owned(), head[..end].to_owned()))

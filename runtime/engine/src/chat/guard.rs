@@ -1,4 +1,5 @@
-//! Stop strings are for the text of an answer: this tells it from reasoning, calls in channels and markers, as it comes.
+//! Stop strings are for the text of an answer: this tells it from reasoning, calls in channels and markers,
+//! as it comes.
 
 use super::answer::{Match, matches};
 use super::channels::{ChannelSyntax, MessageKind};
@@ -10,7 +11,7 @@ use super::tags::open_end;
 pub struct StopGuard {
     form: GuardForm,
     place: GuardState,
-    /// What may become a marker.
+    /// Text that may become a marker.
     held: String,
 }
 
@@ -28,7 +29,7 @@ enum GuardState {
     /// Blanks before the text.
     Blank,
     Text,
-    /// In the head of a message; whether it has no role.
+    /// In the head of a message; `first` if it has no role.
     Head {
         first: bool,
     },
@@ -38,7 +39,7 @@ enum GuardState {
 }
 
 impl AnswerSyntax {
-    /// For an answer that goes on from `prompt`; none where all of it is text.
+    /// The guard of an answer that goes on from `prompt`; none where all of it is text.
     pub fn stop_guard(&self, prompt: &str) -> Option<StopGuard> {
         if let Some(channels) = self.channels.as_ref().filter(|channels| channels.is_answered(prompt)) {
             let form = GuardForm::Channels(Box::new(channels.clone()));
@@ -56,7 +57,7 @@ impl AnswerSyntax {
 }
 
 impl StopGuard {
-    /// Whether everything that comes is text.
+    /// True if everything that comes is text.
     pub fn is_done(&self) -> bool {
         self.place == GuardState::Text && self.held.is_empty()
     }

@@ -1,16 +1,19 @@
 //! Jinja templates as `transformers` renders them (`apply_chat_template` of its `PreTrainedTokenizerBase`):
-//! `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods of `str` and `dict`, `raise_exception`, `strftime_now`,
-//! `tojson` as `json.dumps(ensure_ascii=False)`, the block tag `generation`.
+//! `trim_blocks`, `lstrip_blocks`, loop controls, Python's methods of `str` and `dict`, `raise_exception`,
+//! `strftime_now`, `tojson` as `json.dumps(ensure_ascii=False)`, the block tag `generation`.
 //!
-//! A template comes with a model from anywhere and runs for every request of a server, so it must neither end nor stall the
-//! process ([`limits`]). The engine bounds steps and nested calls, not what a step costs. Of the ways to bound that:
+//! A template comes with a model from anywhere and runs for every request of a server, so it must neither end
+//! nor stall the process ([`limits`]). The engine bounds steps and nested calls, not what a step costs. Of
+//! the ways to bound that:
 //!
-//! * A process for every rendering: `fork` copies the page tables of a process that has gigabytes mapped, which takes longer
-//!   than rendering does, and is not allowed to allocate where there are threads; a library has no program to start.
+//! * A process for every rendering: `fork` copies the page tables of a process that has gigabytes mapped,
+//!   which takes longer than rendering does, and is not allowed to allocate where there are threads; a
+//!   library has no program to start.
 //! * WebAssembly: an interpreter renders tens of times slower.
-//! * Here: the syntax tree is rewritten before it is compiled ([`rewrite`]), so that every operation that makes values or looks
-//!   at large ones is a function of ours, which counts and then lets the engine do it. Values know their depth and size
-//!   ([`values`]), so no recursion of the engine is deep. A rendering has its own thread, with a stack for nested calls.
+//! * Here: the syntax tree is rewritten before it is compiled ([`rewrite`]), so that every operation that
+//!   makes values or looks at large ones is a function of ours, which counts and then lets the engine do it.
+//!   Values know their depth and size ([`values`]), so no recursion of the engine is deep. A rendering has
+//!   its own thread, with a stack for nested calls.
 
 mod filters;
 mod json;
@@ -30,8 +33,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Longest template, and the stack of its parser, which takes a frame for every operator of a chain: about 400 bytes in optimized code
-/// (8 MiB were full at 20 400 operators), which are one byte of text at least. Only what is used is ever memory.
+/// Longest template, and the stack of its parser, which takes a frame for every operator of a chain: about
+/// 400 bytes in optimized code (8 MiB were full at 20 400 operators), which are one byte of text at least.
+/// Only what is used is ever memory.
 const LONGEST_TEMPLATE: usize = 128 << 10;
 const PARSER_STACK: usize = 512 << 20;
 /// Stack of a rendering: the engine's nested calls, and values of at most [`limits::MOST_LEVELS`] levels.
@@ -63,7 +67,7 @@ self_cell::self_cell!(
 
 struct CompiledTemplate {
     program: TemplateProgram,
-    /// What it reads and does not set.
+    /// Variables that it reads and does not set.
     variables: BTreeSet<String>,
     /// Attributes and constant texts in it.
     words: BTreeSet<String>,
@@ -133,7 +137,8 @@ impl CompiledTemplate {
     }
 }
 
-/// Runs on a thread with a stack of `stack` bytes. A panic of the engine becomes the error of the template that `wrong` makes.
+/// Runs on a thread with a stack of `stack` bytes. A panic of the engine becomes the error of the template
+/// that `wrong` makes.
 fn on_a_stack<T: Send>(
     stack: usize,
     run: impl FnOnce() -> Result<T, ChatError> + Send,
@@ -214,7 +219,7 @@ impl JinjaTemplates {
         self.templates.iter().any(|template| template.variables.contains(variable))
     }
 
-    /// Whether the template that `extra` chooses has a word as an attribute or as a constant text.
+    /// True if the template that `extra` chooses has a word as an attribute or as a constant text.
     pub fn has_word(&self, word: &str, extra: &TemplateInputs) -> bool {
         self.choose(extra).is_some_and(|template| template.words.contains(word))
     }
@@ -251,7 +256,7 @@ fn shortened(mut text: String, bytes: usize) -> String {
     text
 }
 
-/// What a template said with `raise_exception`.
+/// The message of a template's `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct RaisedException(String);
@@ -283,8 +288,8 @@ fn describe(error: &Error) -> String {
     text
 }
 
-/// `{% generation %}` ... `{% endgeneration %}` marks the assistant's text for training. It renders what is inside, as an
-/// `if true` does, with the same rules for white space.
+/// `{% generation %}` ... `{% endgeneration %}` marks the assistant's text for training. It renders what is
+/// inside, as an `if true` does, with the same rules for white space.
 fn without_generation_tags(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;

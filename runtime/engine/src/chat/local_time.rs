@@ -13,7 +13,8 @@ pub(super) fn now() -> u64 {
 fn offset(utc: u64) -> i64 {
     let Ok(time) = libc::time_t::try_from(utc) else { return 0 };
     let mut local = std::mem::MaybeUninit::<libc::tm>::uninit();
-    // SAFETY: `time` is read and `local` is written, both are valid for that; null says that nothing was written.
+    // SAFETY: `time` is read and `local` is written, both are valid for that; null says that nothing was
+    // written.
     let written = unsafe { !libc::localtime_r(&time, local.as_mut_ptr()).is_null() };
     if !written {
         return 0;

@@ -4,7 +4,8 @@ use super::ChatError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A value of any shape as templates see it; keeps the order of the keys of JSON objects. Implements serde's traits.
+/// A value of any shape as templates see it; keeps the order of the keys of JSON objects. Implements serde's
+/// traits.
 pub type TemplateValue = minijinja::Value;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -13,7 +14,7 @@ pub struct ChatMessage {
     pub role: String,
     #[serde(default)]
     pub content: MessageContent,
-    /// What else the message has: `tool_calls`, `name`, `reasoning_content`, ...
+    /// Other fields of the message: `tool_calls`, `name`, `reasoning_content`, ...
     #[serde(flatten)]
     pub fields: BTreeMap<String, TemplateValue>,
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json};
 /// Lists inside of each other.
 const DEEPEST: usize = 64;
 
-/// The JSON value that a Python literal stands for; `None` if the text is none.
+/// The JSON value of a Python literal; `None` if the text is none.
 pub(super) fn literal(text: &str) -> Option<Json> {
     let mut reader = LiteralReader { rest: text };
     let value = reader.value(0)?;

@@ -1,9 +1,9 @@
-//! A query and a document as the messages of a chat: how rerankers that answer with a token are asked. The roles `query` and
-//! `document`, and `system` for an instruction, are those of sentence-transformers.
+//! A query and a document as the messages of a chat: how rerankers that answer with a token are asked. The
+//! roles `query` and `document`, and `system` for an instruction, are those of sentence-transformers.
 
 use super::{ChatError, ChatMessage, ChatSource, ChatTemplate, TemplateInputs};
 
-/// How Qwen3-Reranker is asked for `yes` or `no`; after its model card.
+/// The template that asks Qwen3-Reranker for `yes` or `no`; after its model card.
 const QWEN3_RERANKER: &str = "\
 {%- set ns = namespace(instruct='Given a web search query, retrieve relevant passages that answer the query', \
 query='', document='') -%}
@@ -26,7 +26,8 @@ impl ChatSource {
 }
 
 impl ChatTemplate {
-    /// The input of a reranker. `opens_answer`: it ends where the answer begins, if the template leaves that open.
+    /// The input of a reranker. `opens_answer`: it ends where the answer begins, if the template leaves that
+    /// open.
     pub fn render_pair(
         &self,
         instruct: Option<&str>,
@@ -41,7 +42,8 @@ impl ChatTemplate {
         self.render(&messages, opens_answer, &TemplateInputs::default())
     }
 
-    /// Whether both texts of a pair come through the template: that of a chat drops roles that it does not know.
+    /// True if both texts of a pair come through the template: that of a chat drops roles that it does not
+    /// know.
     pub fn takes_pairs(&self) -> bool {
         const PROBES: [&str; 2] = ["first probe", "second probe"];
         let text = self.render_pair(None, PROBES[0], PROBES[1], true);

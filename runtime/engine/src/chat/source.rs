@@ -1,6 +1,7 @@
-//! Where a chat template comes from, and how the artifact carries it.
+//! Sources of a chat template, and its form in the artifact.
 //!
-//! Section format: JSON, `{"templates": [[name, text], ...], "tokens": {"bos_token": "<s>", ...}}` or `{"builtin": name}`.
+//! Section format: JSON, `{"templates": [[name, text], ...], "tokens": {"bos_token": "<s>",
+//! ...}}` or `{"builtin": name}`.
 
 use super::jinja::JinjaTemplates;
 use super::{BuiltinFormat, ChatError, ChatTemplate, TemplateKind};
@@ -71,7 +72,7 @@ impl ChatSource {
         self
     }
 
-    /// What the files say; `None` if none of them has a template.
+    /// The template of the files; `None` if none of them has one.
     pub fn from_files(files: ChatFiles<'_>) -> Result<Option<ChatSource>, ChatError> {
         let config = parse("tokenizer_config.json", files.tokenizer_config)?;
         let processor = parse("chat_template.json", files.chat_template_json)?;

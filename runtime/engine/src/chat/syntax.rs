@@ -1,7 +1,9 @@
-//! How a model writes calls of tools and its reasoning: found by rendering its template with samples, and not by the model's name.
+//! The way in which a model writes calls of tools and its reasoning: found by rendering its template with
+//! samples, and not by the model's name.
 //!
-//! A conversation whose answer has one call, and one with two, show what stands before, between and behind the name of a function and
-//! its arguments, be they JSON or a tag for each. Templates that write them in another form have calls that are not read here.
+//! A conversation whose answer has one call, and one with two, show the text before, between and behind the
+//! name of a function and its arguments, be they JSON or a tag for each. Templates that write them in another
+//! form have calls that are not read here.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +15,9 @@ pub use super::channels::ChannelSyntax;
 use super::tags::TagSyntax;
 use super::{ChatMessage, ChatTemplate, MessageContent, TemplateInputs, TemplateValue};
 
-/// How a call is written: `begin`, then for each call `open` NAME `middle` ARGUMENTS `close` with `between` them, then `end`. The
-/// arguments are a JSON object, or tags.
-/// Where a call has an id, [`ID`] stands for it.
+/// The form of a call: `begin`, then for each call `open` NAME `middle` ARGUMENTS `close` with `between`
+/// them, then `end`. The arguments are a JSON object, or tags. Where a call has an id, [`ID`] takes its
+/// place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSyntax {
     pub begin: String,
@@ -31,7 +33,7 @@ pub struct CallSyntax {
     pub tags: Option<TagSyntax>,
 }
 
-/// What stands for the id of a call in a [`CallSyntax`].
+/// The placeholder of the id of a call in a [`CallSyntax`].
 pub const ID: char = '\u{1}';
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +42,7 @@ pub struct ReasoningSyntax {
     pub close: String,
 }
 
-/// What an answer may have beside its text.
+/// The parts that an answer may have besides its text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnswerSyntax {
     pub calls: Option<CallSyntax>,
@@ -57,11 +59,11 @@ pub(super) const NAMES: [&str; 2] = ["sample_one", "sample_two"];
 const IDS: [&str; 2] = ["sampleid1", "sampleid2"];
 const KEY: &str = "sample_key";
 const VALUES: [&str; 2] = ["value one", "value two"];
-/// Of a call with two arguments, in the order of the alphabet.
+/// The keys of a call with two arguments, in alphabetical order.
 const KEYS: [&str; 2] = ["sample_key", "sample_zone"];
 
 impl AnswerSyntax {
-    /// By rendering samples.
+    /// Finds the syntax by rendering samples.
     pub fn from_template(template: &ChatTemplate) -> AnswerSyntax {
         let reasoning = reasoning(template);
         let calls = calls(template, reasoning.as_ref()).or_else(|| tagged(template, reasoning.as_ref()));
@@ -71,7 +73,7 @@ impl AnswerSyntax {
 }
 
 impl ReasoningSyntax {
-    /// Whether a prompt ends where the model reasons already.
+    /// True if a prompt ends where the model reasons already.
     pub fn is_open_behind(&self, prompt: &str) -> bool {
         prompt.trim_end().ends_with(self.open.trim())
     }
@@ -144,7 +146,8 @@ fn opened(prompt: &str) -> Option<ReasoningSyntax> {
     })
 }
 
-/// An answer with calls of these arguments, as the template writes it behind the prompt; names, arguments and ids as they are.
+/// An answer with calls of these arguments, as the template writes it behind the prompt; names, arguments and
+/// ids as they are.
 fn rendered(
     template: &ChatTemplate,
     arguments: &[Json],
@@ -177,7 +180,7 @@ fn arguments(text: &str, at: usize) -> Option<(usize, usize)> {
     (found == json!({KEY: VALUES[at]})).then(|| (begin, begin + objects.byte_offset()))
 }
 
-/// Where the name and the arguments of a sample stand.
+/// The places of the name and the arguments of a sample.
 struct CallSpans {
     name: usize,
     middle: (usize, usize),
@@ -218,7 +221,7 @@ fn calls(template: &ChatTemplate, reasoning: Option<&ReasoningSyntax>) -> Option
     })
 }
 
-/// Nobody would tell the model of its tools otherwise.
+/// True if the template tells the model of its tools.
 fn tells_of_tools(template: &ChatTemplate) -> bool {
     let prompt = |extra: &TemplateInputs| template.render_adapted(&[user()], true, extra).ok();
     prompt(&tools()).is_some_and(|with| with != prompt(&TemplateInputs::default()).unwrap_or_default())
@@ -228,7 +231,8 @@ fn without_ids(text: &str) -> String {
     IDS.iter().fold(text.to_owned(), |text, id| text.replace(id, &ID.to_string()))
 }
 
-/// What is around a call, of what stands before the first and behind the last, and between two; without middle and arguments.
+/// The frame of a call, from the texts before the first and behind the last, and between two; without middle
+/// and arguments.
 fn framed(before: &str, behind: &str, gap: Option<&str>) -> CallSyntax {
     let open = gap.map_or(before.len(), |gap| behind_tag(before, common_suffix(before, gap)));
     let close = gap.map_or(behind.len(), |gap| common_prefix(behind, &gap[..gap.len() - open]));
@@ -244,7 +248,7 @@ fn framed(before: &str, behind: &str, gap: Option<&str>) -> CallSyntax {
     }
 }
 
-/// Where the parts of a call with two arguments stand.
+/// The places of the parts of a call with two arguments.
 struct FoundTags {
     name: usize,
     keys: [usize; 2],

@@ -1,6 +1,8 @@
-//! Arguments of calls that are written in tags, one for each, and not as JSON: their form, and how they become JSON as they come.
+//! Arguments of calls that are written in tags, one for each, and not as JSON: their form, and their
+//! conversion to JSON as they come.
 //!
-//! Texts stand in tags as they are, everything else as JSON. Which of both a value is, only the schema of the function says.
+//! Texts are in tags as they are, everything else as JSON. Only the schema of the function tells which of
+//! both a value is.
 
 use llguidance::derivre::RegexBuilder;
 use serde_json::Value as Json;
@@ -9,7 +11,7 @@ use super::python;
 pub(super) use super::value_kinds::ValueKind;
 use crate::grammar::{SchemaStrictness, constrains};
 
-/// How an argument is written: `open` NAME `middle` VALUE `close`, with `between` two of them.
+/// The form of an argument: `open` NAME `middle` VALUE `close`, with `between` two of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagSyntax {
     pub open: String,
@@ -19,12 +21,12 @@ pub struct TagSyntax {
 }
 
 impl TagSyntax {
-    /// What ends a value: the close without the blanks before it.
+    /// The end of a value: the close without the blanks before it.
     pub fn end(&self) -> &str {
         self.close.trim()
     }
 
-    /// Blanks that stand before a value and behind it, and are no part of it.
+    /// Blanks before a value and behind it, which are no part of it.
     pub fn blanks(&self) -> (&str, &str) {
         let (middle, close) = (&self.middle, &self.close);
         (&middle[middle.trim_end().len()..], &close[..close.len() - close.trim_start().len()])
@@ -35,7 +37,7 @@ impl TagSyntax {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TagValue {
     kind: ValueKind,
-    /// Whether anything of it has come: blanks before it are gone then.
+    /// True if anything of it has come: blanks before it are dropped then.
     begun: bool,
 }
 
@@ -44,7 +46,8 @@ impl TagValue {
         TagValue { kind, begun: false }
     }
 
-    /// Takes what is surely of the value from `held`, and gives its JSON text; the last of it with `true`, when its end has come.
+    /// Takes what is surely of the value from `held`, and gives its JSON text; the last of it with `true`,
+    /// when its end has come.
     pub fn take(&mut self, held: &mut String, tags: &TagSyntax) -> (String, bool) {
         let (before, behind) = tags.blanks();
         if !self.begun {
@@ -103,7 +106,7 @@ pub(super) fn open_end(text: &str, marker: &str) -> usize {
     at.map_or(0, |at| text.len() - at)
 }
 
-/// As it stands in a JSON string.
+/// The text as it is in a JSON string.
 fn escaped(text: &str) -> String {
     let quoted = Json::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
@@ -174,8 +177,9 @@ fn lengths(value: &Json) -> Result<Option<String>, String> {
     }
 }
 
-/// A pattern matches anywhere, but where it is anchored. Beside others in an alternative, an anchor is taken for one of all of them: that
-/// allows less. Anchors elsewhere, and what else is no regular language, are errors of the grammar.
+/// A pattern matches anywhere, but where it is anchored. Beside others in an alternative, an anchor is taken
+/// for one of all of them: that allows less. Anchors elsewhere, and what else is no regular language, are
+/// errors of the grammar.
 fn searched(pattern: &str) -> Result<String, String> {
     // Parentheses that do not belong together would get others in the whole.
     fancy_regex::Regex::new(pattern)

@@ -1,4 +1,4 @@
-//! What the schema of a function says of one argument: whether it may be a text, and which.
+//! The kind of one argument by the schema of a function: whether it may be a text, and which.
 
 use serde_json::Value as Json;
 
@@ -7,7 +7,7 @@ use crate::grammar::referred;
 /// References and alternatives inside of each other that are followed.
 const DEEPEST: usize = 16;
 
-/// What a value may be, by its schema.
+/// The possible values of an argument, by its schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
     Text,
@@ -18,12 +18,13 @@ pub enum ValueKind {
 }
 
 impl ValueKind {
-    /// Of the argument `name` of a function with these parameters. What may be a text is one; one without a type is what it looks like.
+    /// The kind of the argument `name` of a function with these parameters. One that may be a text is one;
+    /// one without a type is what it looks like.
     pub fn of_argument(schema: &Json, name: &str) -> ValueKind {
         property(schema, name).map_or(ValueKind::Json, |value| ValueKind::of_value(schema, value))
     }
 
-    /// Of a value, whose references are those of `root`.
+    /// The kind of a value, whose references are those of `root`.
     pub fn of_value(root: &Json, value: &Json) -> ValueKind {
         match choices(root, value, 0) {
             // Which one is meant, only its look says.
@@ -80,7 +81,7 @@ fn list<'s>(value: &'s Json, name: &str) -> impl Iterator<Item = &'s Json> {
     value[name].as_array().into_iter().flatten()
 }
 
-/// The types that a value may have; `None` if its schema says nothing of them.
+/// The types that a value may have; `None` if its schema has none.
 fn types(root: &Json, value: &Json, depth: usize) -> Option<TypeSet> {
     if depth > DEEPEST {
         return None;
@@ -96,7 +97,7 @@ fn types(root: &Json, value: &Json, depth: usize) -> Option<TypeSet> {
     let alternatives = ["anyOf", "oneOf"].map(|name| {
         let all: Vec<Option<TypeSet>> =
             list(value, name).map(|option| types(root, option, depth + 1)).collect();
-        // An option that says nothing of types allows what the others do not.
+        // An option without types allows what the others do not.
         all.into_iter().flatten().reduce(TypeSet::or)
     });
     let every = list(value, "allOf").filter_map(|part| types(root, part, depth + 1)).reduce(TypeSet::and);
@@ -104,7 +105,7 @@ fn types(root: &Json, value: &Json, depth: usize) -> Option<TypeSet> {
     let target = target.and_then(|target| types(root, target, depth + 1));
     let [any, one] = alternatives;
     let found = [named, chosen, fixed, any, one, every, target].into_iter().flatten().reduce(TypeSet::and)?;
-    // As OpenAPI writes what may be `null`.
+    // The OpenAPI form of values that may be `null`.
     Some(if value["nullable"] == true { TypeSet { null: true, ..found } } else { found })
 }
 
@@ -183,7 +184,7 @@ pub(super) fn required<'s>(root: &'s Json, schema: &'s Json, depth: usize) -> Ve
     found
 }
 
-/// The schema of a property, in whatever part of an object's schema it stands.
+/// The schema of a property, in whatever part of an object's schema it is.
 fn property<'s>(root: &'s Json, name: &str) -> Option<&'s Json> {
     fn find<'s>(root: &'s Json, schema: &'s Json, name: &str, depth: usize) -> Option<&'s Json> {
         if depth > DEEPEST {

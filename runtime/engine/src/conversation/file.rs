@@ -1,5 +1,5 @@
-//! A conversation as files: `FILE` has the messages as JSON, `FILE.state` the model's state, so that nothing has to be
-//! read again. Without the second file, or for another model, the messages alone are taken over.
+//! A conversation as files: `FILE` has the messages as JSON, `FILE.state` the model's state, so that nothing
+//! has to be read again. Without the second file, or for another model, the messages alone are taken over.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub enum FileError {
     Conversation(#[from] ConversationError),
 }
 
-/// What came back with the messages.
+/// The context that came back with the messages.
 #[derive(Debug)]
 pub enum RestoredContext {
     /// The model's state: the next turn feeds new tokens only.
@@ -114,8 +114,8 @@ impl Conversation<Session> {
     }
 }
 
-/// Whether nothing stands there, or a conversation (of any version), which a new one may replace. Anything else is the
-/// user's, or the model itself.
+/// True if there is nothing, or a conversation (of any version), which a new one may replace. Anything else
+/// is the user's, or the model itself.
 fn may_replace(path: &Path) -> bool {
     #[derive(Deserialize)]
     struct VersionMarker {

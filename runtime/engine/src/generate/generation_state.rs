@@ -1,7 +1,8 @@
 //! A text while it is being written: its tokens, how the next one is chosen, and what ends it.
 //!
-//! [`TextGenerator`](super::TextGenerator) feeds the tokens of one text to a model of its own, [`crate::serving`] those of many to one model.
-//! From equal logits both choose the same, because they choose here.
+//! [`TextGenerator`](super::TextGenerator) feeds the tokens of one text to a model of its own,
+//! [`crate::serving`] those of many to one model. From equal logits both choose the same, because they choose
+//! here.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +18,7 @@ use crate::speculate::{DraftLengthTuner, Drafter};
 use crate::stop::{StopCheck, StopMatcher};
 use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
 
-/// What ends a text, beside its stop strings, its grammar and whoever wants it.
+/// Conditions that end a text, besides its stop strings, its grammar and its reader.
 #[derive(Debug, Clone)]
 pub(crate) struct StopConditions {
     pub eos: Vec<TokenId>,
@@ -29,13 +30,13 @@ pub(crate) struct StopConditions {
 /// A token that was chosen, to whoever wants the text.
 pub(crate) struct EmittedToken<'a> {
     pub token: TokenId,
-    /// From which it was chosen; none where that was done among the likeliest.
+    /// The logits from which it was sampled; none where the top-k candidates were enough.
     pub logits: &'a [f32],
-    /// What it adds to the text, in whole characters; nothing while that may become a stop string.
+    /// The text that it adds, in whole characters; empty while it may become a stop string.
     pub text: &'a str,
 }
 
-/// Why no token could be chosen.
+/// The reasons why no token could be sampled.
 #[derive(Debug, Error)]
 pub(crate) enum SamplingError {
     #[error(transparent)]
@@ -44,9 +45,9 @@ pub(crate) enum SamplingError {
     Grammar(#[from] GrammarError),
 }
 
-/// What came out of some rows of logits.
+/// The outcome of some rows of logits.
 pub(crate) struct SamplerOutput {
-    /// How the text ended, if it did.
+    /// The end of the text, if it has one.
     pub end: Result<Option<FinishReason>, SamplingError>,
     /// Drafts that were checked, and how many of the first were right.
     pub drafted: usize,
@@ -54,10 +55,10 @@ pub(crate) struct SamplerOutput {
 }
 
 pub(crate) struct GenerationState<'t> {
-    /// What was there before and the prompt, then what was chosen, then drafts of what may come.
+    /// Earlier tokens and the prompt, then sampled tokens, then drafts of what may come.
     tokens: Vec<TokenId>,
     drafts: usize,
-    /// How many were chosen.
+    /// The number of sampled tokens.
     sampled_count: usize,
     stop_conditions: StopConditions,
     /// Prepared where a token is chosen, or before that on another thread.
@@ -112,12 +113,12 @@ impl<'t> GenerationState<'t> {
         &self.tokens[..self.tokens.len() - self.drafts]
     }
 
-    /// How many tokens there is room for without new memory.
+    /// The number of tokens that fit without new memory.
     pub fn capacity(&self) -> usize {
         self.tokens.capacity()
     }
 
-    /// How many tokens were chosen, with the one that ended the text.
+    /// The number of sampled tokens, with the one that ended the text.
     pub fn sampled_count(&self) -> usize {
         self.sampled_count
     }
@@ -141,7 +142,7 @@ impl<'t> GenerationState<'t> {
         self.sampler.seed()
     }
 
-    /// Most tokens that are worth drafting now, where the last known one is fed behind `past` others.
+    /// Most tokens that are worth drafting now, where the last known one is computed behind `past` others.
     pub fn max_drafts(&self, past: usize) -> usize {
         let wanted = self
             .stop_conditions
@@ -162,7 +163,7 @@ impl<'t> GenerationState<'t> {
         self.drafts = self.tokens.len() - known;
     }
 
-    /// How many tokens of drafts there are.
+    /// The number of tokens of drafts.
     pub fn draft_count(&self) -> usize {
         self.drafts
     }
@@ -174,8 +175,8 @@ impl<'t> GenerationState<'t> {
         self.tokens.truncate(known + self.drafts);
     }
 
-    /// Chooses the next token among the likeliest ones, for [`GenerationState::sample_rows`], which needs no logits then. False where these do not
-    /// tell. There are no drafts.
+    /// Chooses the next token among the likeliest ones, for [`GenerationState::sample_rows`], which needs no
+    /// logits then. False where these do not tell. There are no drafts.
     pub fn sample_from_top_k(&mut self, likeliest: &[TokenCandidate]) -> bool {
         if self.grammar.is_some() || self.stop_conditions.max_tokens == Some(0) {
             return false;
@@ -191,8 +192,9 @@ impl<'t> GenerationState<'t> {
         self.sampled_early = None;
     }
 
-    /// Chooses tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other behind a draft, as long as
-    /// the drafts are what is chosen. `show` gets each token but one that ends the text, and may end it.
+    /// Samples tokens from rows of `vocab` logits, of which the first is behind `past` tokens and each other
+    /// behind a draft, as long as the drafts are the sampled tokens. `show` gets each token but one that ends
+    /// the text, and may end it.
     pub fn sample_rows(
         &mut self,
         rows: &[f32],
@@ -224,7 +226,8 @@ impl<'t> GenerationState<'t> {
         SamplerOutput { end, drafted, accepted }
     }
 
-    /// Chooses the next token from logits behind `past` tokens, and says how the text has ended with it, if it has.
+    /// Chooses the next token from logits behind `past` tokens, and says how the text has ended with it, if
+    /// it has.
     fn sample_row(
         &mut self,
         logits: &[f32],
@@ -284,8 +287,8 @@ impl<'t> GenerationState<'t> {
         self.stop_conditions.context.is_some_and(|context| past >= context).then_some(FinishReason::Context)
     }
 
-    /// Ends the text: `on_text` gets what was held back, unless nobody wants it. The reason may become another one, if that ends with
-    /// a stop string.
+    /// Ends the text: `on_text` gets the text that was held back, if it has a reader. The reason may become
+    /// another one, if that ends with a stop string.
     pub fn finish(
         &mut self,
         reason: FinishReason,
@@ -306,7 +309,7 @@ pub(crate) struct IncrementalDetokenizer<'t> {
 }
 
 impl<'t> IncrementalDetokenizer<'t> {
-    /// For a text that goes on where a prompt ends.
+    /// The detokenizer of a text that goes on where a prompt ends.
     pub fn new(tokenizer: &'t Tokenizer, stops: StopMatcher, special: SpecialTokens) -> Self {
         IncrementalDetokenizer { decoder: DecodeStream::continuing(tokenizer, special), stops }
     }

@@ -1,4 +1,4 @@
-//! From the text of a grammar to its parser.
+//! The compilation of a grammar's text to its parser.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -19,7 +19,8 @@ use crate::tokenizer::Tokenizer;
 const MOST_BYTES: usize = 256 << 10;
 /// Most texts of a choice: each is a path of the automaton.
 const MOST_CHOICES: usize = 10_000;
-/// After which a client is told that its grammar takes too long. The work ends later, by llguidance's own limits.
+/// The time after which a client gets the error that its grammar takes too long. The work ends later, by
+/// llguidance's own limits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Grammars that are compiled at a time, given up ones among them. Others wait for a place.
 const MOST_COMPILING: usize = 4;
@@ -27,19 +28,21 @@ const MOST_COMPILING: usize = 4;
 const STACK: usize = 64 << 20;
 /// About 2 KiB each, per running text.
 const MOST_LEXER_STATES: usize = 16_000;
-/// Items of a parser for one mask. Grammars of structured answers need some hundreds, very ambiguous ones ever more.
+/// Items of a parser for one mask. Grammars of structured answers need some hundreds, very ambiguous ones
+/// ever more.
 const MOST_STEP_ITEMS: usize = 25_000;
 /// Grammars that are kept compiled.
 const KEPT: usize = 32;
 
-/// Makes grammars for one vocabulary. The first use of a vocabulary costs about a second per 100 thousand tokens.
+/// Makes grammars for one vocabulary. The first use of a vocabulary costs about a second per 100 thousand
+/// tokens.
 pub struct GrammarCompiler {
     vocab: usize,
     factory: Arc<ParserFactory>,
     shared: Arc<SharedGrammars>,
 }
 
-/// What requests and the threads that compile for them share.
+/// State that requests and the threads that compile for them share.
 #[derive(Default)]
 struct SharedGrammars {
     grammars: Mutex<GrammarCache>,
@@ -61,7 +64,7 @@ impl std::fmt::Debug for GrammarCompiler {
 }
 
 impl GrammarCompiler {
-    /// For a model with `vocab` logits.
+    /// The compiler for a model with `vocab` logits.
     pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<GrammarCompiler, GrammarError> {
         let env = GrammarVocabulary::env(tokenizer, vocab)?;
         let slices = SlicedBiasComputer::general_slices();
@@ -88,7 +91,7 @@ impl GrammarCompiler {
         }
     }
 
-    /// Compiles on a thread of its own, for as long as somebody would wait.
+    /// Compiles on a separate thread, for as long as a client would wait.
     fn compile_in(
         &self,
         place: CompileSlot,
@@ -103,7 +106,7 @@ impl GrammarCompiler {
             let made =
                 made.and_then(checked).map(|matcher| place.cache_grammar(Grammar::new(matcher, vocab)));
             drop(place);
-            // Nobody may be there any more.
+            // The receiver may have left.
             let _ = sender.send(made);
         };
         let thread = std::thread::Builder::new().name("mlcc-grammar".into()).stack_size(STACK);
@@ -138,7 +141,7 @@ impl GrammarCache {
     }
 }
 
-/// What llguidance would only warn of is not enforced, so it is an error here.
+/// The grammar, or an error if llguidance would only warn of parts that are not enforced.
 fn checked(parser: llguidance::TokenParser) -> Result<Matcher, GrammarError> {
     let mut matcher = Matcher::new(Ok(parser));
     let invalid = |reason: String| GrammarError::Invalid { reason };
@@ -195,7 +198,7 @@ fn choice(texts: &[String]) -> String {
     format!("start: CHOICE\nCHOICE: {}\n", quoted.join("\n | "))
 }
 
-/// What a request for a grammar gets.
+/// The result of a request for a grammar.
 enum GrammarLookup {
     Cached(Box<Grammar>),
     Compile(CompileSlot),

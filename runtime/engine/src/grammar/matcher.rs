@@ -19,7 +19,7 @@ const SLOW: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
-    /// Number of logits. The bit behind them stands for the end of the text.
+    /// Number of logits. The bit behind them is the end of the text.
     vocab: usize,
     /// The tokens that may come next, once they are known.
     mask: Option<SimpleVob>,
@@ -28,7 +28,7 @@ pub struct Grammar {
     is_slow: bool,
 }
 
-/// How long the next mask of a grammar may take.
+/// The time that the next mask of a grammar may take.
 #[derive(Debug)]
 pub(crate) struct MaskLimits {
     end: Instant,
@@ -87,8 +87,8 @@ impl Grammar {
         self.vocab
     }
 
-    /// Computes which tokens may come next, if that is not known yet; this takes most of the time of a grammar. The tokens `ends`,
-    /// always the same, may come where the text may end, and nowhere else.
+    /// Computes which tokens may come next, if that is not known yet; this takes most of the time of a
+    /// grammar. The tokens `ends`, always the same, may come where the text may end, and nowhere else.
     pub fn prepare(&mut self, ends: &[TokenId]) -> Result<(), GrammarError> {
         if self.mask.is_some() {
             return Ok(());
@@ -132,7 +132,7 @@ impl Grammar {
         self.matcher.consume_token(id).map_err(|e| GrammarError::Step { reason: reason(e) })
     }
 
-    /// Whether nothing may follow any more.
+    /// True if nothing may follow any more.
     pub fn is_finished(&self) -> bool {
         self.matcher.is_stopped() && self.matcher.stop_reason().is_ok()
     }

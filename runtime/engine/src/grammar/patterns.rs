@@ -1,6 +1,8 @@
-//! Patterns with look-ahead, which no automaton of a grammar has, in the forms that libraries of schemas publish, written without it.
+//! Patterns with look-ahead, which no automaton of a grammar has, in the forms that libraries of schemas
+//! publish, written without it.
 
-/// Patterns with one that matches the same texts. They are what zod writes for `z.email()`, and Pydantic for `Decimal`.
+/// Patterns with one that matches the same texts. zod writes them for `z.email()`, and Pydantic for
+/// `Decimal`.
 const KNOWN: [(&str, &str); 3] = [
     (
         r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",

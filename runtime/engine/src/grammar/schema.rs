@@ -1,8 +1,9 @@
 //! JSON schemas as clients write them, made into what the compiler of grammars reads.
 //!
-//! Annotations go. References become names under `$defs`, whatever they were written as: pointers with escapes, anchors, ids. Keywords
-//! that no grammar has are written in those that it has where that says the same; the others are an error that names the keyword and its
-//! place, or are left out where a schema is [`SchemaStrictness::Lenient`].
+//! Annotations go. References become names under `$defs`, whatever they were written as: pointers with
+//! escapes, anchors, ids. Keywords that no grammar has are written in those that it has where that says the
+//! same; the others are an error that names the keyword and its place, or are left out where a schema is
+//! [`SchemaStrictness::Lenient`].
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::patterns;
 
-/// How much of a schema a text has to be held to.
+/// The strictness with which a text follows a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaStrictness {
     /// All of it; what cannot be enforced is an error.
@@ -20,14 +21,14 @@ pub enum SchemaStrictness {
     Lenient,
 }
 
-/// Blanks between two tokens of JSON: none, a space, or a line break with an indentation. Without a bound small models write blanks
-/// until their text is cut.
+/// Blanks between two tokens of JSON: none, a space, or a line break with an indentation. Without a bound
+/// small models write blanks until their text is cut.
 const BLANKS: &str = " |\\r?\\n[ \\t]{0,20}";
-/// Numbers are at most so far from zero where their schema sets no bound, so that no digits come without end: 18 digits,
-/// the most that llguidance counts.
+/// Numbers are at most so far from zero where their schema sets no bound, so that no digits come without end:
+/// 18 digits, the most that llguidance counts.
 const FARTHEST: i64 = 900_000_000_000_000_000;
-/// What numbers that are not whole are multiples of where their schema says nothing: eight digits behind the point,
-/// the most that llguidance computes with.
+/// The step of numbers that are not whole, if their schema has none: eight digits behind the point, the most
+/// that llguidance computes with.
 const FINEST: f64 = 1e-8;
 /// Most values of a schema whose references are written out.
 const MOST_VALUES: usize = 200_000;
@@ -123,7 +124,7 @@ pub fn compilable_part(root: &Value, part: &Value, strictness: SchemaStrictness)
     Ok(schema.into())
 }
 
-/// What a reference in a schema names.
+/// The target of a reference in a schema.
 pub fn referred<'s>(root: &'s Value, reference: &str) -> Option<&'s Value> {
     let mut reader = SchemaReader::new(root, root, SchemaStrictness::Lenient);
     reader.target(reference, root).map(|(target, _)| target)
@@ -134,14 +135,14 @@ type SchemaResource<'s> = (&'s Value, &'s Value);
 
 struct SchemaReader<'s> {
     root: &'s Value,
-    /// What is read; a reference to it is `#`.
+    /// The part that is read; a reference to it is `#`.
     part: &'s Value,
     strictness: SchemaStrictness,
-    /// What has an `$id` or an `$anchor`, by that; once it is asked for.
+    /// The parts with an `$id` or an `$anchor`, by that; found at the first use.
     resources: Option<BTreeMap<&'s str, SchemaResource<'s>>>,
     /// Names of what is referred to, by its address.
     names: BTreeMap<*const Value, String>,
-    /// What is referred to and not yet read.
+    /// Targets of references that are not yet read.
     waiting: Vec<(String, &'s Value, &'s Value)>,
     /// Keys down to what is read.
     place: Vec<String>,
@@ -226,7 +227,7 @@ impl<'s> SchemaReader<'s> {
                 Some(Err(why)) => self.refuse(key, &format!("cannot be enforced: {why}"))?,
             },
             "$ref" => put(key, self.reference(value, base)?.into()),
-            // Where several of them hold, a text is of one of them all the same.
+            // Where several of them hold, the text still fits one of them.
             "oneOf" if self.strictness == SchemaStrictness::Lenient && !fields.contains_key("anyOf") => {
                 put("anyOf", self.at(key, |reader| reader.schemas(value, base))?);
             }
@@ -281,7 +282,8 @@ impl<'s> SchemaReader<'s> {
         Ok(read.into())
     }
 
-    /// Names of properties: those of a list become properties, those of a pattern become properties of that pattern.
+    /// Names of properties: those of a list become properties, those of a pattern become properties of that
+    /// pattern.
     fn names_of_properties(
         &mut self,
         value: &'s Value,
@@ -370,7 +372,7 @@ impl<'s> SchemaReader<'s> {
         }
     }
 
-    /// What has an id, or an anchor, which begins with `#`.
+    /// The part with an id, or with an anchor, which begins with `#`.
     fn resource(&mut self, id: &str) -> Option<SchemaResource<'s>> {
         let root = self.root;
         let known = self.resources.get_or_insert_with(|| {
@@ -433,7 +435,7 @@ fn collect<'s>(value: &'s Value, base: &'s Value, into: &mut BTreeMap<&'s str, S
     }
 }
 
-/// Whether a keyword says which values there may be, and does not only annotate.
+/// True if a keyword restricts the values, and does not only annotate.
 pub fn constrains(key: &str, value: &Value) -> bool {
     let known = [&PLAIN[..], &SCHEMAS, &UNENFORCEABLE].iter().any(|keys| keys.contains(&key));
     let format = key == "format" && value.as_str().is_none_or(|format| FORMATS.contains(&format));
@@ -451,14 +453,15 @@ pub fn readable(pattern: &str) -> Result<String, String> {
     }
 }
 
-/// Whether no keyword beside it may know properties or items, so that what is not evaluated is what is additional.
+/// True if no keyword next to it may know properties or items, so that what is not evaluated is what is
+/// additional.
 fn is_alone(fields: &Map<String, Value>, key: &str) -> bool {
     let own = if key == "unevaluatedItems" { ["items", "contains"] } else { ["additionalProperties", "not"] };
     let others = IN_PLACE.iter().filter(|other| **other != "patternProperties");
     !others.chain(&own).any(|other| fields.contains_key(*other))
 }
 
-/// Whether a keyword that is not enforced allows everything here.
+/// True if a keyword that is not enforced allows everything here.
 fn says_nothing(key: &str, value: &Value, fields: &Map<String, Value>) -> bool {
     let empty = || value.as_object().is_some_and(Map::is_empty);
     match key {

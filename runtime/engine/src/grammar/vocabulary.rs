@@ -8,14 +8,15 @@ use crate::tokenizer::{TokenId, Tokenizer};
 /// Longest token that llguidance's tables hold.
 const LONGEST_TOKEN: usize = 255;
 
-/// All tokens of a model, and behind them one more that stands for every end of a text: which tokens end one says the request.
+/// All tokens of a model, and behind them one more for every end of a text: the request says which tokens end
+/// one.
 pub(super) struct GrammarVocabulary {
     trie: TokTrie,
 }
 
 impl GrammarVocabulary {
-    /// `vocab`: the model's number of logits. Ids without a token, and control tokens where a grammar does not name them, are
-    /// never allowed.
+    /// `vocab`: the model's number of logits. Ids without a token, and control tokens where a grammar does
+    /// not name them, are never allowed.
     pub fn env(tokenizer: &Tokenizer, vocab: usize) -> Result<TokEnv, GrammarError> {
         let wrong = |reason: &str| GrammarError::Tokenizer { reason: reason.to_owned() };
         let end = u32::try_from(vocab).ok().filter(|&n| n < u32::MAX >> 8);

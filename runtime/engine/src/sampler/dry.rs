@@ -1,5 +1,5 @@
-//! DRY ("don't repeat yourself"): a token that would go on with a repetition of the text's end is penalized the more, the longer
-//! that repetition is: `multiplier * base^(length - allowed_length)`.
+//! DRY ("don't repeat yourself"): a token that would go on with a repetition of the text's end is penalized
+//! the more, the longer that repetition is: `multiplier * base^(length - allowed_length)`.
 
 use super::extra::DryParams;
 use crate::tokenizer::TokenId;
@@ -10,13 +10,13 @@ const ROOM: usize = 4096;
 /// The last tokens, and what going on with them costs.
 #[derive(Debug, Clone)]
 pub(super) struct RepeatedText {
-    /// Of the vocabulary if the penalty is on; else 0.
+    /// Size of the vocabulary if the penalty is on; else 0.
     vocab: usize,
     /// `None`: unbounded.
     limit: Option<usize>,
     /// The tokens that are looked at are the last ones.
     text: Vec<TokenId>,
-    /// How many tokens before a place are those before the end; by the distance from the end.
+    /// The number of tokens before a place that equal those before the end; by the distance from the end.
     matches: Vec<usize>,
     /// The longest repetition that each token would go on with, of those in `next`.
     longest: Vec<u32>,
@@ -31,7 +31,7 @@ impl RepeatedText {
         RepeatedText {
             vocab,
             limit,
-            // A window is moved to the front when it has come to the end of twice its room.
+            // A window is moved to the front when it has reached the end of twice its room.
             text: Vec::with_capacity(2 * room),
             matches: Vec::with_capacity(room),
             longest: vec![0; vocab],
@@ -55,7 +55,7 @@ impl RepeatedText {
         self.text.clear();
     }
 
-    /// Whether nothing can be penalized.
+    /// True if nothing can be penalized.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
@@ -72,7 +72,8 @@ impl RepeatedText {
         if most < allowed {
             return;
         }
-        // The Z algorithm on the text from its end: `matches[k]` tokens before the place `k` from the end are those before the end.
+        // The Z algorithm on the text from its end: `matches[k]` tokens before the place `k` from the end are
+        // those before the end.
         self.matches.clear();
         self.matches.resize(count, 0);
         let (mut left, mut right) = (0, 0);

@@ -1,22 +1,22 @@
 //! Samplers beside the usual cuts: DRY, typical, XTC and Mirostat 2. All are off unless they are asked for.
 //!
-//! They are defined as in llama.cpp (`src/llama-sampler.cpp`), with one difference: the temperature comes first here, before all cuts.
-//! Sources: Meister et al., "Locally Typical Sampling" (2022); Basu et al., "Mirostat" (2020); DRY and XTC are pull requests 5677
-//! and 6335 of text-generation-webui, by p-e-w.
+//! They are defined as in llama.cpp (`src/llama-sampler.cpp`), with one difference: the temperature comes
+//! first here, before all cuts. Sources: Meister et al., "Locally Typical Sampling" (2022); Basu et al.,
+//! "Mirostat" (2020); DRY and XTC are pull requests 5677 and 6335 of text-generation-webui, by p-e-w.
 
 use std::sync::Arc;
 
 use super::ParamError;
 use crate::tokenizer::{TokenId, Tokenizer};
 
-/// What these samplers are set to. The default is off.
+/// Settings of these samplers. The default is off.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExtraSamplers {
     /// The tokens whose surprise is nearest to the expected one stay, up to this share. 1 is off.
     pub typical_p: f32,
-    /// How often the likeliest tokens are left out. 0 is off.
+    /// The probability with which the top tokens are left out. 0 is off.
     pub xtc_probability: f32,
-    /// Of the tokens at least this likely only the last one stays. More than 0.5 is off.
+    /// The threshold: only the last one of the tokens at least this probable stays. More than 0.5 is off.
     pub xtc_threshold: f32,
     pub dry: DryParams,
     /// Cuts and keeps the surprise of the text where it is wanted, in place of all other cuts.
@@ -28,11 +28,11 @@ pub struct ExtraSamplers {
 pub struct DryParams {
     /// 0 is off.
     pub multiplier: f32,
-    /// The penalty of each further token of a repetition is so many times as large.
+    /// Factor of the penalty for each further token of a repetition.
     pub base: f32,
     /// Repetitions shorter than this are not penalized.
     pub allowed_length: u32,
-    /// How many of the last tokens are looked at; 0 is none, -1 is all.
+    /// The number of last tokens that are looked at; 0 is none, -1 is all.
     pub last_n: i32,
     /// Tokens over which no repetition goes, ascending ([`DryParams::breakers_of`]).
     pub breakers: Arc<[TokenId]>,
@@ -43,7 +43,7 @@ pub struct DryParams {
 pub struct MirostatParams {
     /// The surprise that is wanted, in bits.
     pub tau: f32,
-    /// How fast the cut follows what is found.
+    /// The rate at which the cut follows the observed surprise.
     pub eta: f32,
 }
 
@@ -62,7 +62,7 @@ impl Default for MirostatParams {
 }
 
 impl DryParams {
-    /// Strings over which no repetition goes, where nobody names others.
+    /// Strings over which no repetition goes, by default.
     pub const BREAKERS: [&'static str; 4] = ["\n", ":", "\"", "*"];
 
     /// The tokens that have one of these strings inside.
@@ -83,17 +83,17 @@ impl DryParams {
 }
 
 impl ExtraSamplers {
-    /// Whether the cuts are others than the usual ones.
+    /// True if the cuts are others than the usual ones.
     pub(super) fn cuts(&self) -> bool {
         self.typical_p < 1.0 || self.takes_likeliest() || self.mirostat.is_some()
     }
 
-    /// Whether XTC does anything.
+    /// True if XTC has an effect.
     pub(super) fn takes_likeliest(&self) -> bool {
         self.xtc_probability > 0.0 && self.xtc_threshold <= 0.5
     }
 
-    /// Whether any of them does.
+    /// True if any of them has an effect.
     pub(super) fn is_on(&self) -> bool {
         self.cuts() || self.dry.is_on()
     }

@@ -1,4 +1,5 @@
-//! Cuts that few ask for: typical, XTC, Mirostat 2. They look at all candidates, so that nothing is saved where one of them is on.
+//! Cuts that few ask for: typical, XTC, Mirostat 2. They look at all candidates, so that nothing is saved
+//! where one of them is on.
 
 use super::extra::{ExtraSamplers, MirostatParams};
 use super::{
@@ -11,7 +12,7 @@ pub(super) struct SurpriseLimit(f64);
 
 impl SurpriseLimit {
     pub fn new(extra: &ExtraSamplers) -> SurpriseLimit {
-        // As if the text so far had been as surprising as is wanted.
+        // The start value: as if the text so far had had the target surprise.
         SurpriseLimit(extra.mirostat.map_or(0.0, |mirostat| 2.0 * f64::from(mirostat.tau)))
     }
 
@@ -22,7 +23,8 @@ impl SurpriseLimit {
     }
 }
 
-/// Fills `candidates` with what is left of the logits, of which `best` is the likeliest. Takes a random number for XTC, if that is on.
+/// Fills `candidates` with what is left of the logits, of which `best` is the likeliest. Takes a random
+/// number for XTC, if that is on.
 pub(super) fn cut_with_extras(
     params: &SamplingParams,
     logits: &[f32],
@@ -94,7 +96,7 @@ fn keep_typical(candidates: &mut Vec<Candidate>, p: f64) {
     }
 }
 
-/// Of the sorted candidates that reach the threshold only the last one stays.
+/// Removes the sorted candidates that reach the threshold, except the last one.
 fn exclude_top_choices(candidates: &mut Vec<Candidate>, threshold: f64) {
     let reach = candidates.partition_point(|c| c.probability >= threshold);
     if reach > 1 {
@@ -130,7 +132,8 @@ mod tests {
 
     #[test]
     fn typical_tokens_are_as_surprising_as_is_expected() {
-        // The entropy is 1.75 bits: the second token (2 bits) is nearest, then the first (1 bit), then the others (3 bits).
+        // The entropy is 1.75 bits: the second token (2 bits) is nearest, then the first (1 bit), then the
+        // others (3 bits).
         let typical = |typical_p| left(params(ExtraSamplers { typical_p, ..ExtraSamplers::default() }));
         assert_eq!(typical(0.2), [(1, 1.0)]);
         assert_eq!(typical(0.7), [(0, 0.666667), (1, 0.333333)]);

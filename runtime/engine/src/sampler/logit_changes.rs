@@ -1,4 +1,4 @@
-//! What a request changes about the model's logits before anything else looks at them.
+//! Changes that a request makes to the model's logits before anything else looks at them.
 
 use super::ParamError;
 use crate::tokenizer::TokenId;
@@ -29,7 +29,7 @@ impl LogitChanges {
         Ok(())
     }
 
-    /// Whether anything changes when `chosen` tokens have been chosen before.
+    /// True if anything changes when `chosen` tokens have been sampled before.
     pub(super) fn applies_after(&self, chosen: usize) -> bool {
         !self.bias.is_empty() || self.bans_eos(chosen)
     }
@@ -48,12 +48,12 @@ impl LogitChanges {
         }
     }
 
-    /// Whether no logit becomes larger.
+    /// True if no logit becomes larger.
     pub(super) fn only_lowers(&self) -> bool {
         self.bias.iter().all(|&(_, bias)| bias <= 0.0)
     }
 
-    /// What [`LogitChanges::apply`] makes of the logit of one token.
+    /// The logit of one token after [`LogitChanges::apply`].
     pub(super) fn changed_logit(&self, chosen: usize, token: TokenId, logit: f32) -> f32 {
         if self.bans_eos(chosen) && self.banned_until_min.contains(&token) {
             return f32::NEG_INFINITY;

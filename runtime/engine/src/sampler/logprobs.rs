@@ -1,4 +1,5 @@
-//! How likely tokens are in the model's own distribution: the softmax of its logits, before penalties, temperature and cuts.
+//! Probabilities of tokens in the model's own distribution: the softmax of its logits, before penalties,
+//! temperature and cuts.
 
 use super::{Candidate, scan};
 use crate::tokenizer::TokenId;
@@ -18,8 +19,8 @@ pub struct Logprobs {
     pub top: Vec<TokenLogprob>,
 }
 
-/// The logarithm of the probability of `token` after these logits, and those of the `top` likeliest. The error is at most
-/// 2e-6. `None` if no logit is a number or the token has none.
+/// The logarithm of the probability of `token` after these logits, and those of the `top` likeliest. The
+/// error is at most 2e-6. `None` if no logit is a number or the token has none.
 pub fn compute_logprobs(logits: &[f32], token: TokenId, top: usize) -> Option<Logprobs> {
     let best = scan::find_best(logits)?;
     let total = scan::sum_weights(logits, best.logit, 1.0).ln();

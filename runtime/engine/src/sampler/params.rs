@@ -1,4 +1,4 @@
-//! What the user can set. Defaults are those of llama.cpp; the order of precedence is defaults,
+//! Sampling parameters of the user. Defaults are those of llama.cpp; the order of precedence is defaults,
 //! `generation_config.json`, flags, fields of a request, each through [`SamplingParams::with`].
 
 use thiserror::Error;
@@ -17,7 +17,7 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// 1 is off.
     pub repeat_penalty: f32,
-    /// How many of the last tokens the three penalties look at; 0 is none, -1 is all.
+    /// The number of last tokens that the three penalties look at; 0 is none, -1 is all.
     pub repeat_last_n: i32,
     pub presence_penalty: f32,
     pub frequency_penalty: f32,
@@ -43,7 +43,7 @@ impl Default for SamplingParams {
     }
 }
 
-/// What one source (a file, the flags, a request) sets; the rest stays.
+/// Settings of one source (a file, the flags, a request); the rest stays.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SamplingOverrides {
     pub temperature: Option<f32>,
@@ -120,7 +120,7 @@ impl SamplingParams {
         self.extra.check()
     }
 
-    /// Whether the penalties make no logit larger.
+    /// True if the penalties make no logit larger.
     pub(super) fn only_lower(&self) -> bool {
         let lower =
             self.repeat_penalty >= 1.0 && self.presence_penalty >= 0.0 && self.frequency_penalty >= 0.0;

@@ -1,5 +1,5 @@
-//! PCG64 (XSL RR 128/64), the generator of "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms
-//! for Random Number Generation" (O'Neill, 2014).
+//! PCG64 (XSL RR 128/64), the generator of "PCG: A Family of Simple Fast Space-Efficient Statistically Good
+//! Algorithms for Random Number Generation" (O'Neill, 2014).
 //!
 //! Own code, because a seed has to give the same text in every later version.
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::SamplingParams;
 use crate::tokenizer::TokenId;
 
-/// Invariant: `counts[t]` is how often `t` stands in `window`.
+/// Invariant: `counts[t]` is the number of `t` in `window`.
 #[derive(Debug, Clone)]
 pub(super) struct PenaltyWindow {
     /// `None`: unbounded.
@@ -68,7 +68,7 @@ impl PenaltyWindow {
         }
     }
 
-    /// What [`PenaltyWindow::penalize`] makes of the logit of one token.
+    /// The logit of one token after [`PenaltyWindow::penalize`].
     pub(super) fn penalized_logit(&self, params: &SamplingParams, token: TokenId, logit: f32) -> f32 {
         let count = usize::try_from(token).ok().and_then(|token| self.counts.get(token)).copied();
         match count.unwrap_or(0) {
@@ -78,7 +78,7 @@ impl PenaltyWindow {
     }
 }
 
-/// The logit of a token that stands `count` times in the window.
+/// The logit of a token that is in the window `count` times.
 fn apply_penalties(params: &SamplingParams, count: u32, logit: f32) -> f32 {
     // Dividing a negative logit would make the token likelier.
     let logit = if logit <= 0.0 { logit * params.repeat_penalty } else { logit / params.repeat_penalty };

@@ -1,11 +1,11 @@
-//! Passes over all logits. A vocabulary has up to 256 thousand tokens, of which few matter: vector instructions find the largest
-//! logit of a block, and most blocks need no more than that.
+//! Passes over all logits. A vocabulary has up to 256 thousand tokens, of which few matter: vector
+//! instructions find the largest logit of a block, and most blocks need no more than that.
 
 use super::{Candidate, compare_candidates};
 use crate::tokenizer::TokenId;
 
 const BLOCK: usize = 64;
-/// Accumulators beside each other, which the compiler keeps in vectors.
+/// Parallel accumulators, which the compiler keeps in vectors.
 const LANES: usize = 16;
 
 /// The likeliest token, of equal ones that of the lowest id; `None` if no logit is a number.
@@ -60,8 +60,8 @@ pub(super) fn buffer_size(k: usize) -> usize {
     2 * k + 64
 }
 
-/// The sum of `exp((logit - best) / temperature)` over all logits that are numbers, of which `best` is the largest. In f32, with
-/// an error of at most 1e-6 of the sum.
+/// The sum of `exp((logit - best) / temperature)` over all logits that are numbers, of which `best` is the
+/// largest. In f32, with an error of at most 1e-6 of the sum.
 pub(super) fn sum_weights(logits: &[f32], best: f32, temperature: f32) -> f64 {
     let scale = std::f32::consts::LOG2_E / temperature;
     let weight = |logit: f32| {
@@ -109,7 +109,8 @@ fn block_max(logits: &[f32]) -> f32 {
     lanes.into_iter().fold(f32::NEG_INFINITY, larger).min(f32::MAX)
 }
 
-/// All logits of a block that are numbers. Plus infinity becomes the largest number, so that differences stay numbers.
+/// All logits of a block that are numbers. Plus infinity becomes the largest number, so that differences stay
+/// numbers.
 fn finite_candidates(block: usize, logits: &[f32]) -> impl Iterator<Item = Candidate> + '_ {
     let first = block * BLOCK;
     let numbers = logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);

@@ -63,7 +63,7 @@ fn not_a_number_is_never_chosen() {
     for params in [SamplingParams::greedy(), plain(), SamplingParams { top_k: 2, ..plain() }] {
         assert_eq!(distribution(params, &logits), [(1, 1.0)]);
     }
-    // All that is infinite is equally likely.
+    // All infinite ones are equally probable.
     assert_close(
         &distribution(plain(), &[f32::INFINITY, 5.0, f32::INFINITY]),
         &[(0, 0.5), (1, 0.0), (2, 0.5)],

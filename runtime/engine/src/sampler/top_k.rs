@@ -1,8 +1,8 @@
-//! The choice of a token among the likeliest ones, where it is what all logits would lead to.
+//! The choice of a token among the top-k candidates, where all logits would lead to the same one.
 //!
-//! A device that finds the largest logits itself sends these alone. All that follows is computed here, by the same code and in the same
-//! order as from all logits, so a seed gives the same text. What a request changes may only lower logits: then whatever ranks before
-//! the last one of the list is in it.
+//! A device that finds the largest logits itself sends only these. Everything else is computed here, by the
+//! same code and in the same order as from all logits, so a seed gives the same text. Changes of a request
+//! may only lower logits: then all tokens that rank before the last one of the list are in it.
 
 use mlcc_runtime::TokenCandidate;
 
@@ -12,12 +12,13 @@ use super::{
 };
 use crate::tokenizer::TokenId;
 
-/// By how much a sum of weights in f32 may be off: more than [`super::scan::sum_weights`] says.
+/// The largest error of a sum of weights in f32: more than [`super::scan::sum_weights`] says.
 const ERROR_OF_SUM: f64 = 4e-6;
 
 impl Sampler {
-    /// As [`Sampler::sample`] from all logits, of which `likeliest` are the largest: in falling order, equal ones by their number, those
-    /// that are not numbers last. `None`, and nothing has changed, where that does not tell.
+    /// Samples like [`Sampler::sample`] from all logits, of which `likeliest` are the largest: in falling
+    /// order, equal ones by their number, those that are not numbers last. `None`, and nothing has changed,
+    /// where these do not decide.
     pub fn sample_from_top_k(&mut self, likeliest: &[TokenCandidate]) -> Option<TokenId> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let decided = self.fill_from_top_k(likeliest, &mut candidates);
@@ -64,14 +65,14 @@ impl Sampler {
     }
 }
 
-/// What is not among the candidates.
+/// The tokens that are not among the candidates.
 struct UnseenTokens {
-    /// None of its logits is larger; `None`: there is nothing.
+    /// An upper bound of their logits; `None`: there are no such tokens.
     bound: Option<f32>,
     tokens: usize,
 }
 
-/// As [`super::cut_candidates`], of sorted candidates that are the likeliest of `vocab` tokens.
+/// Cuts like [`super::cut_candidates`], given the top candidates of `vocab` tokens, sorted.
 fn cut_top_k(
     params: &SamplingParams,
     (vocab, beyond): (usize, UnseenTokens),
@@ -102,20 +103,20 @@ fn cut_top_k(
     } else {
         set_weights(params, best.logit, candidates);
         min_p_end(params, of_bound, candidates)?;
-        // As they are drawn from all logits.
+        // The order in which they are drawn from all logits.
         candidates.sort_unstable_by_key(|c| c.id);
     }
     drop_unlikely(params, candidates);
     Some(())
 }
 
-/// How many candidates min-p lets through; `None`: others may be, too.
+/// The number of candidates that min-p lets through; `None`: others may be, too.
 fn min_p_end(params: &SamplingParams, of_bound: Option<f64>, candidates: &[Candidate]) -> Option<usize> {
     let passes = |weight: f64| weight >= f64::from(params.min_p);
     (!of_bound.is_some_and(passes)).then(|| candidates.partition_point(|c| passes(c.probability)))
 }
 
-/// How many of the first candidates have weights that reach `mass`; `None`: not even all of them.
+/// The number of first candidates whose weights reach `mass`; `None`: not even all of them do.
 fn mass_end(candidates: &[Candidate], mass: f64) -> Option<usize> {
     let mut sum = 0.0;
     let reached = candidates.iter().position(|c| {
@@ -153,7 +154,8 @@ mod tests {
         sampler
     }
 
-    /// What is chosen among the likeliest, which is what all logits lead to. `None`: it does not tell.
+    /// The token that is sampled from the top candidates, which all logits lead to. `None`: they do not
+    /// decide.
     fn chosen(
         params: &SamplingParams,
         changes: &LogitChanges,
@@ -170,7 +172,7 @@ mod tests {
             };
             assert_eq!(bits(&a), bits(&b));
         } else {
-            // As if nobody had asked.
+            // The failed attempt has changed nothing.
             assert_eq!(a.sample(logits), b.sample(logits));
         }
         found

@@ -19,11 +19,12 @@ struct AdapterIdentity {
     handle: Box<dyn Any + Send + Sync>,
 }
 
-/// Whose states may be used together: those of one adapter, or those of none.
+/// The adapter of states that may be used together; `None` for those without one.
 pub(super) type AdapterId = Option<u64>;
 
 impl TextAdapter {
-    /// `handle` is what [`ModelRunner::set_adapter`](super::ModelRunner::set_adapter) of the model takes: of compiled models a [`mlcc_runtime::LoadedAdapter`].
+    /// `handle` is the argument of the model's [`ModelRunner::set_adapter`](super::ModelRunner::set_adapter):
+    /// for compiled models a [`mlcc_runtime::LoadedAdapter`].
     pub fn new(name: &str, handle: impl Any + Send + Sync) -> TextAdapter {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let forgotten = AtomicBool::new(false);
@@ -39,7 +40,7 @@ impl TextAdapter {
         &self.0.name
     }
 
-    /// What it was made of, if that is a `T`.
+    /// The handle that it was made of, if that is a `T`.
     pub fn handle<T: 'static>(&self) -> Option<&T> {
         self.0.handle.downcast_ref()
     }
@@ -72,7 +73,7 @@ impl fmt::Debug for TextAdapter {
     }
 }
 
-/// Of a text's adapter, if it has one.
+/// The id of a sequence's adapter, if it has one.
 pub(super) fn adapter_id(adapter: Option<&TextAdapter>) -> AdapterId {
     adapter.map(TextAdapter::id)
 }

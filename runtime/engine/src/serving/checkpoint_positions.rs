@@ -1,6 +1,6 @@
-//! Where states inside of a prompt are worth a copy, of a model that cannot roll back: at the borders that the request
-//! names, where another text was seen to part from this one, and now and then in long prompts, of which nobody knows
-//! where others will part.
+//! The positions in a prompt whose states are worth a copy, for a model that cannot roll back: the cache
+//! breakpoints of the request, the point at which another prompt was seen to diverge, and periodic ones in
+//! long prompts, where the point of divergence is not known.
 
 use crate::serving::prefill_pacer::SMALLEST;
 use crate::serving::request::EngineRequest;
@@ -11,16 +11,17 @@ const INNER: usize = 4;
 
 #[derive(Debug, Default)]
 pub(super) struct CheckpointPositions {
-    /// In order. Pieces of the prompt end there.
+    /// The positions in order. Chunks of the prompt end there.
     positions: Vec<usize>,
-    /// Tokens between two copies without another reason, which are made where a piece ends anyway; 0: there are none.
+    /// Tokens between two copies without another reason, which are made where a piece ends anyway; 0: there
+    /// are none.
     interval: usize,
-    /// Where the last copy was made, or reading began.
+    /// The position of the last copy, or of the start of reading.
     last: usize,
 }
 
 impl CheckpointPositions {
-    /// For a text that is read from `start` on, in pieces of at most `chunk` tokens.
+    /// The positions of a prompt that is read from `start` on, in chunks of at most `chunk` tokens.
     pub fn new(start: &PrefillStart, request: &EngineRequest, chunk: usize) -> CheckpointPositions {
         let left = request.prompt.len().saturating_sub(start.cached);
         let mut positions: Vec<usize> =
@@ -36,12 +37,12 @@ impl CheckpointPositions {
         CheckpointPositions { positions, interval, last: start.cached }
     }
 
-    /// The next mark behind `fed` tokens. Before and behind it are pieces of more than one row.
+    /// The next position behind `fed` tokens. Before and behind it are chunks of more than one row.
     pub fn next_position(&self, fed: usize, to_read: usize) -> Option<usize> {
         self.positions.iter().copied().find(|&mark| mark >= fed + SMALLEST && mark + SMALLEST < to_read)
     }
 
-    /// Whether the state behind `fed` tokens is to be kept, and then whether nothing but distance speaks for it.
+    /// `Some` if the state behind `fed` tokens is to be kept; true if only the distance is the reason.
     pub fn take_position(&mut self, fed: usize) -> Option<bool> {
         let marked = self.positions.contains(&fed);
         if !marked && (self.interval == 0 || fed < self.last + self.interval) {

@@ -1,8 +1,9 @@
 //! States that outlive the process: a folder of files, each pair of which is the state behind some tokens.
 //!
-//! `mlcc-IDENTITY-KEY.prefix` has the tokens, with the logits behind them where the model could not compute them again, and
-//! `mlcc-IDENTITY-KEY.state` the state itself, as the model writes it. The key is a hash of the tokens, so that the pair of two files
-//! is right whenever their names are. A file that is broken, or of another model, is ignored, and so is one that went away.
+//! `mlcc-IDENTITY-KEY.prefix` has the tokens, with the logits behind them where the model could not compute
+//! them again, and `mlcc-IDENTITY-KEY.state` the state itself, as the model writes it. The key is a hash of
+//! the tokens, so that the pair of two files is right whenever their names are. A file that is broken, or of
+//! another model, is ignored, and so is one that went away.
 //!
 //! ```text
 //! 0   "mlccPREF"
@@ -33,22 +34,23 @@ const MOST_TOKENS: u64 = 1 << 24;
 /// Tokens that are worth a file.
 pub(super) const WORTH_A_FILE: usize = 32;
 
-/// Where states behind prompts and texts are kept for the next engine: those that have not been used for a while, and the others when
-/// the engine ends.
+/// The place of states behind prompts and texts for the next engine: those that have not been used for a
+/// while are written, and the others when the engine ends.
 #[derive(Debug, Clone)]
 pub struct DiskCacheOptions {
     pub folder: PathBuf,
-    /// Of all files together, those of other models included; the oldest go first.
+    /// Most bytes of all files together, those of other models included; the oldest are removed first.
     pub max_bytes: u64,
-    /// How long a state is not used before it is written.
+    /// The time without use after which a state is written.
     pub idle_time: Duration,
     /// Takes what is wrong with files, in a sentence.
     pub warn: fn(&str),
 }
 
 impl DiskCacheOptions {
-    /// Makes the folder, for its owner alone. One that is there and has nothing else becomes so too; of another one, which is somebody's
-    /// decision, `warn` is told what others can see: not the files, but their names.
+    /// Makes the folder, for its owner alone. An existing one without other files becomes so too; for another
+    /// one, whose permissions are its owner's decision, `warn` gets a line about what others can see: not the
+    /// files, but their names.
     pub fn create_folder(&self) -> std::io::Result<()> {
         let mut made = std::fs::DirBuilder::new();
         made.recursive(true);
@@ -112,10 +114,10 @@ pub(super) struct DiskCache {
     options: DiskCacheOptions,
     identity: u128,
     limits: ModelLimits,
-    /// Whether the model can drop tokens, so that the begin of a state is as good.
+    /// True if the model can drop tokens, so that the begin of a state is as good.
     truncates: bool,
     entries: BTreeMap<u64, DiskEntry>,
-    /// Of their tokens.
+    /// The tree of their tokens.
     tree: RadixTree,
     next: u64,
     /// `None` if it could not be started.
@@ -234,8 +236,9 @@ impl DiskCache {
         Ok((tokens, words(logits).into_iter().map(f32::from_bits).collect()))
     }
 
-    /// The state that has most of a prompt, by its number, and how much. `most` tokens may be there before; a model that does not
-    /// rewind goes on from a whole state, and from that of the whole prompt with its logits.
+    /// The state that has most of a prompt, by its number, and how much. `most` tokens may be there before; a
+    /// model that does not rewind goes on from a whole state, and from that of the whole prompt with its
+    /// logits.
     pub fn find_longest(&self, prompt: &[TokenId], most: usize) -> Option<(u64, usize)> {
         if self.truncates {
             let nearest = self.tree.nearest(prompt).next();
@@ -250,7 +253,7 @@ impl DiskCache {
         self.tree.prefixes_of(prompt).find(usable).map(|(tokens, index)| (index, tokens))
     }
 
-    /// What belongs to a state; `None` with a warning if that is gone. From now on it is one that was just used.
+    /// The prefix of a state; `None` with a warning if it is lost. From now on it is one that was just used.
     pub fn take_prefix(&mut self, index: u64) -> Option<DiskPrefix> {
         let entry = self.entries.get(&index)?;
         let read = self.read_prefix(&entry.prefix_path());
@@ -272,17 +275,17 @@ impl DiskCache {
         None
     }
 
-    /// How long a state is not used before it is written.
+    /// The time without use after which a state is written.
     pub fn idle_time(&self) -> Duration {
         self.options.idle_time
     }
 
-    /// Whether a state can be written now.
+    /// True if a state can be written now.
     pub fn is_free(&self) -> bool {
         self.writer.as_ref().is_some_and(DiskWriter::is_free)
     }
 
-    /// Whether a state has no files. What begins a longer one needs none where the model rewinds.
+    /// True if a state has no files. The begin of a longer one needs none where the model rewinds.
     pub fn needs_write(&self, tokens: &[TokenId]) -> bool {
         self.tree.find_exact(tokens).is_empty() && !(self.truncates && self.tree.has_extension(tokens))
     }
@@ -330,7 +333,7 @@ impl DiskCache {
     }
 }
 
-/// What a `.prefix` file has, `body` being the tokens.
+/// The content of a `.prefix` file, `body` being the tokens.
 fn encode_prefix(identity: u128, tokens: usize, mut body: Vec<u8>, logits: &[f32]) -> Vec<u8> {
     body.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
     let mut file = Vec::with_capacity(HEADER + body.len());
@@ -345,7 +348,7 @@ fn encode_prefix(identity: u128, tokens: usize, mut body: Vec<u8>, logits: &[f32
     file
 }
 
-/// What a file tells of prompts is its owner's alone, also if an earlier version has made it.
+/// Restricts a file to its owner, since it tells of prompts, also if an earlier version has made it.
 fn make_private(path: &Path) {
     #[cfg(unix)]
     {
@@ -360,7 +363,7 @@ fn make_private(path: &Path) {
     let _ = path;
 }
 
-/// Whether a file has a name that this module gives.
+/// True if a file has a name that this module gives.
 pub(super) fn is_cache_file(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let Some((stem, "prefix" | "state")) = name.rsplit_once('.') else { return false };
@@ -461,7 +464,7 @@ mod tests {
         let paths: Vec<PathBuf> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(paths.len() == 2 && paths.iter().all(|path| mode(path) == 0o600));
-        // Those of earlier versions too.
+        // Files of earlier versions too.
         let other = std::fs::Permissions::from_mode(0o644);
         paths.iter().for_each(|path| std::fs::set_permissions(path, other.clone()).unwrap());
         shelf(folder.path(), 1 << 20, false);

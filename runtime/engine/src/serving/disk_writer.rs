@@ -1,6 +1,8 @@
-//! The thread that writes states to files: no step waits for a disk, and a process that is killed has lost little.
+//! The thread that writes states to files: no step waits for a disk, and a process that is killed has lost
+//! little.
 //!
-//! A state comes as a copy in memory, one at a time. Copying costs less than a step, which reads the whole state too.
+//! A state comes as a copy in memory, one at a time. Copying costs less than a step, which reads the whole
+//! state too.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,14 +17,14 @@ use crate::serving::disk_cache::{DiskEntry, is_cache_file};
 /// A state on its way to its files.
 pub(super) struct WriteJob {
     pub entry: DiskEntry,
-    /// What is written to each of its files.
+    /// The contents of its two files.
     pub prefix: Vec<u8>,
     pub state: Vec<u8>,
-    /// States that are not needed beside it.
+    /// States that are not needed in addition to it.
     pub replaces: Vec<DiskEntry>,
 }
 
-/// What became of it.
+/// The outcome of a write job.
 pub(super) struct WriteReport {
     pub entry: DiskEntry,
     pub written: Result<(), String>,
@@ -33,13 +35,13 @@ pub(super) struct WriteReport {
 pub(super) struct DiskWriter {
     jobs: Option<Sender<WriteJob>>,
     reports: Receiver<WriteReport>,
-    /// A parcel is on its way.
+    /// True while a write job is under way.
     is_writing: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 impl DiskWriter {
-    /// `most_bytes` of all files in the folder of a parcel.
+    /// `most_bytes` is the limit for all files in the folder of a write job.
     pub fn start(most_bytes: u64) -> std::io::Result<DiskWriter> {
         let (parcels, incoming) = channel::<WriteJob>();
         let (outgoing, reports) = channel();
@@ -63,13 +65,13 @@ impl DiskWriter {
         self.is_writing = self.jobs.as_ref().is_some_and(|parcels| parcels.send(parcel).is_ok());
     }
 
-    /// What became of the last parcel, if that is known; with `wait` it will be.
+    /// The outcome of the last write job, if it is known; with `wait` it will be.
     pub fn take_report(&mut self, wait: bool) -> Option<WriteReport> {
         if !self.is_writing {
             return None;
         }
         let report = if wait { self.reports.recv().ok() } else { self.reports.try_recv().ok() };
-        // A thread that is gone gives none.
+        // A thread that has ended gives none.
         self.is_writing = report.is_none() && !wait;
         report
     }

@@ -19,13 +19,13 @@ use crate::tokenizer::Tokenizer;
 pub struct EngineOptions {
     /// Texts that run together.
     pub max_sequences: usize,
-    /// Texts that may wait beside them.
+    /// Requests that may be queued.
     pub max_queue: usize,
     /// Longest time between two tokens of a text while prompts are read, in decode steps.
     pub max_token_gap: f64,
-    /// States that are kept beside those of the sequences: of texts whose places others have taken, and, of a model
-    /// that cannot roll back, copies behind prompts, where turns begin, and inside of long prompts. The pages of their
-    /// caches are no more than full contexts of the sequences have.
+    /// States that are kept in addition to those of the sequences: of sequences whose slots others have
+    /// taken, and, for a model that cannot roll back, copies behind prompts, where turns begin, and inside of
+    /// long prompts. The pages of their caches are no more than those of full contexts of the sequences.
     pub prefix_cache_size: usize,
 }
 
@@ -38,13 +38,14 @@ impl Default for EngineOptions {
 /// Takes a line for whoever runs the model.
 pub type WarningSink = Box<dyn Fn(&str) + Send>;
 
-/// What an engine may have.
+/// Optional parts of an engine.
 #[derive(Default)]
 pub struct EngineExtras {
     pub drafter: Option<MakeDrafter>,
     /// States of earlier engines, and where its own are kept when it ends.
     pub disk_cache: Option<DiskCacheOptions>,
-    /// Is told once what makes steps slower than they could be ([`ModelRunner::performance_warning`]).
+    /// Takes, once, a line about what makes steps slower than they could be
+    /// ([`ModelRunner::performance_warning`]).
     pub warn: Option<WarningSink>,
 }
 
@@ -55,7 +56,7 @@ pub struct Engine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Somebody wants a text: dropping it ends the text at the next step.
+/// The owner's interest in a text: dropping it ends the text at the next step.
 #[derive(Debug)]
 pub struct CancelGuard {
     cancel: Arc<AtomicBool>,
@@ -73,8 +74,8 @@ impl Drop for CancelGuard {
     }
 }
 
-/// The events of a text, as a blocking iterator that ends after [`SequenceEvent::Finished`] or [`SequenceEvent::Failed`]; without one of them
-/// if the engine is gone. Dropping it ends the text.
+/// The events of a sequence, as a blocking iterator that ends after [`SequenceEvent::Finished`] or
+/// [`SequenceEvent::Failed`]; without one of them if the engine has ended. Dropping it ends the sequence.
 #[derive(Debug)]
 pub struct RequestHandle {
     events: mpsc::Receiver<SequenceEvent>,
@@ -105,7 +106,7 @@ impl Engine {
         Self::start_with(step, tokenizer, options, EngineExtras::default())
     }
 
-    /// The same with drafts, if the model can take back what it was fed ([`ModelLimits::rolls_back_drafts`]).
+    /// Starts an engine with drafts, if the model can roll them back ([`ModelLimits::rolls_back_drafts`]).
     pub fn start_drafting<M: ModelRunner + 'static>(
         step: M,
         tokenizer: Arc<Tokenizer>,
@@ -193,8 +194,9 @@ impl Engine {
         Ok(tickets)
     }
 
-    /// Does a small step for nobody, between two others, and waits for it: what a first step pays, as reading the weights from their file,
-    /// memory that is touched for the first time and threads that have to be woken, is paid then. Nothing is counted or kept of it.
+    /// Runs a small step without a request, between two others, and waits for it: the cost of a first step,
+    /// as reading the weights from their file, memory that is touched for the first time and threads that
+    /// have to be woken, is paid then. Nothing is counted or kept of it.
     ///
     /// Fails as the model does; without an error if the engine is closed.
     pub fn warm_up(&self) -> Result<(), RequestFailure> {
@@ -202,8 +204,8 @@ impl Engine {
         done.and_then(|done| done.recv().ok()).unwrap_or(Ok(()))
     }
 
-    /// Drops the states of an adapter, and waits for that. Texts that run with it go on, and leave none when they end: then the engine has no
-    /// copy of it any more.
+    /// Drops the states of an adapter, and waits for that. Texts that run with it go on, and leave none when
+    /// they end: then the engine has no copy of it any more.
     pub fn forget_adapter(&self, adapter: &TextAdapter) {
         adapter.mark_forgotten();
         let copy = adapter.clone();
@@ -213,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Whether the thread is alive.
+    /// True if the thread is alive.
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }

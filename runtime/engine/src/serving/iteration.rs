@@ -1,4 +1,4 @@
-//! One step of an engine: which rows it has, and what becomes of their logits.
+//! One iteration of an engine: the rows that it schedules, and the use of their logits.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::serving::step_cost::StepLoad;
 use crate::speculate::CHEAP_ROWS;
 use mlcc_runtime::TokenCandidate;
 
-/// How long the engine waits for masks before it looks for new texts.
+/// The time for which the engine waits for masks before it looks for new requests.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// The lists of a step; they are kept.
@@ -27,7 +27,7 @@ pub(super) struct IterationState<S: 'static> {
     pub rows: Vec<ScheduledRow>,
     inputs: Vec<SequenceInput<'static, S>>,
     sampling_tasks: Vec<Mutex<SamplingTask<'static, 'static>>>,
-    /// Of each feed, the text that may choose among its likeliest tokens.
+    /// For each input, the sequence that may sample from its top-k candidates.
     top_k_sequences: Vec<Option<u64>>,
     /// Grammars that have come back with their masks.
     pub grammars: Vec<(u64, Grammar)>,
@@ -41,7 +41,7 @@ pub(super) struct IterationState<S: 'static> {
     pub sampled_tokens: u64,
     pub drafted_tokens: u64,
     pub accepted_tokens: u64,
-    /// Whose turn it was last, where some texts are fed alone.
+    /// True if the last turn was that of an isolated sequence.
     last_was_isolated: bool,
 }
 
@@ -65,7 +65,7 @@ impl<S> Default for IterationState<S> {
 }
 
 impl<S> IterationState<S> {
-    /// Whose turn it was, for [`IterationState::restore_isolated`].
+    /// The owner of the last turn, for [`IterationState::restore_isolated`].
     pub fn last_isolated(&self) -> bool {
         self.last_was_isolated
     }
@@ -87,17 +87,17 @@ impl<S> IterationState<S> {
     }
 }
 
-/// What a step feeds of a text.
+/// The tokens that an iteration computes of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScheduledRow {
     pub id: u64,
     pub slot: usize,
-    /// How many tokens, and how many were fed before.
+    /// The number of tokens, and of those computed before.
     pub token_count: usize,
     computed: usize,
     outputs: OutputRows,
     decoding: bool,
-    /// Whether the first token of the text is chosen behind it.
+    /// True if the first token of the text is sampled behind it.
     pub samples_first: bool,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct ScheduledRow {
 struct SamplingTask<'a, 't> {
     sequence: &'a mut RunningSequence<'t>,
     logits: &'a [f32],
-    /// Tokens that were fed before the first row.
+    /// Tokens that were computed before the first row.
     past: usize,
     outcome: Option<SamplingOutcome>,
 }
@@ -125,7 +125,7 @@ impl SamplingTask<'_, '_> {
     }
 }
 
-/// What these rows are to the model.
+/// The load of these rows for the model.
 fn load_of_rows(rows: &[ScheduledRow]) -> StepLoad {
     let mut load = StepLoad::default();
     for row in rows {
@@ -144,7 +144,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     pub fn schedule_and_run(&mut self) {
         self.schedule_within_memory();
         if self.iteration.rows.is_empty() {
-            // Nothing but masks keeps texts from going on.
+            // Sequences wait only for masks.
             if !self.masks.is_idle() {
                 self.masks.wait_for_mask(LOOK);
             }
@@ -230,11 +230,12 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
                 self.iteration.rows.push(row);
             }
         }
-        // As their sequences lie.
+        // The order of their slots.
         self.iteration.rows.sort_unstable_by_key(|row| row.slot);
     }
 
-    /// A text of a step that failed is fed by itself until it is beyond that, in turns with the others. Whether there is one.
+    /// Schedules a sequence of a failed step by itself until it is beyond that, in turns with the others.
+    /// True if there is one.
     fn schedule_isolated(&mut self) -> bool {
         let suspect = |w: &&RunningSequence| w.isolated_until > 0 && w.is_scheduled();
         let others = self.running.iter().any(|w| w.isolated_until == 0 && w.is_scheduled());
@@ -346,7 +347,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         self.sample_tokens(None);
     }
 
-    /// What a row has led to, but for the choice of tokens.
+    /// Uses the logits of a row, except for sampling.
     fn process_row(&mut self, row: &ScheduledRow, range: Range<usize>) -> Result<(), RequestFailure> {
         let Some(writer) = self.running.iter_mut().find(|w| w.id == row.id) else { return Ok(()) };
         let Some(logits) = self.model.logits().get(range.clone()) else {
@@ -399,7 +400,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         self.preempt_all(&without_memory);
     }
 
-    /// The same of texts the prompts of which were known as a whole; they are dealt out together.
+    /// Samples for sequences whose prompts were cached as a whole; workers share them.
     pub fn sample_cached_prompts(&mut self) {
         let mut all: Vec<f32> = Vec::new();
         for (id, logits) in std::mem::take(&mut self.iteration.cached_prompts) {
@@ -413,7 +414,8 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         }
     }
 
-    /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits` they are the model's.
+    /// Chooses the next tokens, texts dealt out to workers: each has a sampler of its own. Without `logits`
+    /// they are the model's.
     pub fn sample_tokens(&mut self, logits: Option<&[f32]>) {
         // Others wait no longer than they would notice.
         self.collect_masks(self.iteration.step_time / 4);
@@ -432,7 +434,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
             }
         }
         model.parallel_for(choices.len(), &|index| {
-            // Nobody else has it.
+            // No other thread has it.
             choices[index].lock().unwrap_or_else(PoisonError::into_inner).sample(limits);
         });
         for choice in &mut choices {
@@ -451,7 +453,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         round.sampling_tasks = recycle_list(choices);
     }
 
-    /// Ends the texts that have come to their end in this step.
+    /// Ends the sequences that have reached their end in this step.
     pub fn end_finished(&mut self) {
         let mut ended = std::mem::take(&mut self.iteration.ended);
         for (id, end) in ended.drain(..) {

@@ -1,4 +1,5 @@
-//! Masks of grammars, computed beside the steps. A text whose mask takes long waits for it alone: steps go on with the others.
+//! Masks of grammars, computed beside the steps. A text whose mask takes long waits for it alone: steps go on
+//! with the others.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,8 @@ use crate::serving::running_sequence::{RunningSequence, SequencePhase};
 use crate::serving::scheduler::Scheduler;
 use crate::tokenizer::TokenId;
 
-/// Most threads. They are started when they are needed, and texts with slow grammars have one of them together.
+/// Most threads. They are started when they are needed, and texts with slow grammars have one of them
+/// together.
 const MOST_THREADS: usize = 4;
 
 /// A grammar on its way to its next mask.
@@ -78,7 +80,8 @@ impl SharedMaskQueue {
             };
             state.running.push(RunningMask { id, is_slow, limits: grammar.limits() });
             drop(state);
-            // An error comes again where the token is chosen, as a grammar does that a panic has left without a mask.
+            // An error comes again where the token is chosen, as a grammar does that a panic has left without
+            // a mask.
             let _ = catch_unwind(AssertUnwindSafe(|| grammar.prepare(&ends)));
             state = self.lock();
             state.running.retain(|running| running.id != id);
@@ -91,7 +94,7 @@ impl SharedMaskQueue {
     }
 }
 
-/// The engine's side. Without lent grammars nothing of it is locked.
+/// The engine's side. Nothing of it is locked while no grammar is lent.
 #[derive(Default)]
 pub(super) struct MaskWorkers {
     shared: Arc<SharedMaskQueue>,
@@ -132,8 +135,8 @@ impl MaskWorkers {
         None
     }
 
-    /// Waits for all lent grammars, but no longer than `patience`, and gives back those that are there to `back`. Those that take longer
-    /// than they may are ended.
+    /// Waits for all lent grammars, but no longer than `patience`, and gives back those that are there to
+    /// `back`. Those that take longer than they may are ended.
     pub fn collect_masks(&mut self, patience: Duration, back: &mut Vec<(u64, Grammar)>) {
         if self.is_idle() {
             return;
@@ -161,7 +164,7 @@ impl MaskWorkers {
         }
     }
 
-    /// Nobody wants the mask of a text any more.
+    /// The mask of a text is no longer needed.
     pub fn cancel_mask(&mut self, id: u64) {
         let mut state = self.shared.lock();
         state.running.iter().filter(|running| running.id == id).for_each(|running| running.limits.cancel());

@@ -1,4 +1,4 @@
-//! What the engine needs of a model: one step over the rows of several sequences.
+//! The interface of a model for the engine: one step over the rows of several sequences.
 
 use std::path::Path;
 
@@ -14,11 +14,12 @@ use crate::tokenizer::TokenId;
 
 pub use mlcc_runtime::OutputRows;
 
-/// What a step feeds to one sequence: its next token, with drafts of those behind it, or a piece of its prompt.
+/// The input of one sequence in a step: its next token, with drafts of those behind it, or a chunk of its
+/// prompt.
 #[derive(Debug)]
 pub struct SequenceInput<'a, S> {
     pub sequence: &'a mut S,
-    /// At least one.
+    /// The tokens, at least one.
     pub tokens: &'a [TokenId],
     pub outputs: OutputRows,
 }
@@ -30,7 +31,7 @@ impl<S> SequenceInput<'_, S> {
     }
 }
 
-/// How many rows are wanted of so many tokens.
+/// The number of output rows for `tokens` tokens.
 pub(super) fn output_rows(want: OutputRows, tokens: usize) -> usize {
     match want {
         OutputRows::Nothing => 0,
@@ -39,7 +40,7 @@ pub(super) fn output_rows(want: OutputRows, tokens: usize) -> usize {
     }
 }
 
-/// How long sequences and steps may become.
+/// Limits of sequences and steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModelLimits {
     /// Number of logits.
@@ -52,13 +53,15 @@ pub struct ModelLimits {
     pub chunk: usize,
     /// Most tokens of all sequences that are worth feeding in one step.
     pub step_tokens: usize,
-    /// Whether drafts can be checked beside next tokens and taken back.
+    /// True if drafts can be checked together with next tokens and rolled back.
     pub rolls_back_drafts: bool,
-    /// Whether a state can go back to any number of its tokens. Where it cannot, copies of earlier ones are kept.
+    /// True if a state can go back to any number of its tokens. Where it cannot, copies of earlier ones are
+    /// kept.
     pub truncates: bool,
-    /// Whether sequences can have adapters.
+    /// True if sequences can have adapters.
     pub adapters: bool,
-    /// The token behind the source text that a sequence of an encoder-decoder model begins with, and that has no logits.
+    /// The token behind the source text that a sequence of an encoder-decoder model begins with, and that has
+    /// no logits.
     pub decoder_start: Option<TokenId>,
 }
 
@@ -68,9 +71,9 @@ pub struct CacheBlocks {
     /// Tokens of one.
     pub tokens_per_block: usize,
     pub total: usize,
-    /// Those that no sequence has.
+    /// Blocks that no sequence has.
     pub free: usize,
-    /// Of a full context.
+    /// Blocks of a full context.
     pub per_sequence: usize,
 }
 
@@ -90,23 +93,24 @@ pub trait ModelRunner: Send {
         sequence: &mut Self::Sequence,
         adapter: Option<&TextAdapter>,
     ) -> Result<(), RunnerError<Self>> {
-        // Without `ModelLimits::adapters` nobody has one.
+        // Without `ModelLimits::adapters` there are none.
         let _ = (sequence, adapter);
         Ok(())
     }
     /// A second sequence with the same past and the same logits.
     fn fork(&self, sequence: &Self::Sequence) -> Result<Self::Sequence, RunnerError<Self>>;
-    /// Makes sure that there is memory for so many more tokens of a sequence; false where the sequences together have used up what
-    /// they may.
+    /// Makes sure that there is memory for `tokens` more tokens of a sequence; false where the sequences
+    /// together have used up their limit.
     fn reserve(&mut self, sequence: &mut Self::Sequence, tokens: usize) -> Result<bool, RunnerError<Self>> {
         let _ = (sequence, tokens);
         Ok(true)
     }
-    /// The memory of caches, of a model that has any.
+    /// The memory of caches, if the model has any.
     fn cache_blocks(&self) -> Option<CacheBlocks> {
         None
     }
-    /// What names the numbers in states: files under another name are not for this model. `None`: its states have no files.
+    /// The identity of the numbers in states: files under another one are not for this model. `None`: its
+    /// states have no files.
     fn identity(&self) -> Option<u128> {
         None
     }
@@ -115,7 +119,8 @@ pub trait ModelRunner: Send {
         let _ = sequence;
         Ok(Vec::new())
     }
-    /// Replaces a state by one of a file with what [`ModelRunner::save_state`] gave. After an error the sequence is unknown.
+    /// Replaces a state by one of a file with what [`ModelRunner::save_state`] gave. After an error the
+    /// sequence is unknown.
     fn load_state(&self, sequence: &mut Self::Sequence, path: &Path) -> Result<(), RunnerError<Self>> {
         let _ = (sequence, path);
         Ok(())
@@ -124,7 +129,7 @@ pub trait ModelRunner: Send {
     fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(work);
     }
-    /// Whether an error says that memory was refused: if others give way, the same may succeed.
+    /// True if an error says that memory was refused: if others give way, the same may succeed.
     fn is_out_of_memory(&self, error: &RunnerError<Self>) -> bool {
         let _ = error;
         false
@@ -135,8 +140,10 @@ pub trait ModelRunner: Send {
     }
     /// Feeds every sequence its tokens. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [SequenceInput<'_, Self::Sequence>]) -> Result<(), RunnerError<Self>>;
-    /// As [`ModelRunner::step`]. A model that finds the likeliest next tokens of feeds of one token by itself gives them to `enough` with the number of
-    /// the feed (as [`mlcc_runtime::SessionBatch::step_top_k`]); where that says true the row of [`ModelRunner::logits`] is undefined.
+    /// Runs a step like [`ModelRunner::step`]. A model that finds the top-k candidates of inputs of one token
+    /// by itself gives them to `enough` with the number of the input (see
+    /// [`mlcc_runtime::SessionBatch::step_top_k`]); where that returns true the row of
+    /// [`ModelRunner::logits`] is undefined.
     fn step_top_k(
         &mut self,
         feeds: &mut [SequenceInput<'_, Self::Sequence>],
@@ -145,25 +152,28 @@ pub trait ModelRunner: Send {
         let _ = enough;
         self.step(feeds)
     }
-    /// What the last step wanted: rows of `vocab` numbers, in the order of its feeds and of the tokens in each.
+    /// The output rows of the last step: rows of `vocab` numbers, in the order of its inputs and of the
+    /// tokens in each.
     fn logits(&self) -> &[f32];
 }
 
 /// Logits among which tokens are chosen, from which on it takes longer than to wake workers.
 const WORTH_DEALING: usize = 1 << 16;
 
-/// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they take turns.
+/// A compiled model. Artifacts for several sequences compute the rows of all of them together; in others they
+/// take turns.
 pub struct CompiledModelRunner {
     model: Model,
     /// If there are several.
     workers: Option<WorkerThreads>,
     batch: SessionBatch,
-    /// Whether drafts can be checked beside next tokens: rows of several tokens have the bits of single ones.
+    /// True if drafts can be checked together with next tokens: rows of several tokens have the bits of
+    /// single ones.
     takes_drafts: bool,
     /// The lists of a group, empty between steps.
     group: Vec<SessionInput<'static>>,
     logit_offsets: Vec<usize>,
-    /// Where a step had several groups: the wanted logits.
+    /// The logits of a step of several groups.
     gathered_logits: Vec<f32>,
     has_gathered: bool,
 }
@@ -183,7 +193,7 @@ impl CompiledModelRunner {
         })
     }
 
-    /// Whether one call of the batch can take all of it.
+    /// True if one call of the batch can take all of it.
     fn is_one_group(&self, feeds: &[SequenceInput<'_, Session>]) -> bool {
         let rows: usize = feeds.iter().map(|feed| feed.tokens.len()).sum();
         feeds.len() <= self.batch.max_sequences()
@@ -191,7 +201,7 @@ impl CompiledModelRunner {
             && feeds.iter().all(|feed| feed.tokens.len() <= self.max_grouped_tokens(feed))
     }
 
-    /// Most tokens of a sequence that may go with others.
+    /// Most tokens of a sequence that may be in one call with others.
     fn max_grouped_tokens(&self, feed: &SequenceInput<'_, Session>) -> usize {
         feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
     }
@@ -243,7 +253,7 @@ impl CompiledModelRunner {
         Ok(())
     }
 
-    /// What is more than one call takes: the session makes pieces of it.
+    /// Computes an input that is larger than one call takes: the session makes chunks of it.
     fn prefill_alone(
         &mut self,
         feed: &mut SequenceInput<'_, Session>,

@@ -1,5 +1,6 @@
-//! What happens when sequences have used up their memory: states that nobody runs in go first, then the newest text is put back. It goes
-//! on when another has ended: what it was fed is read again, and its sampler and its text are as they were.
+//! Preemption, when sequences have used up their memory: states without a running sequence are dropped first,
+//! then the newest sequence is preempted. It goes on when another has ended: its computed tokens are
+//! prefilled again, and its sampler and its text are as they were.
 
 use crate::serving::model_runner::ModelRunner;
 use crate::serving::request::RequestFailure;
@@ -26,7 +27,8 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         }
     }
 
-    /// Whether there is memory for the rows of the plan. If not, something has given way, and there is another plan to make.
+    /// True if there is memory for the rows of the plan. If not, something has given way, and there is
+    /// another plan to make.
     fn reserve_memory(&mut self) -> bool {
         for row in &self.iteration.rows {
             let Some(sequence) = self.slots.slots[row.slot].sequence.as_mut() else { continue };
@@ -57,7 +59,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         }
     }
 
-    /// Whether another text than `id` has memory that it will give back.
+    /// True if another sequence than `id` has memory that it will give back.
     pub fn can_preempt_another(&self, id: u64) -> bool {
         self.running.iter().any(|w| w.id != id && needs_memory(w))
     }
@@ -126,7 +128,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     }
 }
 
-/// Whether a text needs memory for the next step.
+/// True if a sequence needs memory for the next step.
 fn needs_memory(writer: &RunningSequence<'_>) -> bool {
     !matches!(writer.phase, SequencePhase::WaitingForPrefix { .. })
 }

@@ -1,11 +1,12 @@
-//! How much of the prompts one step may read.
+//! The part of the prompts that one step may read.
 //!
-//! A step has the next token of each text. Rows of prompts beside them make those texts wait longer, so there are as many as fit
-//! into the gap: a step with them takes no more than so many times what it would take without ([`cost`](super::cost)).
+//! A step has the next token of each sequence. Rows of prompts make those sequences wait longer, so there are
+//! as many as fit into the gap: a step with them takes no more than a multiple of its time without them
+//! ([`step_cost`](super::step_cost)).
 //!
-//! Where several prompts wait, "without" is a step of these texts, too: soon they are all being written, and that is what everybody will wait
-//! for a token then. The few that have begun would otherwise hold up a burst of others, since little fits beside one text, and small steps
-//! read prompts slowly.
+//! Where several prompts wait, "without" is a step of these sequences, too: soon they are all decoding, and
+//! every token will wait for that then. The few that have started would otherwise hold up a burst of others,
+//! since little fits into a step of one sequence, and small steps read prompts slowly.
 
 use std::time::Duration;
 
@@ -15,13 +16,14 @@ use crate::serving::step_cost::{StepCostModel, StepLoad};
 const FIRST: usize = 16;
 /// A single row would be read by other kernels than those of longer pieces.
 pub(super) const SMALLEST: usize = 2;
-/// After so many steps with rows of prompts, one without tells anew what that takes.
+/// After this many steps with rows of prompts, one without them measures its time again.
 const REMEASURE: u32 = 64;
 /// The same when there are other texts, by more than a quarter of them.
 const REMEASURE_OTHERS: u32 = 4;
-/// How many times as many rows as ever before a step may have.
+/// The largest growth of the number of rows over that of any step before.
 const GROWTH: usize = 2;
-/// Deviations of the predictions that are left free below the gap: one step in 44 is longer than it, if errors are normal.
+/// Deviations of the predictions that are left free below the gap: one step in 44 is longer than it, if
+/// errors are normal.
 const MARGIN: f64 = 2.0;
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ impl PrefillPacer {
         }
     }
 
-    /// What a step had and took. One without next tokens says nothing of what they wait for.
+    /// Records the load and the time of a step. One without next tokens says nothing about their waiting.
     pub(super) fn record_step(&mut self, load: &StepLoad, time: Duration) {
         if load.decode_rows == 0 {
             return;
@@ -66,8 +68,8 @@ impl PrefillPacer {
         if 4 * before.abs_diff(texts) > before { REMEASURE_OTHERS } else { REMEASURE }
     }
 
-    /// What prompts may have of a step with the next tokens of so many texts, at most `most` rows. `waiting`: how many prompts there are
-    /// behind the one that is read first.
+    /// The budget of prompts in a step with the next tokens of `texts` sequences, at most `most` rows.
+    /// `waiting`: the number of prompts behind the one that is read first.
     pub(super) fn prefill_budget(&self, texts: usize, waiting: usize, most: usize) -> PrefillBudget<'_> {
         let (rows, seconds) = if texts == 0 {
             (most, f64::INFINITY)
@@ -90,13 +92,13 @@ impl PrefillPacer {
     }
 }
 
-/// What is left of a step for rows of prompts.
+/// The rest of a step for rows of prompts.
 #[derive(Debug)]
 pub(super) struct PrefillBudget<'c> {
     cost: &'c StepCostModel,
     rows: usize,
     seconds: f64,
-    /// What the first prompt gets in any case, else it would never be read.
+    /// Rows of the first prompt in any case, else it would never be read.
     smallest: usize,
 }
 
@@ -116,8 +118,8 @@ impl PrefillBudget<'_> {
 
 /// Tokens of the next piece of a prompt of which `left` are to be read: about `budget`, and at least one.
 ///
-/// A single row is read by other kernels, whose last bits differ. So it is one only where `mlcc run` has one as well: at the
-/// end (`lone_end`).
+/// A single row is read by other kernels, whose last bits differ. So it is one only where `mlcc run` has one
+/// as well: at the end (`lone_end`).
 pub(super) fn chunk_len(left: usize, budget: usize, lone_end: bool) -> usize {
     let body = left - usize::from(lone_end);
     let budget = budget.max(SMALLEST);
@@ -134,8 +136,8 @@ pub(super) fn chunk_len(left: usize, budget: usize, lone_end: bool) -> usize {
 mod tests {
     use super::*;
 
-    /// A model of which a step of some texts takes 2 ms and 0.5 ms for each, and one with rows of prompts 1 ms more and `row` ms for each,
-    /// twice as much behind 5000 others.
+    /// A model of which a step of some texts takes 2 ms and 0.5 ms for each, and one with rows of prompts 1
+    /// ms more and `row` ms for each, twice as much behind 5000 others.
     fn milliseconds(load: &StepLoad, row: f64) -> f64 {
         let begin = if load.prefill_rows > 0 { 1.0 } else { 0.0 };
         2.0 + 0.5 * load.decode_rows as f64
@@ -143,7 +145,8 @@ mod tests {
             + row * (load.prefill_rows as f64 + 2e-4 * load.prefill_keys as f64)
     }
 
-    /// Reads a prompt beside texts; gives the longest step in steps without a prompt, and the mean of those with one, after the first few.
+    /// Reads a prompt beside texts; gives the longest step in steps without a prompt, and the mean of those
+    /// with one, after the first few.
     fn read(
         pace: &mut PrefillPacer,
         texts: usize,
@@ -238,7 +241,8 @@ mod tests {
         assert_eq!(room.chunk_rows(0), 0, "the first prompt alone");
     }
 
-    /// A burst: beside one text there is as much room as beside all that will be written soon, as far as that was measured.
+    /// A burst: beside one text there is as much room as beside all that will be written soon, as far as that
+    /// was measured.
     #[test]
     fn prompts_that_wait_are_texts_of_the_step_that_counts() {
         let mut pace = PrefillPacer::new(3.0);

@@ -1,6 +1,6 @@
-//! States that no slot has: those of texts whose slots others have taken, and of models that cannot roll back copies of
-//! earlier states, at the borders of turns and inside of long prompts. They are copies that share the pages of caches.
-//! There is a bounded number of them; what was used longest ago goes first.
+//! States that no slot has: those of texts whose slots others have taken, and of models that cannot roll back
+//! copies of earlier states, at the borders of turns and inside of long prompts. They are copies that share
+//! the pages of caches. There is a bounded number of them; what was used longest ago goes first.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -14,25 +14,25 @@ use crate::serving::slots::{SequenceSlot, SlotTable, WORTH_A_COPY};
 use crate::tokenizer::TokenId;
 
 pub(super) struct CachedPrefix<S> {
-    /// With which the state was made.
+    /// The adapter with which the state was made.
     pub adapter: Option<TextAdapter>,
     pub tokens: Vec<TokenId>,
     pub sequence: S,
     /// Behind the tokens, if they are a whole prompt; else none.
     pub logits: Vec<f32>,
-    /// When it was used last, in admissions.
+    /// The admission at which it was used last.
     pub last_used: u64,
     /// Taken somewhere inside of a prompt, with nothing that speaks for this place.
     pub is_periodic: bool,
-    /// As of a slot.
+    /// The same as of a slot.
     pub idle_since: Option<Instant>,
 }
 
 pub(super) struct PrefixCache<S> {
     entries: BTreeMap<u64, CachedPrefix<S>>,
-    /// Of the texts of each adapter, and of those without.
+    /// The trees of each adapter's sequences, and of those without.
     trees: BTreeMap<AdapterId, RadixTree>,
-    /// Of those that have none.
+    /// The tree of adapters without sequences.
     empty: RadixTree,
     /// Most of them.
     capacity: usize,
@@ -85,7 +85,8 @@ impl<S> PrefixCache<S> {
         self.entries.get_mut(&id)
     }
 
-    /// Which one goes first, and when it was used. Inner ones take no more than half of the room, and go first of equally old ones.
+    /// The entry to evict first, and when it was used. Periodic ones take no more than half of the room, and
+    /// are evicted first of equally old ones.
     pub fn next_victim(&self) -> Option<(u64, u64)> {
         let too_many = 2 * self.entries.values().filter(|kept| kept.is_periodic).count() > self.capacity;
         let all = self.entries.iter().filter(|(_, kept)| kept.is_periodic || !too_many);
@@ -146,8 +147,8 @@ impl<M: ModelRunner> SlotTable<M> {
         kept.into_iter().for_each(|id| drop(self.prefix_cache.remove(id)));
     }
 
-    /// States that no text runs in go where all states together have used up the pages that full contexts of the slots have: more memory
-    /// was not asked for.
+    /// States that no text runs in go where all states together have used up the pages that full contexts of
+    /// the slots have: more memory was not asked for.
     pub fn trim_to_budget(&mut self, model: &M) {
         while self.prefix_cache.len() > 0
             && let Some(CacheBlocks { total: all, free, per_sequence: sequence, .. }) = model.cache_blocks()
@@ -158,8 +159,8 @@ impl<M: ModelRunner> SlotTable<M> {
         }
     }
 
-    /// Keeps a copy of the state of a slot, of a model that could not come back to it, with the logits if it is that of a whole prompt.
-    /// Without it the next prompt is read again.
+    /// Keeps a copy of the state of a slot, of a model that could not come back to it, with the logits if it
+    /// is that of a whole prompt. Without it the next prompt is read again.
     pub fn cache_checkpoint(&mut self, model: &M, slot: usize, logits: &[f32], inner: bool) {
         let SequenceSlot { sequence: Some(sequence), computed_tokens: fed, adapter, .. } = &self.slots[slot]
         else {

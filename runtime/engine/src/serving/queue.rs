@@ -1,4 +1,4 @@
-//! What an engine's thread and those who ask it share.
+//! State that an engine's thread shares with its callers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +13,14 @@ use crate::stop::StopMatcher;
 
 /// A request that has waited so long is as urgent as one of the next lower priority.
 const AGEING: Duration = Duration::from_secs(10);
-/// Clients whose turns are remembered, beside those that wait.
+/// Clients whose turns are remembered, in addition to those that wait.
 const MOST_CLIENTS: usize = 1024;
 
 /// A request on its way.
 pub(super) struct QueuedRequest {
     pub id: u64,
-    /// An earlier one of the same prompt, launched together with this one: its state is taken when it has read the prompt.
+    /// An earlier one of the same prompt, launched together with this one: its state is taken when it has
+    /// read the prompt.
     pub fork_of: Option<u64>,
     pub request: EngineRequest,
     pub sampler: Sampler,
@@ -39,18 +40,18 @@ impl QueuedRequest {
     }
 }
 
-/// What a place for a running text holds.
+/// The contents of a slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotInfo {
     /// The text that runs in it.
     pub running: Option<u64>,
-    /// Tokens of its state, also of a text that has ended and may be gone on with.
+    /// Tokens of its state, also of a sequence that has ended and may be continued.
     pub tokens: usize,
 }
 
-/// What the thread is asked to do between two steps.
+/// Commands to the thread between two steps.
 pub(super) enum EngineCommand {
-    /// A small step for nobody.
+    /// A small step without a request.
     WarmUp(Sender<Result<(), RequestFailure>>),
     /// To drop the states of an adapter that no text runs in.
     ForgetAdapter(TextAdapter, Sender<()>),
@@ -61,25 +62,25 @@ pub(super) enum EngineCommand {
 pub struct CacheUsage {
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// How many the slots may have together.
+    /// The number of blocks that the slots may have together.
     pub blocks: usize,
-    /// Those of running texts. What other states have is given up when it is needed.
+    /// Blocks of running sequences. Blocks of other states are given up when they are needed.
     pub used: usize,
 }
 
-/// What an engine does and has done.
+/// The present work of an engine, and counts of its work so far.
 #[derive(Debug, Clone, Default)]
 pub struct EngineStats {
     pub waiting: usize,
     pub running: usize,
     pub slots: Vec<SlotInfo>,
-    /// Of a model that has caches.
+    /// The caches, if the model has any.
     pub cache: Option<CacheUsage>,
     /// Since the start.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub written_tokens: u64,
-    /// Of drafts, and how many of them were right.
+    /// Tokens of drafts, and how many of them were right.
     pub drafted_tokens: u64,
     pub accepted_tokens: u64,
     pub finished: u64,
@@ -88,18 +89,19 @@ pub struct EngineStats {
     pub steps: u64,
     /// Texts that were put back since there was no memory to go on with them.
     pub preempted: u64,
-    /// Kept states that could not be copied or restored, so that a prompt is read again, and why the last of them could not.
+    /// Kept states that could not be copied or restored, so that a prompt is read again, and why the last of
+    /// them could not.
     pub prefixes_lost: u64,
     pub prefix_loss_reason: Option<String>,
-    /// Of steps, in all.
+    /// Time of all steps.
     pub busy_time: Duration,
 }
 
 #[derive(Default)]
 struct QueueState {
-    /// In the order of their launch.
+    /// Requests in the order of their launch.
     requests: VecDeque<QueuedRequest>,
-    /// When each client had its last turn, counted in turns.
+    /// The last turn of each client, counted in turns.
     last_turns: BTreeMap<u64, u64>,
     turn_count: u64,
     next_id: u64,
@@ -109,14 +111,14 @@ struct QueueState {
     closed: bool,
     /// All texts are to end.
     abandoned: bool,
-    /// In their order.
+    /// Commands in their order.
     commands: Vec<EngineCommand>,
     stats: EngineStats,
 }
 
 impl QueueState {
-    /// Which job comes next: the most urgent, of equally urgent ones that of the client whose last turn was longest ago, and of
-    /// these the oldest.
+    /// The next request: the most urgent, of equally urgent ones that of the client whose last turn was
+    /// longest ago, and of these the oldest.
     fn next_index(&self, now: Instant) -> Option<usize> {
         let key = |(index, job): (usize, &QueuedRequest)| {
             let aged = now.saturating_duration_since(job.queued_at).as_secs() / AGEING.as_secs();
@@ -158,7 +160,7 @@ impl RequestQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes all jobs or none. Their ids and twins count from 0; they are made unique here.
+    /// Takes all requests or none. Their ids and forks count from 0; they are made unique here.
     pub fn push(&self, jobs: Vec<QueuedRequest>) -> Result<(), LaunchError> {
         let mut state = self.lock();
         if state.closed {
@@ -181,7 +183,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Asks for something; `None` if the thread is gone.
+    /// Sends a command; `None` if the thread has ended.
     pub fn send_command<T>(&self, ask: impl FnOnce(Sender<T>) -> EngineCommand) -> Option<Receiver<T>> {
         let (sender, receiver) = channel();
         let mut state = self.lock();
@@ -198,7 +200,7 @@ impl RequestQueue {
         std::mem::take(&mut self.lock().commands)
     }
 
-    /// Whether nothing will come any more.
+    /// True if nothing will come any more.
     pub fn is_drained(&self) -> bool {
         let state = self.lock();
         state.closed && state.requests.is_empty() && state.commands.is_empty()
@@ -228,7 +230,7 @@ impl RequestQueue {
         }
     }
 
-    /// Jobs in the queue that are to be ended without having begun.
+    /// Requests in the queue that are to be ended before they start.
     pub fn take_ended(&self) -> Vec<QueuedRequest> {
         let mut state = self.lock();
         let all = state.abandoned;
@@ -295,7 +297,7 @@ impl RequestQueue {
         EngineStats { waiting: state.requests.len(), ..state.stats.clone() }
     }
 
-    /// The thread is gone: whatever waits will not be done.
+    /// The thread has ended: waiting requests will not be done.
     pub fn close_after_thread(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -315,7 +317,7 @@ mod tests {
     use crate::sampler::SamplingParams;
     use std::ops::ControlFlow;
 
-    /// A job of a client, launched so many seconds ago.
+    /// A request of a client, launched some seconds ago.
     fn job(id: u64, client: u64, priority: i64, ago: u64, now: Instant) -> QueuedRequest {
         let request =
             EngineRequest { client, priority, ..EngineRequest::new(vec![1], SamplingParams::greedy()) };

@@ -1,5 +1,5 @@
-//! A radix tree over texts: which of many share how much with a prompt. A look costs as many steps as the prompt has tokens that are
-//! known, however many texts there are.
+//! A radix tree over token sequences: it finds those that share most with a prompt. A lookup costs as many
+//! steps as the prompt has tokens that are known, however many sequences there are.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ const ROOT: usize = 0;
 
 /// Texts by their tokens, each with a number of its owner's.
 pub(super) struct RadixTree {
-    /// Those that are free have no parent's edge to them.
+    /// All nodes; free ones have no parent's edge to them.
     nodes: Vec<RadixNode>,
     free: Vec<usize>,
 }
@@ -19,7 +19,7 @@ struct RadixNode {
     parent: usize,
     /// Tokens from its parent to it; none of the root alone.
     edge: Vec<TokenId>,
-    /// By the first tokens of their edges.
+    /// Children by the first tokens of their edges.
     children: BTreeMap<TokenId, usize>,
     /// Texts that end here.
     ids: Vec<u64>,
@@ -28,9 +28,9 @@ struct RadixNode {
 /// A node on the way of a prompt.
 struct RadixPathNode {
     node: usize,
-    /// How much of the prompt is shared up to here.
+    /// The number of tokens of the prompt that are shared up to here.
     tokens: usize,
-    /// Whether that is all of the node's edge.
+    /// True if that is all of the node's edge.
     whole: bool,
 }
 
@@ -102,12 +102,13 @@ impl RadixTree {
         self.find_node(tokens).map_or(&[], |node| &self.nodes[node].ids)
     }
 
-    /// Whether some text begins with these tokens.
+    /// True if some sequence begins with these tokens.
     pub fn has_extension(&self, tokens: &[TokenId]) -> bool {
         self.nearest(tokens).next().is_some_and(|(shared, _)| shared == tokens.len())
     }
 
-    /// From the root on, the nodes whose edges a prompt shares, the last one perhaps in part; and how much it shares up to there.
+    /// The path from the root on: the nodes whose edges a prompt shares, the last one perhaps in part, and
+    /// how much it shares up to there.
     fn path_to(&self, prompt: &[TokenId]) -> Vec<RadixPathNode> {
         let (mut node, mut tokens) = (ROOT, 0);
         let mut path = vec![RadixPathNode { node, tokens, whole: true }];
@@ -177,7 +178,7 @@ impl RadixTree {
 /// See [`RadixTree::nearest`].
 pub(super) struct NearestPrefixes<'r> {
     tree: &'r RadixTree,
-    /// What is left of the path to the prompt.
+    /// The rest of the path to the prompt.
     path: Vec<RadixPathNode>,
     /// The node of the path that came before: all below it have been given.
     seen: usize,
@@ -281,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Edges of a text that nobody shares are one node.
+    /// Edges of a sequence that no other shares are one node.
     #[test]
     fn nodes_are_as_many_as_begins_differ() {
         let mut tree = RadixTree::default();

@@ -1,7 +1,7 @@
 //! Lists that are kept between steps although what they hold is borrowed anew in each.
 
-/// An empty list for another lifetime, in the memory of an old one: the iterators of the standard library collect in place where
-/// size and alignment are the same.
+/// An empty list for another lifetime, in the memory of an old one: the iterators of the standard library
+/// collect in place where size and alignment are the same.
 pub(super) fn recycle_list<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     // Nothing is left that could be converted.

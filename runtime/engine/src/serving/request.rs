@@ -1,4 +1,4 @@
-//! What goes into an engine and what comes out.
+//! The input and the output of an engine.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -24,34 +24,35 @@ pub struct EngineRequest {
     pub sampling: SamplingParams,
     /// Added to the logits of tokens before anything else; minus infinity bans one.
     pub bias: Vec<(TokenId, f32)>,
-    /// No token of `eos` is chosen before so many others were.
+    /// The number of other tokens that are sampled before one of `eos` may be.
     pub min_tokens: usize,
     /// `None`: until something else ends the text.
     pub max_tokens: Option<usize>,
     /// Tokens that end the text.
     pub eos: Vec<TokenId>,
-    /// Whether control tokens are shown by their names. Those of `eos` never are.
+    /// The treatment of control tokens: they may be shown by their names. Those of `eos` never are.
     pub special: SpecialTokens,
     /// Texts that end the text; they are not part of it.
     pub stop: Vec<String>,
     /// Tells which parts of the text those are looked for in; none: in all of it.
     pub stop_guard: Option<StopGuard>,
-    /// What the text may be, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,
-    /// How likely each chosen token was, with so many of the likeliest.
+    /// Requests the probability of each sampled token, with this many of the top candidates.
     pub logprobs: Option<usize>,
-    /// How likely each token of the prompt was, with so many of the likeliest. The prompt is then read from its begin.
+    /// Requests the probability of each token of the prompt, with this many of the top candidates. The prompt
+    /// is then read from its begin.
     pub prompt_logprobs: Option<usize>,
     /// Requests of lower numbers begin first.
     pub priority: i64,
-    /// Whose request it is: waiting requests of different clients take turns.
+    /// The client: waiting requests of different clients take turns.
     pub client: u64,
-    /// When the text is ended, if nothing else has.
+    /// The time at which the text is ended at the latest.
     pub deadline: Option<Instant>,
-    /// Whether states of earlier texts may stand for the begin of the prompt.
+    /// True if states of earlier sequences may be used for the begin of the prompt.
     pub use_prefix_cache: bool,
-    /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that cannot roll
-    /// back the states there are kept. Those that are not inside of the prompt mean nothing.
+    /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that
+    /// cannot roll back the states there are kept. Those that are not inside of the prompt mean nothing.
     pub cache_breakpoints: Vec<usize>,
 }
 
@@ -110,7 +111,7 @@ impl EngineRequest {
     }
 }
 
-/// Why a request is not taken. Nothing has happened then.
+/// The reasons why a request is not taken. Nothing has happened then.
 #[derive(Debug, Error, PartialEq)]
 pub enum LaunchError {
     #[error("the prompt has no tokens")]
@@ -136,7 +137,7 @@ pub enum LaunchError {
     Closed,
 }
 
-/// What ends a text before its time.
+/// The failures that end a text before its time.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum RequestFailure {
     #[error("the model failed: {0}")]
@@ -156,21 +157,21 @@ pub struct SampledToken {
     pub logprobs: Option<Logprobs>,
 }
 
-/// What one token added to a text.
+/// The part of the text that one token added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextDelta {
-    /// In whole characters; none while it may become a stop string, or a character is not complete.
+    /// The text in whole characters; empty while it may become a stop string, or a character is not complete.
     pub text: CompactString,
     /// `None`: text that was held back, at the end.
     pub token: Option<SampledToken>,
 }
 
-/// What came out, besides the text.
+/// The outcome of a request, besides the text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestSummary {
     pub reason: FinishReason,
     pub prompt_tokens: usize,
-    /// Of those, how many did not have to be read.
+    /// Those of them that did not have to be computed.
     pub cached_tokens: usize,
     /// All chosen tokens, with the one that ended the text.
     pub completion_tokens: usize,
@@ -178,17 +179,18 @@ pub struct RequestSummary {
     pub drafted_tokens: usize,
     pub accepted_tokens: usize,
     pub seed: u64,
-    /// In the queue.
+    /// Time in the queue.
     pub queue_time: Duration,
-    /// From there to the first token, with the steps of others.
+    /// Time from there to the first token, with the steps of others.
     pub prefill_time: Duration,
-    /// From there to the end.
+    /// Time from there to the end.
     pub decode_time: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum SequenceEvent {
-    /// The prompt has been read: how likely its tokens were (the first has no tokens before it), if that was asked for.
+    /// The prompt has been read: the probabilities of its tokens (the first has no tokens before it), if they
+    /// were requested.
     PromptLogprobs(Vec<Option<Logprobs>>),
     Delta(TextDelta),
     /// The last one, as [`SequenceEvent::Failed`].
@@ -196,5 +198,6 @@ pub enum SequenceEvent {
     Failed(RequestFailure),
 }
 
-/// Takes the events of one text, on the engine's thread or on a worker in its place, one after the other: it must not wait. `Break` ends the text.
+/// Takes the events of one sequence in order, on the engine's thread or on a worker in its place: it must not
+/// wait. `Break` ends the sequence.
 pub type EventSink = Box<dyn FnMut(SequenceEvent) -> ControlFlow<()> + Send>;

@@ -20,7 +20,7 @@ use crate::tokenizer::Tokenizer;
 /// Tokens of a text for which there is room from its start.
 const USUAL_LENGTH: usize = 1024;
 
-/// What a text does now.
+/// The present work on a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SequencePhase {
     /// Its prompt is being read, or once more that and what has been written.
@@ -40,39 +40,40 @@ pub(super) struct RunningSequence<'t> {
     pub request: EngineRequest,
     pub phase: SequencePhase,
     pub cached: usize,
-    /// Where states inside of its prompt are kept.
+    /// Positions in its prompt whose states are kept.
     pub checkpoints: CheckpointPositions,
     prompt_logprobs: Vec<Option<Logprobs>>,
-    /// What its sequence is to be fed, or was, and what comes next.
+    /// The tokens that its sequence has computed or is to compute, and its sampling.
     pub generation: GenerationState<'t>,
     prompt_len: usize,
-    /// The rows of logits from which it chooses in this step, and how many tokens are fed before the first.
+    /// The rows of logits from which it samples in this step, and the number of tokens computed before the
+    /// first.
     pub sampling_rows: Option<(Range<usize>, usize)>,
-    /// The logits that wait for the mask of its grammar, and how many tokens are fed before.
+    /// The logits that wait for the mask of its grammar, and the number of tokens computed before.
     pub held_logits: Option<(Vec<f32>, usize)>,
     /// Another thread has its grammar.
     pub mask_pending: bool,
     /// It has a grammar, wherever that is.
     pub has_grammar: bool,
-    /// The step that should have fed so many tokens failed: until then the text is fed alone.
+    /// The number of tokens of a failed step: until they are computed, the sequence runs alone.
     pub isolated_until: usize,
     sink: EventSink,
     cancel: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    /// Whether its prompt has been read, though it may be read again.
+    /// True if its prompt has been read, though it may be read again.
     prefilled: bool,
     queued_at: Instant,
     admitted_at: Instant,
     first_token_at: Option<Instant>,
 }
 
-/// What came out of the rows of a step.
+/// The outcome of the rows of a step.
 pub(super) struct SamplingOutcome {
-    /// How the text ended, if it did.
+    /// The end of the text, if it has one.
     pub end: Result<Option<FinishReason>, RequestFailure>,
     /// Tokens that were chosen.
     pub sampled: usize,
     pub drafted: usize,
-    /// Of those.
+    /// Right ones among them.
     pub accepted: usize,
     /// Tokens of its sequence that are right; the others were drafts.
     pub computed: usize,
@@ -125,22 +126,23 @@ impl<'t> RunningSequence<'t> {
         matches!(self.phase, SequencePhase::Prefill | SequencePhase::Decode)
     }
 
-    /// How many tokens have to be fed before the next one is chosen, or before the last chosen one is fed.
+    /// The number of tokens to compute before the next one is sampled, or before the last sampled one is
+    /// computed.
     pub fn prefill_len(&self) -> usize {
         if self.prefilled { self.generation.accepted_tokens().len() - 1 } else { self.prompt_len }
     }
 
-    /// Whether its first token is still to be chosen.
+    /// True if its first token is still to be sampled.
     pub fn awaits_first_token(&self) -> bool {
         !self.prefilled
     }
 
-    /// Whether nobody wants to know how likely its tokens are.
+    /// True if the probabilities of its tokens were not requested.
     pub fn needs_no_logits(&self) -> bool {
         self.request.logprobs.is_none()
     }
 
-    /// Whether the prompt's tokens are to be scored.
+    /// The requested number of top candidates of the prompt's tokens, if these are to be scored.
     pub fn prompt_logprobs_wanted(&self) -> Option<usize> {
         self.request.prompt_logprobs.filter(|_| self.awaits_first_token())
     }
@@ -154,7 +156,7 @@ impl<'t> RunningSequence<'t> {
         self.phase = SequencePhase::Prefill;
     }
 
-    /// Whether somebody has ended it.
+    /// The reason for its end, if it was cancelled or its time is over.
     pub fn end_reason(&self) -> Option<FinishReason> {
         if self.cancel.load(std::sync::atomic::Ordering::Relaxed) {
             return Some(FinishReason::Cancelled);
@@ -187,8 +189,8 @@ impl<'t> RunningSequence<'t> {
         self.prompt_logprobs.extend(scored);
     }
 
-    /// Chooses tokens from rows of logits, of which the first is behind `past` tokens and each other behind a draft, as long as the
-    /// drafts are what is chosen.
+    /// Samples tokens from rows of logits, of which the first is behind `past` tokens and each other behind a
+    /// draft, as long as the drafts are the sampled tokens.
     pub fn sample_rows(&mut self, rows: &[f32], past: usize, limits: &ModelLimits) -> SamplingOutcome {
         let (before, wanted, sink) = (self.generation.sampled_count(), self.request.logprobs, &mut self.sink);
         let mut show = |shown: EmittedToken<'_>| {

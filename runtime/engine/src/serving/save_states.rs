@@ -1,4 +1,5 @@
-//! When states go into files: after nobody has used them for a while, where a long one would be lost, and when the engine ends.
+//! The times at which states are written to files: after they have not been used for a while, where a long
+//! one would be lost, and when the engine ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -7,12 +8,13 @@ use crate::serving::disk_cache::{DiskCache, WORTH_A_FILE};
 use crate::serving::model_runner::ModelRunner;
 use crate::serving::slots::{SequenceSlot, SlotTable};
 
-/// Tokens of a state that is written before another text takes its slot, though it has not rested. Shorter ones are read again soon.
+/// Tokens of a state that is written before another text takes its slot, though it has not rested. Shorter
+/// ones are read again soon.
 const LONG: usize = 512;
 /// Time between two looks whether a state has been written.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Where a state is.
+/// The place of a state.
 #[derive(Clone, Copy)]
 pub(super) enum PrefixLocation {
     Slot(usize),
@@ -21,8 +23,8 @@ pub(super) enum PrefixLocation {
 }
 
 impl<M: ModelRunner> SlotTable<M> {
-    /// Gives the state that has rested longest to its files, if it is time and none is being written. When to come again; `None` if
-    /// nothing rests.
+    /// Gives the state that has rested longest to its files, if it is time and none is being written. When to
+    /// come again; `None` if nothing rests.
     pub fn save_idle(&mut self, model: &M, now: Instant) -> Option<Instant> {
         let files = self.disk_cache.as_mut()?;
         files.collect_report(false);
@@ -59,7 +61,8 @@ impl<M: ModelRunner> SlotTable<M> {
         }
     }
 
-    /// Gives all states to their files, so that the next engine has them: the one that was used last is the newest.
+    /// Gives all states to their files, so that the next engine has them: the one that was used last is the
+    /// newest.
     pub fn save_all(&mut self, model: &M) {
         if self.disk_cache.is_none() {
             return;
@@ -67,7 +70,7 @@ impl<M: ModelRunner> SlotTable<M> {
         let mut slots: Vec<usize> = (0..self.slots.len()).collect();
         slots.sort_by_key(|&at| self.slots[at].last_used);
         let slots = slots.into_iter().map(PrefixLocation::Slot);
-        // Those inside of prompts that nobody has asked for are not worth it.
+        // Periodic ones inside of prompts, which have not been used, are not worth it.
         let mut kept: Vec<(u64, u64)> = self
             .prefix_cache
             .iter()

@@ -20,8 +20,8 @@ use crate::serving::slots::{PrefixQuery, SequenceSlot, SlotTable};
 use crate::speculate::Drafter;
 use crate::tokenizer::Tokenizer;
 
-/// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its step; one elsewhere ends those
-/// that run.
+/// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its
+/// step; one elsewhere ends those that run.
 pub(super) fn run_scheduler<M: ModelRunner + 'static>(
     model: M,
     tokenizer: &Tokenizer,
@@ -71,7 +71,7 @@ pub(super) fn panic_failure(panic: &(dyn std::any::Any + Send)) -> RequestFailur
     RequestFailure::Panic(message.unwrap_or_else(|| "unknown panic".into()))
 }
 
-/// What the model does for some texts: its errors and panics are theirs.
+/// Runs work of the model for some sequences: its errors and panics become theirs.
 pub(super) fn catch_model_failure<T, E: std::fmt::Display>(
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, RequestFailure> {
@@ -81,7 +81,7 @@ pub(super) fn catch_model_failure<T, E: std::fmt::Display>(
     }
 }
 
-/// However the thread ends, nobody waits for it.
+/// However the thread ends, no caller waits for it.
 struct ThreadEndGuard<'q>(&'q RequestQueue);
 
 impl Drop for ThreadEndGuard<'_> {
@@ -96,11 +96,11 @@ pub(super) struct Scheduler<'t, M: ModelRunner> {
     pub tokenizer: &'t Tokenizer,
     pub queue: &'t RequestQueue,
     pub slots: SlotTable<M>,
-    /// In the order of their admission.
+    /// Running sequences in the order of their admission.
     pub running: Vec<RunningSequence<'t>>,
     /// Texts that were put back since there was no memory to go on with them, the newest first.
     pub preempted: Vec<RunningSequence<'t>>,
-    /// Whether a text has ended since one was put back.
+    /// True if a sequence has ended since one was preempted.
     pub has_freed_memory: bool,
     pub iteration: IterationState<M::Sequence>,
     pub masks: MaskWorkers,
@@ -110,7 +110,7 @@ pub(super) struct Scheduler<'t, M: ModelRunner> {
     pub warn: Option<WarningSink>,
 }
 
-/// How a text ends.
+/// The end of a sequence.
 pub(super) type SequenceEnd = Result<FinishReason, RequestFailure>;
 
 pub(super) fn model_failure(error: impl std::fmt::Display) -> RequestFailure {
@@ -121,7 +121,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
     /// One step with what comes before and after it. False when there is nothing to do any more.
     fn iterate(&mut self) -> bool {
         for ask in self.queue.take_commands() {
-            // Who has gone does not want to know.
+            // A client that has left does not need it.
             let _ = match ask {
                 EngineCommand::WarmUp(waiting) => {
                     waiting.send(warm_up_model(&mut self.model, &self.limits)).is_ok()
@@ -159,7 +159,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         true
     }
 
-    /// Nobody waits for a step: states go into files, until somebody does, or none is left that has to.
+    /// Writes states to files while no step is due, until one is, or none is left to write.
     fn save_while_idle(&mut self) {
         while let Some(at) = self.slots.save_idle(&self.model, Instant::now()) {
             if self.queue.wait_for_work(at) {
@@ -263,7 +263,8 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         ));
     }
 
-    /// How much of so many tokens earlier states may stand for. What is left is read in pieces like those of the whole prompt.
+    /// The number of tokens, of `tokens` in all, whose states may come from the prefix cache. The rest is
+    /// read in chunks like those of the whole prompt.
     pub fn max_cached_tokens(&self, request: &EngineRequest, tokens: usize) -> usize {
         if !request.use_prefix_cache || request.prompt_logprobs.is_some() || self.limits.prompt.is_some() {
             return 0;
@@ -312,7 +313,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         }
     }
 
-    /// Of those that wait for a text's prompt, the first reads it from now on.
+    /// Makes the first fork of a sequence read the prompt from now on.
     fn promote_fork(&mut self, gone: u64) {
         let mut next = None;
         for writer in
@@ -344,7 +345,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         self.queue.count_all_ended();
     }
 
-    /// Tells what runs, before anybody is told that a text has ended.
+    /// Publishes the running sequences before the end of one is reported.
     fn publish_stats(&mut self) {
         let of = |slot: &SequenceSlot<M::Sequence>| SlotInfo {
             running: slot.running,
@@ -388,7 +389,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
 /// Tokens of a piece that makes weights and scratch memory come.
 const WARM_UP: usize = 16;
 
-/// Feeds a piece of a prompt and a next token to a sequence that nobody has.
+/// Computes a chunk of a prompt and a next token of a sequence without a request.
 fn warm_up_model<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<(), RequestFailure> {
     let most =
         limits.chunk.min(limits.step_tokens).min(limits.context.map_or(usize::MAX, |context| context - 1));
@@ -413,7 +414,7 @@ fn warm_up_model<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<
     })
 }
 
-/// Whether the last piece of a prompt is a single row when it is read in pieces of `chunk`.
+/// True if the last chunk of a prompt is a single row when it is read in chunks of `chunk`.
 pub(super) fn ends_with_single_row(prompt: usize, chunk: usize) -> bool {
     chunk != 0 && prompt % chunk == 1 || prompt == 1
 }

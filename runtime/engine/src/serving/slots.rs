@@ -1,10 +1,11 @@
 //! States of earlier texts, from which a new prompt can go on.
 //!
-//! A slot keeps the state of its last text until another needs the slot; then that goes to the others that are [kept](super::kept). A model
-//! with caches takes the longest common prefix: it drops rows, or copies a state first where another text would lose more than it
-//! shares. A model that cannot roll back, since it is recurrent or its window has dropped rows, goes on where a state
-//! is a begin of the new prompt. So it keeps copies of states: behind each prompt, where a turn begins, where prompts
-//! were seen to part, and inside of long ones.
+//! A slot keeps the state of its last text until another needs the slot; then that goes to the others that
+//! are [kept](super::kept). A model with caches takes the longest common prefix: it drops rows, or copies a
+//! state first where another text would lose more than it shares. A model that cannot roll back, since it is
+//! recurrent or its window has dropped rows, goes on where a state is a begin of the new prompt. So it keeps
+//! copies of states: behind each prompt, where a turn begins, where prompts were seen to part, and inside of
+//! long ones.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -29,9 +30,9 @@ pub(super) struct SequenceSlot<S> {
     pub adapter: Option<TextAdapter>,
     /// The text that runs in it.
     pub running: Option<u64>,
-    /// When it was used last, in admissions.
+    /// The admission at which it was used last.
     pub(super) last_used: u64,
-    /// Since when nobody uses a state of which nobody has asked whether it needs a file.
+    /// The time since which a state is unused, until it was checked whether it needs a file.
     pub(super) idle_since: Option<Instant>,
 }
 
@@ -51,17 +52,17 @@ impl<S> SequenceSlot<S> {
 pub(super) struct SlotTable<M: ModelRunner> {
     pub slots: Vec<SequenceSlot<M::Sequence>>,
     pub(super) prefix_cache: PrefixCache<M::Sequence>,
-    /// Whether a state can go back to any number of its tokens.
+    /// True if a state can go back to any number of its tokens.
     pub(super) truncates: bool,
     pub(super) admissions: u64,
     /// States that outlive the process.
     pub(super) disk_cache: Option<DiskCache>,
-    /// How often a state could not be kept or restored, and why it could not the last time.
+    /// The number of states that could not be kept or restored, and the reason of the last one.
     pub prefixes_lost: u64,
     pub loss_reason: Option<String>,
 }
 
-/// Where a prompt begins to be read.
+/// The point from which a prompt is read.
 pub(super) struct PrefillStart {
     pub slot: usize,
     /// Tokens of the prompt that are there.
@@ -72,17 +73,17 @@ pub(super) struct PrefillStart {
     pub divergence: usize,
 }
 
-/// Where a state comes from.
+/// The source of a state.
 enum PrefixSource {
     Nothing,
-    /// The slot's own, with so many tokens.
+    /// The slot's own state, with this many tokens.
     Own(usize),
-    /// A copy of another slot's, with so many tokens.
+    /// A copy of another slot's state, with `tokens` tokens.
     Copy {
         from: usize,
         tokens: usize,
     },
-    /// One of those that no slot has, with so many tokens.
+    /// An entry of the prefix cache, with `tokens` tokens.
     Cached {
         id: u64,
         tokens: usize,
@@ -102,7 +103,7 @@ impl PrefixSource {
     }
 }
 
-/// What is wanted of a state: at most `most` tokens of a prompt, or all of them with the logits behind them.
+/// A lookup of a state: at most `max_tokens` tokens of a prompt, or all of them with the logits behind them.
 #[derive(Clone, Copy)]
 pub(super) struct PrefixQuery<'p> {
     /// It is of a text with this adapter.
@@ -112,7 +113,8 @@ pub(super) struct PrefixQuery<'p> {
 }
 
 impl PrefixQuery<'_> {
-    /// How much of a state of `tokens` tokens can be used, of which the prompt shares `shared`.
+    /// The number of tokens of a state of `tokens` tokens that can be used, of which the prompt shares
+    /// `shared`.
     fn usable_tokens<S: RewindModel>(
         &self,
         sequence: &S,
@@ -130,7 +132,8 @@ impl PrefixQuery<'_> {
 }
 
 impl<M: ModelRunner> SlotTable<M> {
-    /// `kept` states beside those of the slots; `truncates`: as of [`ModelLimits`](super::step::ModelLimits).
+    /// A table with `kept` states in addition to those of the slots; `truncates`: as of
+    /// [`ModelLimits`](super::model_runner::ModelLimits).
     pub fn new(count: usize, kept: usize, truncates: bool, disk_cache: Option<DiskCache>) -> Self {
         let slots = (0..count).map(|_| SequenceSlot::empty()).collect();
         let prefix_cache = PrefixCache::new(kept);
@@ -264,7 +267,7 @@ impl<M: ModelRunner> SlotTable<M> {
         Ok(())
     }
 
-    /// Frees a slot; its state stays, unless nobody will ask for it.
+    /// Frees a slot; its state stays, unless it will not be used again.
     pub fn free_slot(&mut self, slot: usize) {
         if self.slots[slot].adapter.as_ref().is_some_and(TextAdapter::is_forgotten) {
             return self.discard_slot(slot);
@@ -304,8 +307,8 @@ impl<M: ModelRunner> SlotTable<M> {
         }
     }
 
-    /// Takes a state from a file into a free slot, with logits behind it if there are. `None` if that fails: it will not be chosen
-    /// again.
+    /// Takes a state from a file into a free slot, with logits behind it if there are. `None` if that fails:
+    /// it will not be chosen again.
     fn load_from_disk(
         &mut self,
         model: &M,
@@ -370,7 +373,7 @@ impl<M: ModelRunner> SlotTable<M> {
         }
     }
 
-    /// The same of those that no slot has.
+    /// The usable entries of the prefix cache.
     fn best_cached(&self, wanted: &PrefixQuery<'_>) -> Option<PrefixSource> {
         let usable = |(shared, id): (usize, u64)| {
             let kept = self.prefix_cache.get(id)?;
@@ -392,7 +395,7 @@ impl<M: ModelRunner> SlotTable<M> {
         })
     }
 
-    /// Whether a state becomes that of a slot, instead of a copy of it: it loses no more than what it shares.
+    /// True if a state becomes that of a slot, instead of a copy of it: it loses no more than what it shares.
     fn can_move(&self, id: u64, tokens: usize) -> bool {
         self.truncates && self.prefix_cache.get(id).is_some_and(|kept| kept.tokens.len() - tokens <= tokens)
     }

@@ -1,9 +1,10 @@
-//! What rows of prompts add to the time of a step, predicted from how many there are and how many keys they look at: a linear model that
-//! each step corrects (a Kalman filter whose state drifts).
+//! The time that rows of prompts add to a step, predicted from their number and the number of keys that they
+//! look at: a linear model that each step corrects (a Kalman filter whose state drifts).
 //!
-//! Times are counted in those of the first step, so that no constant here depends on the machine or the model.
+//! Times are counted in those of the first step, so that no constant here depends on the machine or the
+//! model.
 
-/// What a step has.
+/// The load of a step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct StepLoad {
     /// Texts of which it has the next token.
@@ -23,12 +24,12 @@ impl StepLoad {
 
 /// Any rows, each row, its keys.
 const PARTS: usize = 3;
-/// A part counts about as much as a step when there are so many of it.
+/// The amount of a part that counts about as much as a step.
 const SCALE: [f64; PARTS] = [1.0, 32.0, 65536.0];
-/// What is believed before anything was measured, in steps without prompts, and how sure that is (deviations).
+/// The parts before anything was measured, in steps without prompts, and their deviations.
 const BELIEF: [f64; PARTS] = [0.1, 1.0, 0.1];
 const DOUBT: [f64; PARTS] = [0.2, 2.0, 1.0];
-/// How much a machine may change from a step to the next, what is beside this process included: all parts by the same share.
+/// The change of a machine from a step to the next, other processes included: all parts by the same share.
 const DRIFT: f64 = 0.02;
 /// And each part by itself, as a share of the first doubt.
 const OWN_DRIFT: f64 = 0.003;
@@ -36,7 +37,8 @@ const OWN_DRIFT: f64 = 0.003;
 const NEWEST: f64 = 0.2;
 /// Deviation of a measurement, as a share of it.
 const NOISE: f64 = 0.05;
-/// A step that took that share longer or shorter than predicted is taken for one that just did: the process was not run for a while.
+/// A step that took that share longer or shorter than predicted is taken for one that just did: the process
+/// was not run for a while.
 const SURPRISE: f64 = 0.3;
 /// Weight of the newest error in their spread.
 const NEWEST_ERROR: f64 = 0.05;
@@ -45,7 +47,7 @@ const NEWEST_ERROR: f64 = 0.05;
 pub(super) struct StepCostModel {
     /// Seconds of a step without rows of prompts.
     decode_seconds: Option<f64>,
-    /// How many texts that had.
+    /// The number of sequences in that step.
     decode_sequences: usize,
     /// The same by number of texts, when such a step was measured last; 0: never.
     by_sequences: Vec<f64>,
@@ -97,8 +99,9 @@ impl StepCostModel {
         self.decode_seconds.unwrap_or(0.0)
     }
 
-    /// Seconds of a step with the next tokens of more texts than [`decode_sequences`](Self::decode_sequences), as far as steps were measured; a text more
-    /// costs no more than each of those that the newest one had.
+    /// Seconds of a step with the next tokens of more texts than
+    /// [`decode_sequences`](Self::decode_sequences), as far as steps were measured; a text more costs no more
+    /// than each of those that the newest one had.
     pub fn decode_time_of(&self, texts: usize) -> f64 {
         let alone = self.decode_time();
         let more = self
@@ -111,12 +114,12 @@ impl StepCostModel {
         more.min(alone * texts as f64 / self.decode_sequences.max(1) as f64).max(alone)
     }
 
-    /// How many texts that step had.
+    /// The number of sequences in that step.
     pub fn decode_sequences(&self) -> usize {
         self.decode_sequences
     }
 
-    /// By which share steps with rows of prompts are longer or shorter than predicted (deviation).
+    /// The relative error of the predictions of steps with rows of prompts (deviation).
     pub fn relative_deviation(&self) -> f64 {
         self.variance.sqrt()
     }
@@ -132,7 +135,7 @@ impl StepCostModel {
         self.unit * (self.parts[1] * counts[1] + self.parts[2] * counts[2])
     }
 
-    /// How many rows behind `past` others so many seconds are enough for.
+    /// The number of rows behind `past` others that fit into `seconds` seconds.
     pub fn rows_within(&self, seconds: f64, past: usize) -> usize {
         if seconds == f64::INFINITY {
             return usize::MAX;

@@ -5,18 +5,19 @@ use crate::serving::{ModelRunner, OutputRows, SequenceInput};
 use crate::speculate::Drafter;
 use crate::tokenizer::TokenId;
 
-/// The likeliest tokens by a model. An error of it costs drafts and nothing else. Drafts are fed to it as they are made; one that cannot take
-/// them back is copied before, and goes on from the copy.
+/// Drafts of the most probable tokens by a model. An error of it costs drafts and nothing else. It computes
+/// drafts as they are made; a sequence that cannot roll them back is copied before, and goes on from the
+/// copy.
 pub struct DraftModel<M: ModelRunner> {
     model: M,
     sequences: Vec<DraftSequence<M::Sequence>>,
 }
 
-/// What the model has been fed of a text.
+/// The tokens of a text that the model has computed.
 struct DraftSequence<S> {
     sequence: S,
     computed_tokens: Vec<TokenId>,
-    /// Where the sequence cannot roll back: a copy from before its last draft, with so many tokens.
+    /// A copy from before its last draft, with its number of tokens, where the sequence cannot roll back.
     checkpoint: Option<(usize, S)>,
 }
 
@@ -48,7 +49,7 @@ impl<M: ModelRunner> DraftModel<M> {
     /// Feeds what is new of a text, up to a piece of a prompt; whether that is all.
     fn catch_up(&mut self, index: usize, tokens: &[TokenId]) -> Option<bool> {
         let text = &mut self.sequences[index];
-        // The logits are those behind the last token, so that is fed in any case.
+        // The logits are those behind the last token, so that is computed in any case.
         let same =
             text.computed_tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count().min(tokens.len() - 1);
         text.rollback(same)?;
@@ -65,7 +66,7 @@ impl<M: ModelRunner> DraftModel<M> {
         Some(())
     }
 
-    /// Makes sure that what is fed from now on can be taken back; false if it cannot.
+    /// Makes sure that tokens computed from now on can be rolled back; false if they cannot.
     fn save_checkpoint(&mut self, index: usize) -> bool {
         let DraftSequence { sequence, computed_tokens: fed, checkpoint: mark } = &mut self.sequences[index];
         if sequence.can_truncate() {

@@ -1,5 +1,5 @@
-//! Tokens that are found in a text before the tokenizer proper works on the rest, and what else a file beside the
-//! vocabulary says.
+//! Tokens that are found in a text before the tokenizer proper works on the rest, and what else a file beside
+//! the vocabulary says.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::TokenId;
 use super::prefix_index::PrefixIndex;
 use super::tiktoken::TiktokenPattern;
 
-/// One token that stands for itself.
+/// One token whose text is not cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddedToken {
     pub text: String,
@@ -24,7 +24,7 @@ fn yes() -> bool {
     true
 }
 
-/// What a tokenizer needs beside its vocabulary file; packed with it into the artifact.
+/// Data that a tokenizer needs besides its vocabulary file; packed with it into the artifact.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TokenizerExtras {
@@ -42,7 +42,7 @@ pub struct TokenizerExtras {
     /// tiktoken: how a text is cut before pairs are joined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<TiktokenPattern>,
-    /// sentencepiece: the space before a text stands only before its first part, not after each control token
+    /// sentencepiece: the space before a text is only before its first part, not after each control token
     /// (`"legacy": false` of transformers).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub first_part_only: bool,

@@ -1,5 +1,5 @@
-//! The small files beside a vocabulary that say what the vocabulary does not: tokenizer_config.json, added_tokens.json,
-//! merges.txt, and what the code of a tokenizer class does by itself.
+//! The small files beside a vocabulary that say what the vocabulary does not: tokenizer_config.json,
+//! added_tokens.json, merges.txt, and what the code of a tokenizer class does by itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ const BYTE_LEVEL_CLASSES: &[&str] =
 /// Classes whose code is known to follow `vocab.txt`.
 const WORD_PIECE_CLASSES: &[&str] = &["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"];
 
-/// What those classes call every special token that no file names.
+/// The default of those classes for every special token that no file names.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 impl AuxiliaryFiles {
@@ -73,7 +73,7 @@ impl AuxiliaryFiles {
         token.as_str().or_else(|| token.get("content")?.as_str())
     }
 
-    /// What the class takes for `bos_token` and the like where no file names one.
+    /// The class's default for `bos_token` and the like where no file names one.
     fn default_token(&self, name: &str) -> Option<&'static str> {
         match (self.class(), name) {
             ("Qwen2Tokenizer", "bos_token") => None,
@@ -87,7 +87,7 @@ impl AuxiliaryFiles {
         }
     }
 
-    /// Whether the files name a token as one with a function, which is no part of a text.
+    /// True if the files name a token as one with a function, which is no part of a text.
     fn is_special(&self, text: &str) -> bool {
         let content = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()) == Some(text);
         let fields =
@@ -177,7 +177,7 @@ impl AuxiliaryFiles {
         Ok((model.to_bytes(), extras))
     }
 
-    /// What the files say beside a sentencepiece model whose ids are its own.
+    /// The extras of a sentencepiece model whose ids are its own.
     fn beside_pieces(
         &self,
         file_name: &str,
@@ -238,7 +238,7 @@ impl AuxiliaryFiles {
                 text: (*text).to_owned(),
                 ids: vec![id],
                 special: true,
-                // Ordinary letters, which stand in many words.
+                // Ordinary letters, which are in many words.
                 parsed: !matches!(*text, "sop" | "eop"),
             })
             .collect();
@@ -272,7 +272,7 @@ impl AuxiliaryFiles {
         Ok(TokenizerExtras { suffix, id_offset, glm_spaces: true, ..TokenizerExtras::default() })
     }
 
-    /// What belongs to a rank file.
+    /// The extras of a rank file.
     pub fn tiktoken(&self, file_name: &str, bytes: &[u8]) -> Result<TokenizerExtras, TokenizerError> {
         let mut added = self.added()?;
         let (pattern, prefix) = match self.class() {

@@ -1,11 +1,11 @@
-//! A `tokenizer.json` for BPE from its parts: `vocab.json` and `merges.txt` of older Hugging Face folders, and
-//! the lists in GGUF files.
+//! A `tokenizer.json` for BPE from its parts: `vocab.json` and `merges.txt` of older Hugging Face folders,
+//! and the lists in GGUF files.
 
 use serde_json::{Map, Value, json};
 
 use super::TokenId;
 
-/// What the tokens of a vocabulary are written in.
+/// The alphabet of the tokens of a vocabulary.
 #[derive(Debug, Default)]
 pub(super) enum BpeAlphabet {
     /// GPT-2's printable characters, one for each byte.
@@ -32,7 +32,7 @@ pub(super) struct BpeParts<'a> {
     /// Tokens that begin and end a prompt, by name and id.
     pub bos: Option<(String, TokenId)>,
     pub eos: Option<(String, TokenId)>,
-    /// Stands before the second of two texts, and the end token before it.
+    /// The token before the second of two texts, with the end token before it.
     pub separator: Option<(String, TokenId)>,
 }
 
@@ -109,7 +109,8 @@ impl BpeParts<'_> {
     }
 }
 
-/// As a pair, so that tokens with spaces in them stay whole; a line that is no pair is left for the reader to refuse.
+/// The merge as a pair, so that tokens with spaces in them stay whole; a line that is no pair is left for the
+/// reader to refuse.
 fn pair(merge: &str) -> Value {
     // The first character may be a space that belongs to the left half.
     let cut = merge.char_indices().skip(1).find(|&(_, c)| c == ' ').map(|(at, _)| at);

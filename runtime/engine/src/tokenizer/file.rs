@@ -1,6 +1,7 @@
-//! Where a tokenizer's bytes come from: a checkpoint's folder, a file, or an artifact's payload section.
+//! Sources of a tokenizer's bytes: a checkpoint's folder, a file, or an artifact's payload section.
 //!
-//! Section format: the kind's tag, for some kinds a space and JSON ([`TokenizerExtras`]), a newline, then the file exactly as it was.
+//! Section format: the kind's tag, for some kinds a space and JSON ([`TokenizerExtras`]), a newline, then the
+//! file exactly as it was.
 
 use std::path::{Path, PathBuf};
 
@@ -48,15 +49,15 @@ pub struct TokenizerFile {
     pub path: PathBuf,
     pub kind: TokenizerKind,
     pub bytes: Vec<u8>,
-    /// What the files beside it say; empty for kinds that say all themselves.
+    /// The content of other files; empty for kinds that need none.
     pub extras: TokenizerExtras,
 }
 
 /// Longest first line of a section: a few thousand added tokens.
 const LONGEST_HEAD: usize = 1 << 20;
 
-/// Names in the order of preference: the checkpoint's own, RWKV's file for its Pile models, World vocabularies, then
-/// formats that need a file beside them.
+/// Names in the order of preference: the checkpoint's own, RWKV's file for its Pile models, World
+/// vocabularies, then formats that need another file.
 const NAMES: [&str; 2] = ["tokenizer.json", "20B_tokenizer.json"];
 const MODELS: [&str; 4] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "ice_text.model"];
 
@@ -104,8 +105,8 @@ impl TokenizerFile {
         found.map(|path| Self::read(&path)).transpose()
     }
 
-    /// One file. Its name and its beginning tell its kind; files beside it (tokenizer_config.json, merges.txt,
-    /// added_tokens.json) are taken into account where the kind needs them.
+    /// One file. Its name and its beginning tell its kind; other files in its folder (tokenizer_config.json,
+    /// merges.txt, added_tokens.json) are taken into account where the kind needs them.
     pub fn read(path: &Path) -> Result<Self, TokenizerError> {
         let name = || path.display().to_string();
         let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
@@ -167,7 +168,7 @@ impl TokenizerFile {
 }
 
 impl Tokenizer {
-    /// From the content of an artifact's tokenizer section.
+    /// Reads the content of an artifact's tokenizer section.
     pub fn from_section(section: &[u8]) -> Result<Self, TokenizerError> {
         let end = section.iter().take(LONGEST_HEAD).position(|&b| b == b'\n');
         let (head, file) = match end {

@@ -1,4 +1,4 @@
-//! The tokenizer of a GGUF file (`tokenizer.ggml.*`), turned into one of the other kinds.
+//! The tokenizer of a GGUF file (`tokenizer.ggml.*`), converted to one of the other kinds.
 
 use serde_json::Value;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::sentencepiece::{ModelType, PieceKind, ProtoPiece, SentencePieceModel}
 use super::wordpiece_json::WordPiece;
 use super::{TokenId, TokenizerError, TokenizerFile, TokenizerKind, brief};
 
-/// The values of the file, named as the keys are. Ids are as they stand there.
+/// The values of the file, named like the keys. Ids are those of the file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufVocabulary {
     /// `tokenizer.ggml.model`: llama, gpt2, gemma4, t5, bert, rwkv.
@@ -23,12 +23,12 @@ pub struct GgufVocabulary {
     pub bos_token_id: Option<u32>,
     pub eos_token_id: Option<u32>,
     pub unknown_token_id: Option<u32>,
-    /// What begins a text, and what ends each (BERT).
+    /// The tokens that begin a text, and that end each (BERT).
     pub cls_token_id: Option<u32>,
     pub separator_token_id: Option<u32>,
     pub add_bos_token: Option<bool>,
     pub add_eos_token: Option<bool>,
-    /// Whether a separator stands between two texts.
+    /// True if there is a separator between two texts.
     pub add_sep_token: Option<bool>,
     pub add_space_prefix: Option<bool>,
     pub remove_extra_whitespaces: Option<bool>,
@@ -39,7 +39,7 @@ fn wrong(reason: impl Into<String>) -> TokenizerError {
     TokenizerError::Gguf { reason: reason.into() }
 }
 
-/// What to do about a tokenizer that is not read.
+/// Advice about a tokenizer that is not read.
 const WAY_OUT: &str =
     "Put the model's tokenizer.json next to the file, or name it with --tokenizer tokenizer.json";
 
@@ -184,8 +184,8 @@ impl GgufVocabulary {
         Ok(bpe.to_json())
     }
 
-    /// WordPiece: tokens that begin a word have a mark in front, in place of the `##` of the others; control tokens have none. Files do
-    /// not say whether letters become small: llama.cpp always makes them so.
+    /// WordPiece: tokens that begin a word have a mark in front, in place of the `##` of the others; control
+    /// tokens have none. Files do not say whether letters become small: llama.cpp always makes them so.
     fn word_pieces(&self) -> Result<Value, TokenizerError> {
         let mut vocab = Vec::with_capacity(self.tokens.len());
         let mut others = Vec::new();
@@ -214,7 +214,8 @@ impl GgufVocabulary {
         pieces.to_json()
     }
 
-    /// The World vocabulary: tokens are written as the inside of a Python bytes literal. Token 0 is the end of a text.
+    /// The World vocabulary: tokens are written as the inside of a Python bytes literal. Token 0 is the end
+    /// of a text.
     fn world(&self) -> Result<String, TokenizerError> {
         let mut file = String::new();
         for (id, token) in self.tokens.iter().enumerate().skip(1) {

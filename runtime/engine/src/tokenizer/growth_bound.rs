@@ -1,27 +1,29 @@
-//! How long a text may become before it is cut into tokens.
+//! A bound on the length of a text before it is cut into tokens.
 //!
-//! The steps of a `tokenizer.json` come from a checkpoint, and a file of some kilobytes may ask for a text that is a million times as
-//! long: replacements of a letter by ten, one after the other. So what each step makes of a text at most is read from the file, and where
-//! that may be too much for a text, the steps are measured on it, each before it is done.
+//! The steps of a `tokenizer.json` come from a checkpoint, and a file of some kilobytes may ask for a text
+//! that is a million times as long: several replacements of a letter by ten in a row. So the largest growth
+//! of each step is read from the file, and where that may be too much for a text, the steps are measured on
+//! it, each before it is done.
 
 use serde_json::Value;
 use tokenizers::{NormalizedString, Normalizer as _, NormalizerWrapper};
 
 use super::{TokenizerError, brief};
 
-/// A text may become so many times as long. The pre-tokenizers of published models make it up to four times as long, their normalizers
-/// up to three times, and eleven times for single characters.
+/// The largest growth of a text. The pre-tokenizers of published models make it up to four times as long,
+/// their normalizers up to three times, and eleven times for single characters.
 pub(super) const MOST_TIMES: usize = 16;
 /// Bytes that any text may become.
 pub(super) const MOST_BYTES: usize = 8 << 20;
 /// Steps of each kind.
 const MOST_STEPS: usize = 100;
-/// Bytes that one byte may become in a step whose result is not known before, and in all pre-tokenizers together.
+/// Bytes that one byte may become in a step whose result is not known before, and in all pre-tokenizers
+/// together.
 const MOST_OF_BYTE: usize = 64;
 /// Bytes that are given to the library at a time.
 const PIECE: usize = 1 << 16;
 
-/// What is permitted for a text of this length.
+/// The permitted length for a text of this length.
 pub(super) fn limit(bytes: usize) -> usize {
     bytes.saturating_mul(MOST_TIMES).max(MOST_BYTES)
 }
@@ -32,15 +34,15 @@ pub(super) struct GrowthBound {
     steps: Vec<NormalizerStep>,
     /// Bytes that a byte becomes in the pre-tokenizers at most.
     cut: usize,
-    /// Bytes of the shortest added token: a text has at most one part for each so many bytes.
+    /// Bytes of the shortest added token: a text has at most one part for each of these.
     shortest_added: usize,
 }
 
 #[derive(Debug)]
 enum NormalizerStep {
-    /// Every match becomes so many bytes.
+    /// Every match becomes `to`.
     Replace { pattern: fancy_regex::Regex, to: String },
-    /// So many bytes before each part of a text.
+    /// A text before each part of a text.
     Prepend(String),
     /// A step of the library by which a byte becomes at most `times` bytes.
     Other { normalizer: Box<NormalizerWrapper>, times: usize },
@@ -81,7 +83,7 @@ impl GrowthBound {
         for step in &self.steps {
             now = step.run(&now, most, self.parts(now.len())).ok_or_else(too_long)?;
         }
-        // Each of the parts is normalized for itself, which may add what stands before a text to every one.
+        // Each of the parts is normalized for itself, which may add the text before a text to every one.
         let before = self.prepended().saturating_mul(self.parts(text.len()));
         match now.len().saturating_add(before).saturating_mul(self.cut) <= most {
             true => Ok(()),
@@ -101,7 +103,7 @@ impl GrowthBound {
             .sum()
     }
 
-    /// What a text of so many bytes becomes at most, whatever it is.
+    /// The most bytes that a text of `bytes` bytes may become.
     fn at_most(&self, bytes: usize) -> usize {
         let parts = self.parts(bytes);
         let steps = self.steps.iter().fold(bytes, |now, step| match step {
@@ -221,7 +223,8 @@ fn times_of_cut(value: &Value) -> usize {
     }
 }
 
-/// The longest replacement in a table of sentencepiece in base64: four bytes with the size of a trie, the trie, and texts that end in a zero.
+/// The longest replacement in a table of sentencepiece in base64: four bytes with the size of a trie, the
+/// trie, and texts that end in a zero.
 fn longest_of_table(base64: &str) -> usize {
     let bytes = super::tiktoken::base64(base64).unwrap_or_default();
     let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return 1 };

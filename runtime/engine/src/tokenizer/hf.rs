@@ -1,8 +1,9 @@
 //! `tokenizer.json` of the Hugging Face `tokenizers` library.
 //!
-//! Encoding is the library's. Decoding is ours, from a table of the bytes of each token, because a stream needs the
-//! bytes and the library gives whole strings. The table follows the file's `decoder`; a kind of decoder that does
-//! not map single tokens to bytes (CTC) belongs to no language model that is compiled here, and is refused.
+//! Encoding is the library's. Decoding is ours, from a table of the bytes of each token, because a stream
+//! needs the bytes and the library gives whole strings. The table follows the file's `decoder`; a kind of
+//! decoder that does not map single tokens to bytes (CTC) belongs to no language model that is compiled here,
+//! and is refused.
 
 use std::collections::BTreeMap;
 
@@ -50,8 +51,8 @@ impl HfTokenizer {
         Ok(encoding.get_ids().iter().map(|&id| id as TokenId).collect())
     }
 
-    /// Token ids of two texts as one input, with what the post-processor adds before, between and behind them; and the type that it
-    /// gives each token.
+    /// Token ids of two texts as one input, with what the post-processor adds before, between and behind
+    /// them; and the type that it gives each token.
     pub fn encode_pair(&self, first: &str, second: &str) -> Result<(Vec<TokenId>, Vec<u32>), TokenizerError> {
         self.growth.check(first)?;
         self.growth.check(second)?;
@@ -116,7 +117,7 @@ fn contained<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Strin
     }
 }
 
-/// What the file says and the library does not check.
+/// Parts of the file that the library does not check.
 #[derive(Deserialize)]
 struct StatedTokenizer {
     #[serde(default)]
@@ -131,7 +132,7 @@ struct StatedTokenizer {
     model: StatedModel,
 }
 
-/// What a model puts around every piece that it looks for.
+/// The affixes that a model puts around every piece that it looks up.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct StatedModel {
@@ -155,8 +156,8 @@ struct StatedToken {
 
 impl StatedTokenizer {
     fn read(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        // As text, not as bytes: in fields that it skips, serde_json checks the encoding of text only, and the library
-        // panics on what is none.
+        // As text, not as bytes: in fields that it skips, serde_json checks the encoding of text only, and
+        // the library panics on invalid text.
         let text = std::str::from_utf8(bytes).map_err(|e| json_error(e.to_string()))?;
         serde_json::from_str(text).map_err(|e| json_error(e.to_string()))
     }
@@ -186,8 +187,8 @@ impl StatedTokenizer {
         GrowthBound::from_steps(&self.normalizer, &self.pre_tokenizer, &added)
     }
 
-    /// The library gives an added token whose id leaves a gap the next free id and only logs it; the model would
-    /// then get a token that it never saw.
+    /// The library gives an added token whose id leaves a gap the next free id and only logs it; the model
+    /// would then get a token that it never saw.
     fn check_added_ids(&self, inner: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
         for token in &self.added_tokens {
             let found = inner.token_to_id(&token.content);
@@ -215,7 +216,8 @@ impl StatedTokenizer {
     }
 }
 
-/// How many ids the templates of a post-processor add at most; a text that stands in one more than once counts as too many.
+/// The most ids that the templates of a post-processor add; a text that is in one more than once counts as
+/// too many.
 fn template_ids(processor: &Value) -> usize {
     let inner = processor.get("processors").and_then(Value::as_array).into_iter().flatten();
     let inner = inner.map(template_ids).fold(0usize, usize::saturating_add);
@@ -262,7 +264,7 @@ fn check_template(processor: &Value, table: &TokenTable) -> Result<(), Tokenizer
     Ok(())
 }
 
-/// What the decoder does to each token, and to the start of the text.
+/// The steps of the decoder for each token, and for the start of the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DecoderSteps {
     byte_level: bool,
@@ -324,7 +326,7 @@ impl DecoderSteps {
         Ok(())
     }
 
-    /// The bytes of one token. `added` tokens stand for their own text, outside the byte alphabet.
+    /// The bytes of one token. `added` tokens mean their own text, outside the byte alphabet.
     fn bytes(&self, token: &str, added: bool) -> Result<Vec<u8>, TokenizerError> {
         if self.byte_level {
             if !added && let Some(bytes) = token.chars().map(byte_of_char).collect::<Option<Vec<u8>>>() {
@@ -363,8 +365,8 @@ pub(super) fn fallback_byte(token: &str) -> Option<u8> {
     }
 }
 
-/// GPT-2's printable alphabet for bytes: printable Latin-1 characters stand for themselves, the other 68 bytes for
-/// U+0100 and up, in order.
+/// GPT-2's printable alphabet for bytes: printable Latin-1 characters are their own bytes, the other 68 bytes
+/// are U+0100 and up, in order.
 pub(super) fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {
@@ -380,7 +382,8 @@ fn token_table(
     inner: &tokenizers::Tokenizer,
     plan: &DecoderSteps,
 ) -> Result<(TokenTable, Vec<TokenId>), TokenizerError> {
-    // The library's maps are hash maps: sort, so that a file with two tokens under one id always reads the same.
+    // The library's maps are hash maps: sort, so that a file with two tokens under one id always reads the
+    // same.
     let mut tokens: BTreeMap<u32, String> = BTreeMap::new();
     for (token, id) in inner.get_vocab(true) {
         let slot = tokens.entry(id).or_insert_with(|| token.clone());

@@ -1,7 +1,7 @@
 //! Byte pair encoding over pieces of a text: the best pair of neighbours is joined until none is left.
 //!
-//! Best is the lowest rank, then the leftmost place. Ranks come from the joined bytes (sentencepiece, tiktoken), not from
-//! the pair, which is where this differs from lists of merges.
+//! Best is the lowest rank, then the leftmost place. Ranks come from the joined bytes (sentencepiece,
+//! tiktoken), not from the pair, which is where this differs from lists of merges.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,8 +16,8 @@ struct MergeSymbol {
     frozen: bool,
 }
 
-/// `pieces` are the lengths of the symbols to begin with and whether they must stay as they are. `rank` gets a pair's
-/// place in `text` and where its second half begins. Time is n log n.
+/// `pieces` are the lengths of the symbols to begin with and whether they must stay as they are. `rank` gets
+/// a pair's place in `text` and where its second half begins. Time is n log n.
 pub(super) fn merge(
     pieces: impl IntoIterator<Item = (usize, bool)>,
     mut rank: impl FnMut(Range<usize>, usize) -> Option<u32>,

@@ -9,7 +9,7 @@ pub(super) struct PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// Of two equal strings the one with the lower id stays; empty ones are left out.
+    /// The index of some strings. Of two equal ones that with the lower id stays; empty ones are left out.
     pub fn new(entries: impl IntoIterator<Item = (Vec<u8>, u32)>) -> PrefixIndex {
         let mut entries: Vec<(Box<[u8]>, u32)> = entries
             .into_iter()

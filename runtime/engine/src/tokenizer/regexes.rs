@@ -1,19 +1,19 @@
 //! The regular expressions that cut a text before pair merging, by the name that GGUF files give them
-//! (`tokenizer.ggml.pre`). Sources: the `tokenizer.json` of the models named; where a name stands for several of them, what
-//! llama.cpp, which writes and reads these names, takes it for.
+//! (`tokenizer.ggml.pre`). Sources: the `tokenizer.json` of the models named; where several of them have one
+//! name, the meaning in llama.cpp, which writes and reads these names.
 
-/// How a BPE of a GGUF file is set up.
+/// Settings of a BPE of a GGUF file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PreTokenizer {
     /// Values of `tokenizer.ggml.pre`.
     pub names: &'static [&'static str],
-    /// Applied one after the other, each to the pieces of the one before.
+    /// Expressions in order, each applied to the pieces of the one before.
     pub regexes: &'static [&'static str],
     /// A piece that is a token is taken whole, without merging.
     pub ignore_merges: bool,
-    /// Whether a begin token is added where the file does not say.
+    /// True if a begin token is added where the file does not say.
     pub add_bos: bool,
-    /// Whether a separator stands between two texts where the file does not say.
+    /// True if there is a separator between two texts where the file does not say.
     pub add_sep: bool,
     /// Unicode normalization form C first.
     pub nfc: bool,
@@ -274,7 +274,8 @@ mod tests {
     #[test]
     fn cuts_of_the_first_deepseek_models() {
         let found = pieces("deepseek-llm", "Ünder ½ 12 漢字, ƻǆ \n");
-        // The class of marks has the range from `:` to `~`, so it cuts a word at letters beyond ASCII once more.
+        // The class of marks has the range from `:` to `~`, so it cuts a word at letters beyond ASCII once
+        // more.
         assert_eq!(found, ["Ü", "nder", " ", "½", " ", "12", " ", "漢字", ",", " ƻ", "ǆ", " ", "\n"]);
     }
 

@@ -1,8 +1,9 @@
 //! sentencepiece models (`tokenizer.model`): unigram and BPE, with byte fallback.
 //!
-//! The algorithms are those of the sentencepiece library (Kudo and Richardson, 2018), written anew so that the result is
-//! the same to the last token: converting to a list of merges is not exact, because sentencepiece ranks the joined piece
-//! and not the pair. Control pieces and added tokens are looked for in the text first, as `transformers` does.
+//! The algorithms are those of the sentencepiece library (Kudo and Richardson, 2018), written anew so that
+//! the result is the same to the last token: converting to a list of merges is not exact, because
+//! sentencepiece ranks the joined piece and not the pair. Control pieces and added tokens are looked for in
+//! the text first, as `transformers` does.
 
 mod encode;
 mod normalizer;
@@ -117,12 +118,12 @@ impl SentencePieceTokenizer {
         Ok(out)
     }
 
-    /// Tells if all that a text has becomes tokens, of which none stands for a run of any length.
+    /// True if every part of a text becomes tokens, and none of them means a run of any length.
     pub(super) fn keeps_all_bytes(&self) -> bool {
         self.bytes.is_some() && self.normalizer.keeps_all() && !self.extras.glm_spaces
     }
 
-    /// Whether the files say what stands between two texts.
+    /// True if the files say what is between two texts.
     pub fn takes_pairs(&self) -> bool {
         !self.extras.between.is_empty()
     }

@@ -1,8 +1,8 @@
 //! Token ids to text, piece by piece.
 //!
-//! Invariant: the pieces of a stream joined together are exactly what [`Tokenizer::decode`] gives for all ids at
-//! once, and every piece is whole characters. A byte sequence that can no longer become a character turns into
-//! U+FFFD as in [`String::from_utf8_lossy`] (one per maximal invalid part).
+//! Invariant: the pieces of a stream joined together are exactly what [`Tokenizer::decode`] gives for all ids
+//! at once, and every piece is whole characters. A byte sequence that can no longer become a character turns
+//! into U+FFFD as in [`String::from_utf8_lossy`] (one per maximal invalid part).
 
 use super::{SpecialTokens, TokenId, Tokenizer};
 
@@ -45,7 +45,7 @@ impl Utf8Stream {
         &self.text
     }
 
-    /// Whether a character is not complete yet.
+    /// True if a character is not complete yet.
     pub fn is_open(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -77,8 +77,8 @@ impl<'t> DecodeStream<'t> {
         DecodeStream { tokenizer, special, utf8: Utf8Stream::new(), strip: tokenizer.leading_strip() }
     }
 
-    /// The continuation of a text, as a model writes it after a prompt: the space that some tokenizers put before a
-    /// text is kept here, because it stands between the prompt and the first new word.
+    /// The continuation of a text, as a model writes it after a prompt: the space that some tokenizers put
+    /// before a text is kept here, because it is between the prompt and the first new word.
     pub fn continuing(tokenizer: &'t Tokenizer, special: SpecialTokens) -> Self {
         DecodeStream { strip: 0, ..Self::new(tokenizer, special) }
     }

@@ -1,4 +1,4 @@
-//! The bytes that each token id stands for.
+//! The bytes of each token id.
 
 use super::TokenId;
 

@@ -1,8 +1,8 @@
-//! tiktoken rank files (`*.tiktoken`, and the `tokenizer.model` of GLM-4 and Llama 3): one token per line, its bytes in
-//! base64 and its rank, which is its id.
+//! tiktoken rank files (`*.tiktoken`, and the `tokenizer.model` of GLM-4 and Llama 3): one token per line,
+//! its bytes in base64 and its rank, which is its id.
 //!
-//! A text is cut by a regular expression ([`TiktokenPattern`]); in each piece the pair of neighbours whose joined bytes have the
-//! lowest rank is joined until none is left.
+//! A text is cut by a regular expression ([`TiktokenPattern`]); in each piece the pair of neighbours whose
+//! joined bytes have the lowest rank is joined until none is left.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use super::merge::merge;
 use super::table::{EntryKind, TokenTable};
 use super::{MAX_ID, TokenId, TokenizerError};
 
-/// How a text is cut. The files do not say; it is part of each model's code.
+/// The pattern that cuts a text. The files do not say; it is part of each model's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TiktokenPattern {
@@ -133,7 +133,7 @@ impl TiktokenTokenizer {
     }
 }
 
-/// Whether a file looks like one of these: a first line of base64 and a number.
+/// True if a file looks like one of these: a first line of base64 and a number.
 pub(super) fn looks_like_ranks(bytes: &[u8]) -> bool {
     let line = bytes.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
     line.len() < 1024 && std::str::from_utf8(line).is_ok_and(|line| read_line(line).is_some())

@@ -1,6 +1,8 @@
-//! The most bytes of a text that one token can stand for: a text of more bytes than that times a context is too long, without encoding it.
+//! The most bytes of a text in one token: a text of more bytes than that times a context is too long, without
+//! encoding it.
 //!
-//! Where a tokenizer can drop parts of a text, or make one token of a run of any length, there is no such number.
+//! Where a tokenizer can drop parts of a text, or make one token of a run of any length, there is no such
+//! number.
 
 use serde_json::Value;
 
@@ -58,7 +60,7 @@ fn of_parts(parts: &Value) -> Option<usize> {
     let model = &parts["model"];
     let affixes = ["continuing_subword_prefix", "end_of_word_suffix"];
     let plain = affixes.iter().all(|name| model[*name].as_str().unwrap_or_default().is_empty());
-    // Tokens that take the blanks beside them along stand for any number of these.
+    // Tokens that take adjacent blanks along contain any number of these.
     let strips = |token: &Value| token["lstrip"] == true || token["rstrip"] == true;
     let added = parts["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     if model["type"] != "BPE" || !plain || added.iter().any(strips) || !keeps_all(&parts["pre_tokenizer"]) {

@@ -1,5 +1,5 @@
-//! A `tokenizer.json` for WordPiece from its parts: `vocab.txt` of older BERT folders, and the list in GGUF files. It is the one that
-//! the `transformers` library makes of them.
+//! A `tokenizer.json` for WordPiece from its parts: `vocab.txt` of older BERT folders, and the list in GGUF
+//! files. It is the one that the `transformers` library makes of them.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use super::{TokenId, TokenizerError};
 /// A vocabulary in which `##` begins what goes on with a word.
 #[derive(Debug)]
 pub(super) struct WordPiece {
-    /// In the order of their ids.
+    /// Tokens in the order of their ids.
     pub vocab: Vec<String>,
     pub lowercase: bool,
     /// `None`: where letters become small.

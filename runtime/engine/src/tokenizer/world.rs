@@ -1,9 +1,9 @@
 //! The RWKV World tokenizer: greedy longest match over a byte trie.
 //!
-//! File format (`rwkv_vocab_v20230424.txt`): one token per line, `ID REPR LENGTH`, where REPR is Python's `repr` of a
-//! `str` or `bytes` and LENGTH its number of bytes. Every single byte is a token, so every input can be encoded;
-//! this is checked when the file is read. Id 0 is in no file: it is the end of a text, without bytes.
-//! Source: `TRIE_TOKENIZER` of the `rwkv` package.
+//! File format (`rwkv_vocab_v20230424.txt`): one token per line, `ID REPR LENGTH`, where REPR is Python's
+//! `repr` of a `str` or `bytes` and LENGTH its number of bytes. Every single byte is a token, so every input
+//! can be encoded; this is checked when the file is read. Id 0 is in no file: it is the end of a text,
+//! without bytes. Source: `TRIE_TOKENIZER` of the `rwkv` package.
 
 use super::table::{EntryKind, TokenTable};
 use super::{TokenId, TokenizerError};
@@ -58,7 +58,7 @@ impl WorldTokenizer {
     }
 }
 
-/// Bytes to token ids. Children of a node stand together, sorted by byte.
+/// Bytes to token ids. Children of a node are adjacent, sorted by byte.
 struct ByteTrie {
     /// Per first byte: the node that it leads to.
     roots: Box<[u32; 256]>,
@@ -75,7 +75,7 @@ struct TrieNode {
 }
 
 impl ByteTrie {
-    /// From tokens sorted by their bytes, without duplicates.
+    /// Builds the trie from tokens sorted by their bytes, without duplicates.
     fn build(tokens: &[WorldToken]) -> Result<Self, TokenizerError> {
         let mut trie =
             ByteTrie { roots: Box::new([0; 256]), nodes: Vec::new(), bytes: Vec::new(), targets: Vec::new() };

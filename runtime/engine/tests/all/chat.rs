@@ -94,7 +94,8 @@ fn templates_that_are_wrong() {
     assert!(matches!(&error, ChatError::Raised { message } if message == "deep"), "{error}");
 }
 
-/// The parser takes a frame for every operator of a chain: the longest templates have room, longer ones are refused.
+/// The parser takes a frame for every operator of a chain: the longest templates have room, longer ones are
+/// refused.
 #[test]
 fn templates_with_long_chains() {
     let messages = ask("hi");

@@ -1,5 +1,5 @@
-//! Conversations over a model that answers by what is in its context: a context that is not what the template rendered
-//! gives a wrong answer.
+//! Conversations over a model that answers by what is in its context: a context that is not what the template
+//! rendered gives a wrong answer.
 
 use crate::common;
 use std::convert::Infallible;
@@ -12,7 +12,7 @@ use mlcc_engine::{
     ChatTemplate, FinishReason, LanguageModel, RewindModel, SamplingParams, SpecialTokens, TokenId, Tokenizer,
 };
 
-/// Continues `Assistant:` with the answer number of users in the context; counts what it is fed.
+/// Continues `Assistant:` with the answer number of users in the context; counts the tokens that it computes.
 struct CountingParrot {
     tokenizer: Tokenizer,
     context: Vec<TokenId>,
@@ -137,7 +137,8 @@ fn later_turns_read_only_what_is_new() {
         let context = chat.context_tokens();
         let (answer, second) = say(&mut chat, &tokenizer, "More");
         assert_eq!(answer, ANSWERS[1]);
-        // A recurrent model goes on from all it has read; the other may drop a token whose text went on otherwise.
+        // A recurrent model goes on from all it has read; the other may drop a token whose text went on
+        // otherwise.
         assert!(second.reused_tokens + 3 >= context, "{second:?}");
         assert!(second.prompt_tokens - second.reused_tokens < 20, "{second:?}");
         let (answer, _) = say(&mut chat, &tokenizer, "Again");

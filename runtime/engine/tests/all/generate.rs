@@ -11,7 +11,7 @@ use mlcc_engine::{
     TextGenerator, TokenId, Tokenizer,
 };
 
-/// Says `script` byte by byte, whatever it is told, from the first byte after the prompt.
+/// Says `script` byte by byte, whatever its input is, from the first byte after the prompt.
 struct ScriptedModel {
     script: Vec<u8>,
     said: usize,
@@ -211,7 +211,7 @@ fn cancelling() {
     let (pieces, out) = run(&mut generator, &request);
     assert_eq!((pieces.len(), out.finish, out.prompt_tokens), (0, FinishReason::Cancelled, 0));
     flag.store(false, Ordering::Relaxed);
-    // The last token of a text is fed with the next prompt, also if a prompt was cancelled meanwhile.
+    // The last token of a text is computed with the next prompt, also if a prompt was cancelled meanwhile.
     let one = GenerationRequest { max_tokens: Some(1), ..request.clone() };
     run(&mut generator, &one);
     flag.store(true, Ordering::Relaxed);

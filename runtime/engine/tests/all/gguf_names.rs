@@ -4,7 +4,7 @@ use mlcc_engine::tokenizer::{GgufVocabulary, TokenizerError};
 use mlcc_engine::{SpecialTokens, TokenId, Tokenizer};
 use serde_json::Value;
 
-/// What no tokenizer is built for: their texts are cut by rules that are no expressions, or there are none.
+/// Names without a tokenizer: their texts are cut by rules that are no expressions, or there are none.
 const REFUSED: &[&str] = &[
     "pre whitespace",
     "model hybriddna",

@@ -1,4 +1,5 @@
-//! Texts within grammars: whatever is chosen, the text is one that the grammar allows; what cannot be enforced is refused.
+//! Texts within grammars: whatever is chosen, the text is one that the grammar allows; what cannot be
+//! enforced is refused.
 
 use std::sync::Arc;
 
@@ -122,7 +123,7 @@ fn cases() -> Vec<GrammarCase> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever runs beside them, and however often a grammar is used.
+    /// Whatever else runs, and however often a grammar is used.
     #[test]
     fn texts_are_those_that_the_grammar_allows(seed in any::<u64>(), sequences in 1usize..5) {
         let engine = engine(sequences);
@@ -257,7 +258,7 @@ fn what_cannot_be_enforced_is_refused_with_the_reason() {
 /// Schemas and whether a text is one of theirs.
 type SchemaCase = (Value, fn(&str) -> bool);
 
-/// What holds for every value, only annotates, or is another way to write what can be enforced.
+/// Keywords that hold for every value, only annotate, or are another way to write what can be enforced.
 #[test]
 fn keywords_that_leave_nothing_to_enforce_are_taken() {
     let text = json!({"type": "string", "maxLength": 3});
@@ -357,7 +358,7 @@ fn keywords_that_leave_nothing_to_enforce_are_taken() {
     }
 }
 
-/// A model that would write blanks for ever ends its JSON all the same.
+/// A model that would write blanks for ever ends its JSON nevertheless.
 #[test]
 fn blanks_between_tokens_of_json_are_bounded() {
     let engine = engine(4);
@@ -409,7 +410,7 @@ fn digits_of_numbers_are_bounded() {
     }
 }
 
-/// Whether a grammar allows these tokens, one after the other, and then the end.
+/// True if a grammar allows these tokens in order, and then the end.
 fn accepts(grammar: &Grammar, tokens: &[TokenId], end: TokenId) -> bool {
     let mut grammar = grammar.clone();
     let vocab = grammar.vocab();
@@ -419,7 +420,8 @@ fn accepts(grammar: &Grammar, tokens: &[TokenId], end: TokenId) -> bool {
     all && (grammar.is_finished() || allowed(&mut grammar, &[end], vocab).contains(&end))
 }
 
-/// With the control tokens of such models: thoughts and texts come before a call, or before a text of a form.
+/// A tokenizer with the control tokens of such models: thoughts and texts come before a call, or before a
+/// text of a form.
 #[test]
 fn answers_in_channels_are_held_to_calls_and_forms() {
     let tokenizer = include_bytes!("../data/harmony-tokenizer.json");
@@ -447,7 +449,7 @@ fn answers_in_channels_are_held_to_calls_and_forms() {
     let call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}";
     let other = " to=functions.weather<|channel|>commentary json<|message|>{\"city\":\"Oslo\"}";
     let (text, aside) = ("<|channel|>final<|message|>yes", "<|channel|>commentary<|message|>I look.<|end|>");
-    // Which of the three allow it.
+    // True for each of the three that allows it.
     for (answer, wanted) in [
         (call.to_owned(), [true, false, true]),
         (other.to_owned(), [true, false, true]),
@@ -466,7 +468,7 @@ fn answers_in_channels_are_held_to_calls_and_forms() {
         let found = grammars.each_ref().map(|grammar| accepts(grammar, &tokens, 261));
         assert_eq!(found, wanted, "{answer}");
     }
-    // Where the prompt has begun the thoughts they go on.
+    // Where the prompt has started the thoughts they go on.
     let begun = compile(&format!("{open}<|channel|>analysis<|message|>"), None, Some(form));
     let tokens = tokenizer.encode(&format!("Hm.<|end|>{next}{text}")).unwrap();
     assert!(accepts(&begun, &tokens, 261) && !accepts(&begun, &tokenizer.encode(text).unwrap(), 261));
@@ -553,7 +555,7 @@ fn hostile_grammars_come_to_an_end() {
     }
 }
 
-/// Which of `tokens` may come next.
+/// The tokens among `tokens` that may come next.
 fn allowed(grammar: &mut Grammar, ends: &[TokenId], vocab: usize) -> Vec<TokenId> {
     let mut logits = vec![0.0; vocab];
     grammar.restrict(&mut logits);
@@ -564,7 +566,8 @@ fn allowed(grammar: &mut Grammar, ends: &[TokenId], vocab: usize) -> Vec<TokenId
     (0..vocab as TokenId).filter(|&id| logits[id as usize] == 0.0).collect()
 }
 
-/// Byte tokens beside pieces, a space before words, control tokens, ids without a token, ends that are no control tokens.
+/// Byte tokens beside pieces, a space before words, control tokens, ids without a token, ends that are no
+/// control tokens.
 #[test]
 fn tokens_of_a_sentencepiece_vocabulary() {
     let tokenizer = sentencepiece();

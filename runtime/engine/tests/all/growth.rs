@@ -80,7 +80,8 @@ fn sentencepiece_tables_that_grow_are_refused_at_the_text() {
         token_types: vec![2, 1, 1, 1],
         ..GgufVocabulary::default()
     };
-    // Node 0 points to 256 ^ byte; the unit there has the byte and a leaf, whose value is the start of the text.
+    // Node 0 points to 256 ^ byte; the unit there has the byte and a leaf, whose value is the start of the
+    // text.
     let mut units = vec![0u32; 1024];
     units[0] = 256 << 10;
     let node = 256 ^ usize::from(b'a');

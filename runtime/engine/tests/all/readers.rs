@@ -1,5 +1,5 @@
-//! What the fuzz targets and the tests with damaged files do with one input: an error, or something that works. Nothing
-//! here may panic or use memory out of proportion to the input.
+//! The work of the fuzz targets and of the tests with damaged files on one input: an error, or something that
+//! works. Nothing here may panic or use memory out of proportion to the input.
 
 use mlcc_engine::chat::{ChatMessage, ChatTemplate, TemplateInputs};
 use mlcc_engine::{SpecialTokens, Tokenizer, TokenizerKind};

@@ -1,5 +1,5 @@
-//! The engine over a toy model: texts are those of single runs, whatever runs beside them; nothing is lost when texts are
-//! cancelled, fail or panic.
+//! The engine over a toy model: texts are those of single runs, whatever else runs; nothing is lost when
+//! requests are cancelled, fail or panic.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -23,14 +23,14 @@ pub fn engine(toy: &ToyModel, sequences: usize, max_queue: usize) -> Engine {
     drafting(toy, sequences, max_queue, DrafterChoice::None)
 }
 
-/// Who drafts.
+/// The drafter.
 #[derive(Debug, Clone, Copy)]
 enum DrafterChoice {
     None,
     Ngrams,
     /// A model that chooses as the toy does, if that takes the likeliest token.
     Model,
-    /// The same of one that cannot roll back, or that drops what is old.
+    /// A model that cannot roll back, or one that drops old tokens.
     Recurrent,
     Windowed,
     /// Letters without a reason.
@@ -127,13 +127,13 @@ pub fn alone(toy: &ToyModel, request: &EngineRequest) -> (String, FinishReason, 
     (text, out.finish, out.tokens.len())
 }
 
-/// What is done with a request.
+/// The treatment of a request.
 #[derive(Debug, Clone)]
 struct RequestPlan {
     request: EngineRequest,
-    /// Equal ones beside it.
+    /// Equal requests that are launched with it.
     twins: usize,
-    /// Given up after so many pieces.
+    /// The number of pieces after which it is dropped.
     leave_after: Option<usize>,
     /// Texts that are read to their end before it is launched.
     wait_for: usize,
@@ -276,7 +276,8 @@ fn texts_give_way_when_memory_is_short() {
     }
 }
 
-/// Memory is asked for what a step reads: of four prompts that is two, and when the others begin these have ended.
+/// Memory is asked for what a step reads: of four prompts that is two, and when the others begin these have
+/// ended.
 #[test]
 fn prompts_that_wait_for_a_step_take_no_memory() {
     let toy = ToyModel::new(false, None).with_memory(3 * CHUNK);
@@ -343,8 +344,8 @@ fn right_drafts_take_fewer_steps() {
     assert_eq!(read(engine.launch(greedy).unwrap()).1.drafted_tokens, 0);
 }
 
-/// Who drafts and cannot roll back goes on from a copy of before the draft, where some of that was wrong: it reads no
-/// text again.
+/// A drafter that cannot roll back goes on from a copy of before the draft, where some of it was wrong: it
+/// reads no text again.
 #[test]
 fn drafts_of_recurrent_models_read_nothing_again() {
     let (toy, small) = (ToyModel::new(false, None), ToyModel::new(true, None));
@@ -393,11 +394,12 @@ fn a_known_prefix_is_not_read_again() {
         let next = EngineRequest { prompt: prompt.clone(), ..first.clone() };
         let (again, finished) = read(engine.launch(next.clone()).unwrap());
         assert_eq!(again, alone(&toy, &next).0);
-        // The last token of the text before was chosen, but not fed.
+        // The last token of the text before was sampled, but not computed.
         assert_eq!(finished.cached_tokens, first.prompt.len() + 11, "recurrent: {recurrent}");
         let fed = toy.read.load(Ordering::Relaxed) - read_before;
         assert_eq!(fed, prompt.len() - finished.cached_tokens + 11);
-        // Somebody else asks the first question: a recurrent model has a snapshot behind it, the other one a prefix.
+        // Another client asks the first question: a recurrent model has a snapshot behind it, the other one a
+        // prefix.
         let other = EngineRequest { sampling: sampled(9), ..first.clone() };
         let (text, finished) = read(engine.launch(other.clone()).unwrap());
         assert_eq!(text, alone(&toy, &other).0);

@@ -1,4 +1,5 @@
-//! Who chooses tokens in an engine: workers, texts dealt out, from the first token on; and with which probability.
+//! Sampling in an engine: by workers that share sequences, from the first token on; and with which
+//! probability.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,8 @@ use mlcc_engine::{LanguageModel, TokenId};
 use crate::serving::{alone, engine, ids, read, request, tokenizer};
 use crate::toy::ToyModel;
 
-/// A burst of prompts that are known as a whole: there is no step beside which their first tokens could be chosen.
+/// A burst of prompts that are known as a whole: there is no step beside which their first tokens could be
+/// chosen.
 #[test]
 fn first_tokens_of_known_prompts_are_dealt_out_together() {
     let toy = ToyModel::new(true, None);

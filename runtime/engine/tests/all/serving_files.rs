@@ -19,7 +19,7 @@ fn with_files(toy: &ToyModel, folder: &Path) -> Engine {
     saving_after(HOUR, (2, 8), toy, folder)
 }
 
-/// One with so many slots and states beside them, which writes states that were not used for a while.
+/// An engine with some slots and additional states, which writes states that were not used for a while.
 fn saving_after(rest: Duration, (sequences, kept): (usize, usize), toy: &ToyModel, folder: &Path) -> Engine {
     let warn = |what: &str| WARNINGS.lock().unwrap().push(what.to_owned());
     let files = DiskCacheOptions { folder: folder.to_path_buf(), max_bytes: 1 << 20, idle_time: rest, warn };
@@ -66,7 +66,7 @@ fn states_outlive_the_engine_in_files() {
         let no_reuse = EngineRequest { use_prefix_cache: false, ..first.clone() };
         assert_eq!(ask(&engine, &no_reuse), 0);
         drop(engine);
-        // Files of states that are broken or gone are told of, and the prompt is read.
+        // Broken and missing files of states are reported, and the prompt is read.
         let states = || {
             let all = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
             all.filter(|path| path.extension().is_some_and(|end| end == "state")).collect::<Vec<_>>()
@@ -89,7 +89,7 @@ fn states_outlive_the_engine_in_files() {
     }
 }
 
-/// Waits until the folder has so many states, which are found by their prefixes.
+/// Waits until the folder has this many states, which are found by their prefixes.
 fn wait_for_states(folder: &Path, count: usize) {
     let is_prefix = |path: &Path| path.extension().is_some_and(|end| end == "prefix");
     for _ in 0..6000 {
@@ -102,7 +102,7 @@ fn wait_for_states(folder: &Path, count: usize) {
     panic!("there are no {count} states in the folder");
 }
 
-/// What another process would find if this one were killed.
+/// The files that another process would find if this one were killed.
 #[test]
 fn states_that_rest_are_in_files_while_the_engine_runs() {
     for recurrent in [false, true] {

@@ -1,4 +1,5 @@
-//! What of a prompt is not read again: the states that an engine keeps, of models that can go back and of those that cannot.
+//! The parts of a prompt that are not read again: states that an engine keeps, of models that can go back and
+//! of those that cannot.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +10,7 @@ use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, SequenceEvent, 
 use crate::serving::{adapters, alone, read, request, tokenizer};
 use crate::toy::{CHUNK, ToyModel};
 
-/// An engine that counts what it is fed.
+/// An engine that counts the tokens that it computes.
 struct CountedEngine {
     toy: ToyModel,
     engine: Engine,
@@ -43,7 +44,7 @@ impl CountedEngine {
     }
 }
 
-/// With a text of `length` tokens, different for each `seed`.
+/// A text of `length` tokens, different for each `seed`.
 fn long(seed: usize, length: usize) -> String {
     (0..length).map(|at| char::from(b'a' + ((seed * 7 + at * at + at / 3) % 17) as u8)).collect()
 }
@@ -55,7 +56,7 @@ fn after(before: &[TokenId], said: &str, seed: u64) -> EngineRequest {
     next
 }
 
-/// Those that cannot roll back.
+/// Models that cannot roll back.
 fn checkpointed() -> [ToyModel; 2] {
     [ToyModel::new(true, None), ToyModel::new(false, None).with_window(24)]
 }
@@ -68,7 +69,7 @@ fn an_edited_turn_is_read_from_its_begin() {
         let (said, of_prompt) = engine.ask(&first);
         assert_eq!(of_prompt, 60);
         let turn = [first.prompt.clone(), said].concat();
-        // The last token of an answer was chosen, but not fed.
+        // The last token of an answer was sampled, but not computed.
         let second = after(&turn, &long(2, 40), 2);
         let (said, of_prompt) = engine.ask(&second);
         assert_eq!(of_prompt, 41);
@@ -96,7 +97,8 @@ fn a_shared_begin_is_read_once_if_its_end_is_known() {
     }
 }
 
-/// Nobody says where the shared begin ends: the second prompt is read from a state inside of it, and from then on the end is known.
+/// The end of the shared begin is not known: the second prompt is read from a state inside of it, and from
+/// then on the end is known.
 #[test]
 fn where_prompts_part_is_seen() {
     let system = long(1, 300);
@@ -150,7 +152,8 @@ fn conversations_take_turns_in_a_slot() {
 
 #[test]
 fn what_was_used_longest_ago_goes_first() {
-    // Of a model that can go back one state for each text, of others those behind its prompt and inside of it too.
+    // Of a model that can go back one state for each text, of others those behind its prompt and inside of it
+    // too.
     for (toy, each) in [(ToyModel::new(false, None), 1), (ToyModel::new(true, None), 3)] {
         let engine = CountedEngine::new(&toy, 1, 4 * each);
         let prompt = |seed| after(&[], &long(seed, 60), 1);
@@ -158,7 +161,7 @@ fn what_was_used_longest_ago_goes_first() {
             assert_eq!(engine.read_of(&prompt(seed)), 60);
             assert!(toy.used() <= (1 + 4 * each) * 66, "{} tokens have memory", toy.used());
         }
-        // One is used again, and those beside it go.
+        // One is used again, and the others are evicted.
         let again = if toy.recurrent { 0 } else { 2 };
         assert_eq!(engine.read_of(&prompt(4)), again);
         for seed in [10, 11] {
@@ -171,7 +174,7 @@ fn what_was_used_longest_ago_goes_first() {
     }
 }
 
-/// Those inside of prompts, which nobody has asked for, take no more than half of the room.
+/// Unused ones inside of prompts take no more than half of the room.
 #[test]
 fn long_prompts_leave_room_for_others() {
     let toy = ToyModel::new(true, None);
@@ -185,7 +188,7 @@ fn long_prompts_leave_room_for_others() {
     assert_eq!(engine.read_of(&first), 0);
 }
 
-/// States that nobody runs in give way to texts.
+/// States without a running sequence give way to sequences.
 #[test]
 fn kept_states_make_room_for_texts() {
     for recurrent in [false, true] {
@@ -200,7 +203,8 @@ fn kept_states_make_room_for_texts() {
     }
 }
 
-/// What was read with an adapter is no begin of a prompt with another one, or with none; with the same it is.
+/// A state that was read with an adapter is no begin of a prompt with another one, or with none; with the
+/// same it is.
 #[test]
 fn states_of_adapters_are_theirs() {
     let [one, two] = adapters().clone().map(Some);
@@ -240,7 +244,8 @@ fn twins_have_one_adapter() {
     assert_eq!(toy.read.load(Ordering::Relaxed), 3 * 60 + 4 * 5);
 }
 
-/// States of an adapter that is forgotten go, and so does that of a text that runs with it when that ends; others stay.
+/// States of an adapter that is forgotten go, and so does that of a text that runs with it when that ends;
+/// others stay.
 #[test]
 fn states_of_a_forgotten_adapter_go() {
     for toy in [ToyModel::new(false, None), ToyModel::new(true, None)] {

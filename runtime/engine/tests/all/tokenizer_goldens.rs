@@ -94,7 +94,8 @@ fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
 
-/// Small models of sentencepiece and tiktoken, with what these libraries make of texts (`tools/tokenizer_cases.py`).
+/// Small models of sentencepiece and tiktoken, with what these libraries make of texts
+/// (`tools/tokenizer_cases.py`).
 #[test]
 fn small_models_of_the_reference_libraries() {
     let files: Value = serde_json::from_slice(&std::fs::read(data("tokenizer_cases.json")).unwrap()).unwrap();

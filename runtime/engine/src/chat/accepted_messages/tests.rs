@@ -63,7 +63,7 @@ fn instructions_become_one_message_at_the_begin() {
     let developer = talk(&[("developer", "Say BANANA."), ("user", "Hi")]);
     assert_eq!(rendered(LENIENT, &developer), "<system>Say BANANA.\n<user>Hi\n");
     assert_eq!(rendered(BOTH, &developer), "<developer>Say BANANA.\n<user>Hi\n");
-    // Nobody else has said anything.
+    // The only message so far.
     assert_eq!(rendered(WITHOUT, &talk(&[("system", "Go on.")])), "<user>Go on.\n");
     let empty = talk(&[("system", ""), ("user", "Hi"), ("system", "x")]);
     assert_eq!(rendered(STRICT, &empty), "<system>x\n<user>Hi\n");
@@ -107,7 +107,7 @@ fn parts_keep_the_fields_that_the_template_reads() {
     assert_eq!(rendered(FIELDS, &[parts("user", json!([part]))]), "cs: Ahoj\n");
     let told = [ChatMessage::new("system", "Be polite."), parts("user", json!([part]))];
     assert_eq!(rendered(FIELDS, &told), "cs: Be polite.\n\nAhoj\n");
-    // Those that no template knows of make no list of a text.
+    // Roles that no template has make no list of a text.
     let cached = json!([{"type": "text", "text": "Ahoj", "cache_control": {"type": "ephemeral"}}]);
     assert_eq!(rendered(STRICT, &[parts("user", cached)]), "<user>Ahoj\n");
 }

@@ -10,7 +10,8 @@ use super::object::{CallObject, JsonValue, ObjectProgress};
 pub(super) const LONGEST_NAME: usize = 256;
 
 impl MarkedParser {
-    /// Whether this is the name of a function that is called. One that is not known is one where the form leaves no doubt.
+    /// True for the name of a function that may be called. One that is not known counts where the form leaves
+    /// no doubt.
     fn is_callable(&self, name: &str, doubtful: bool) -> bool {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         let valid = !name.is_empty() && name.len() <= LONGEST_NAME && name.chars().all(plain);
@@ -161,7 +162,7 @@ impl MarkedParser {
         parts.extend(self.argument(text.as_ref()));
     }
 
-    /// As much of a JSON object as there is.
+    /// Reads the part of a JSON object that is there.
     pub(super) fn arguments(&mut self, mut value: Box<JsonValue>, parts: &mut Vec<AnswerPart>) -> bool {
         let mut read = 0;
         while let Some(c) = self.held[read..].chars().next().filter(|_| !value.has_ended()) {

@@ -1,4 +1,4 @@
-//! Answers in channels: messages with a head that says what they are, one after the other.
+//! Answers in channels: a sequence of messages, each with a head that tells its kind.
 
 use super::AnswerPart;
 use crate::chat::channels::{ChannelSyntax, MessageKind};
@@ -8,7 +8,7 @@ const LONGEST_HEAD: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChannelPosition {
-    /// In a head; whether nothing marks its begin, so that a text without one is possible.
+    /// In a head; `first` if nothing marks its begin, so that a text without one is possible.
     Head {
         first: bool,
     },
@@ -24,12 +24,12 @@ pub(super) struct ChannelParser {
     names: Vec<String>,
     held: String,
     place: ChannelPosition,
-    /// Whether the message has given out anything.
+    /// True if the message has given out anything.
     begun: bool,
     /// Kinds of messages of which something was given out.
     told: Vec<MessageKind>,
     pub calls: usize,
-    /// Whether the answer was cut in the head of a call.
+    /// True if the answer was cut in the head of a call.
     pub cut_call: bool,
 }
 
@@ -45,7 +45,7 @@ impl ChannelParser {
             calls: 0,
             cut_call: false,
         };
-        // The prompt may have begun a message: what stands in it is no part of the answer.
+        // The prompt may have started a message: its part of it is no part of the answer.
         parser.push(syntax.started_answer(prompt));
         parser.held.clear();
         parser.calls = 0;
@@ -115,17 +115,17 @@ impl ChannelParser {
         true
     }
 
-    /// Whether the text is the begin of a head.
+    /// True if the text is the begin of a head.
     fn is_markup(&self, text: &str, cut: bool) -> bool {
         let ChannelSyntax { channel, recipient, .. } = &self.syntax;
         let begins = text.starts_with(channel.as_str()) || text.starts_with(recipient.as_str());
         begins || cut && text.len() > 1 && channel.starts_with(text)
     }
 
-    /// What a message is, with the name of the function that it calls.
+    /// The kind of a message, with the name of the function that it calls.
     fn kind(&self, head: &str, first: bool) -> (MessageKind, Option<String>) {
         match self.syntax.read_head(head, first) {
-            // Nobody asked for calls: what the model writes for one is a text.
+            // Without functions to call, a call of the model is a text.
             (MessageKind::Call, _) if self.names.is_empty() => (MessageKind::Text, None),
             found => found,
         }
@@ -158,7 +158,7 @@ impl ChannelParser {
         if text.is_empty() || kind == MessageKind::Foreign {
             return;
         }
-        // Messages of one kind stand apart.
+        // Messages of one kind are separate.
         let apart = if !self.begun && self.told.contains(&kind) { "\n" } else { "" };
         self.begun = true;
         parts.push(match kind {

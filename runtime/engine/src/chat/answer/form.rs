@@ -1,4 +1,4 @@
-//! How calls look to the parser of answers: what begins them, what ends them, and what may be left out.
+//! The form of calls for the parser of answers: their begin, their end, and the parts that may be left out.
 
 use super::marker::pieces;
 use super::object::CallKeys;
@@ -6,15 +6,16 @@ use crate::chat::syntax::CallSyntax;
 
 #[derive(Debug, Clone)]
 pub(super) struct CallForm {
-    /// What may begin a call, the longest first; none where a call has no marker, so that it is all of the answer.
+    /// Texts that may begin a call, the longest first; none where a call has no marker, so that it is all of
+    /// the answer.
     pub markers: Vec<String>,
-    /// `None`: the name stands behind the marker, and not in an object.
+    /// `None`: the name follows the marker, and is not in an object.
     pub keys: Option<CallKeys>,
     /// Behind the name, before the arguments.
     pub middle: String,
-    /// What may stand behind the arguments, in this order; each may be left out.
+    /// Texts that may follow the arguments, in this order; each may be left out.
     pub closes: Vec<String>,
-    /// What stands between two calls, if that is no blank.
+    /// The text between two calls, if that is no blank.
     pub between: String,
 }
 
@@ -26,7 +27,7 @@ impl CallForm {
         let object = object.map(|((at, name), arguments)| (at, name, arguments));
         let (markers, keys) = match &object {
             Some((at, name, arguments)) => {
-                // What stands behind the object alone ends a call.
+                // A call ends with the text that only follows the object.
                 let marker = lead[..*at].trim().trim_end_matches('[').trim_end();
                 let keys =
                     CallKeys { name: name.clone(), arguments: arguments.clone(), alone: marker.is_empty() };
@@ -51,7 +52,8 @@ impl CallForm {
     }
 }
 
-/// A marker with those that are left when what stands before all calls, and the first tag of a call, are left out.
+/// A marker with its shortened forms: those without the text before all calls, and without the first tag of a
+/// call.
 fn shortened(marker: &str, open: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     if marker.is_empty() {
@@ -72,7 +74,7 @@ fn last_tag(open: &str) -> Option<&str> {
     (open[..at].trim_end().ends_with('>') && named && !open[at..].contains('>')).then(|| &open[at..])
 }
 
-/// Where the object of a call begins, whose first key is its name's: in `... {"name": "`.
+/// The begin of the object of a call, whose first key is its name's: in `... {"name": "`.
 fn object_begin(lead: &str) -> Option<(usize, String)> {
     let at = lead.rfind('{')?;
     let inside = lead[at + 1..].trim().strip_prefix('"')?;

@@ -1,4 +1,4 @@
-//! Answers whose reasoning and calls stand between markers.
+//! Answers whose reasoning and calls are between markers.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ const SHORTEST_MARKUP: usize = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MarkedAnswerState {
-    /// Nothing but blanks has come.
+    /// Only blanks so far.
     Begin,
     Reasoning,
     /// Behind the reasoning or a call: blanks are no part of the text.
     Blank,
     Text,
-    /// `held` begins with what may be a call, of whose marker so many bytes are read.
+    /// `held` begins with a possible call, of whose marker `end` bytes are read.
     Name {
         end: usize,
         inside: bool,
@@ -40,7 +40,7 @@ pub(super) enum MarkedAnswerState {
     Tag {
         first: bool,
     },
-    /// In the name of an argument.
+    /// In the name of an argument; `first` if it would be the first one.
     Key {
         first: bool,
     },
@@ -49,7 +49,7 @@ pub(super) enum MarkedAnswerState {
     Close(usize),
 }
 
-/// Of answers whose reasoning and calls stand between markers.
+/// The parser of answers whose reasoning and calls are between markers.
 #[derive(Debug, Clone)]
 pub(super) struct MarkedParser {
     pub(super) reasoning: Option<ReasoningSyntax>,
@@ -64,9 +64,9 @@ pub(super) struct MarkedParser {
     pub(super) state: MarkedAnswerState,
     pub(super) held: String,
     pub(super) count: usize,
-    /// Whether any text has been given out.
+    /// True if any text has been given out.
     pub(super) texts: bool,
-    /// Whether the reasoning was left for a call, so that its end may still come.
+    /// True if the reasoning was left for a call, so that its end may still come.
     pub(super) left: bool,
     pub(super) cut_call: bool,
 }
@@ -362,7 +362,7 @@ impl MarkedParser {
         }
     }
 
-    /// What looked like a call is none: its marker, of so many bytes, is text.
+    /// Ends a possible call that is none: its marker, of `end` bytes, is text.
     pub(super) fn no_call(&mut self, end: usize, inside: bool, parts: &mut Vec<AnswerPart>) -> bool {
         self.texts = true;
         let marker: String = self.held.drain(..end).collect();

@@ -11,7 +11,7 @@ pub(in crate::chat) enum Match {
     No,
 }
 
-/// Whether `text` begins with `pattern`, blanks apart.
+/// Compares the begin of `text` with `pattern`, blanks apart.
 pub(in crate::chat) fn matches(pattern: &str, text: &str) -> Match {
     let mut wanted = pattern.chars().filter(|c| !c.is_whitespace()).peekable();
     let mut rest = text.char_indices().peekable();

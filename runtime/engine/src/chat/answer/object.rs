@@ -1,4 +1,5 @@
-//! The JSON object of a call as it comes: keys in any order, arguments as an object or as the text of one, or none.
+//! The JSON object of a call as it comes: keys in any order, arguments as an object or as the text of one, or
+//! none.
 
 /// A JSON value that comes character by character.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -7,7 +8,7 @@ pub(super) struct JsonValue {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// What has come of it and was not given out.
+    /// Text that has come and was not given out.
     text: String,
     ended: bool,
 }
@@ -22,7 +23,7 @@ enum ValueForm {
 }
 
 impl JsonValue {
-    /// Whether the character belongs to the value; one that does not ends it.
+    /// True if the character belongs to the value; one that does not ends it.
     pub fn push(&mut self, c: char) -> bool {
         let kind = *self.kind.get_or_insert(match c {
             '{' | '[' => ValueForm::Nested,
@@ -64,7 +65,8 @@ impl JsonValue {
         serde_json::from_str(&self.text).ok().filter(|_| self.ended)
     }
 
-    /// What is sure of arguments and was not given out: an object as it comes, the text of one as a whole.
+    /// The part of arguments that is sure and was not given out: an object as it comes, the text of one as a
+    /// whole.
     pub fn take_arguments(&mut self) -> String {
         match self.kind {
             Some(ValueForm::Nested) => std::mem::take(&mut self.text),
@@ -90,12 +92,12 @@ enum ObjectPosition {
     End,
 }
 
-/// Which keys say what.
+/// The names of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CallKeys {
     pub name: String,
     pub arguments: String,
-    /// Nothing but the keys marks a call, so that an object with others is none.
+    /// Only the keys mark a call, so that an object with others is none.
     pub alone: bool,
 }
 
@@ -139,20 +141,20 @@ pub(super) struct CallObject {
     place: ObjectPosition,
     role: KeyRole,
     wrapped: bool,
-    /// Whether it is one of a list.
+    /// True if it is one of a list.
     pub listed: bool,
-    /// Whether it is not the first one.
+    /// True if it is not the first one.
     pub follows: bool,
     pub name: Option<String>,
     arguments: Option<JsonValue>,
-    /// Whether it is known to be a call, and told so.
+    /// True if it is known to be a call, and reported.
     pub told: bool,
-    /// Whether any arguments were given out.
+    /// True if any arguments were given out.
     pub argued: bool,
 }
 
 impl CallObject {
-    /// What is held is read from `read` on.
+    /// A new object; held text is read from `read` on.
     pub fn new(keys: CallKeys, read: usize) -> CallObject {
         CallObject {
             keys,
@@ -174,7 +176,8 @@ impl CallObject {
         CallObject { listed: true, follows: true, ..CallObject::new(keys, 0) }
     }
 
-    /// Whether there is enough to tell of a call: its name, and that its arguments have begun or do not come.
+    /// True if enough is known to report a call: its name, and that its arguments have started or do not
+    /// come.
     pub fn is_call(&self) -> bool {
         let argues = match &self.place {
             ObjectPosition::Value(value) => self.role == KeyRole::Arguments && value.kind.is_some(),
@@ -183,7 +186,7 @@ impl CallObject {
         self.name.is_some() && argues
     }
 
-    /// What is sure of the arguments and was not given out.
+    /// The part of the arguments that is sure and was not given out.
     pub fn take_arguments(&mut self) -> String {
         let inside = match &mut self.place {
             ObjectPosition::Value(value) if self.role == KeyRole::Arguments => Some(value),
@@ -207,7 +210,7 @@ impl CallObject {
         ObjectProgress::More
     }
 
-    /// Whether the character was read; `None` if no call has it there.
+    /// True if the character was read; `None` if no call has it there.
     fn character(&mut self, c: char) -> Option<bool> {
         match &mut self.place {
             ObjectPosition::Key(key) => {

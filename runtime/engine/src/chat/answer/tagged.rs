@@ -52,7 +52,7 @@ impl MarkedParser {
         }
     }
 
-    /// What begins an argument goes on as none.
+    /// Ends the arguments where the begin of one goes on as none.
     fn broken(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
         self.emit_arguments(parts, "}");
         self.enter_state(MarkedAnswerState::Blank)

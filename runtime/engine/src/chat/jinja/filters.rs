@@ -8,7 +8,8 @@ use minijinja::{Environment, Error, State, Value, filters, functions, tests};
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-/// Longest name of an attribute, set of characters to trim, and the like: what a filter looks at for every item.
+/// Longest name of an attribute, set of characters to trim, and the like: what a filter looks at for every
+/// item.
 const LONGEST_NAME: usize = 1000;
 /// Width and precision of a format, and characters of a number.
 const WIDEST: u64 = 1000;
@@ -226,7 +227,7 @@ fn items(args: &[Value]) -> Result<(), Error> {
     limits::check_memory(length.saturating_mul(4 * values::ENTRY))
 }
 
-/// `batch` and `slice` make as many lists, or fill up to as many items, as they are told.
+/// `batch` and `slice` make as many lists, or fill up to as many items, as their arguments say.
 fn divided(args: &[Value]) -> Result<(), Error> {
     let count = args.get(1).and_then(Value::as_usize).unwrap_or(0);
     limits::count_memory((count as u64).saturating_mul(values::ENTRY))?;
@@ -265,8 +266,8 @@ pub fn pieces(text: &str, separator: Option<&str>) -> Result<(), Error> {
     limits::check_memory((count as u64).saturating_mul(2 * values::ENTRY))
 }
 
-/// The fields of a format that begin with `open` (`%` or `{`): how many there are, and that none is too wide. Returns the places
-/// of `r` in `%r`.
+/// The fields of a format that begin with `open` (`%` or `{`): how many there are, and that none is too wide.
+/// Returns the places of `r` in `%r`.
 pub fn formatted(format: &str, args: &[Value], open: char) -> Result<Vec<usize>, Error> {
     let wide = || invalid(format!("a format wider than {WIDEST}"));
     let (mut fields, mut given, mut places) = (0u64, false, Vec::new());
@@ -338,7 +339,7 @@ pub fn printf(state: &mut State, format: &Value, args: &[Value]) -> Result<Value
     FORMAT.call(state, &call)
 }
 
-/// Where the field of argument `number` ends.
+/// The end of the field of argument `number`.
 fn field_end(format: &str, number: usize) -> usize {
     let mut chars = format.char_indices();
     let mut fields = 0;

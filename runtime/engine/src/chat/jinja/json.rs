@@ -23,7 +23,8 @@ pub fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         Some(true) => {
             limits::check_memory(values::size(value).saturating_mul(4))?;
             serde_json::to_value(value).and_then(|mut sorted| {
-                // A JSON value has its keys in either order, by a feature of its crate that any other crate may ask for.
+                // A JSON value has its keys in either order, by a feature of its crate that any other crate
+                // may ask for.
                 sorted.sort_all_objects();
                 serde::Serialize::serialize(&sorted, &mut serializer)
             })

@@ -1,7 +1,7 @@
-//! What one rendering may cost, and the meter of the rendering that runs on this thread.
+//! The limits of one rendering, and the meter of the rendering that runs on this thread.
 //!
-//! The template engine counts steps ([`MOST_STEPS`], its "fuel") and nested calls. What one step costs it does not count, so
-//! everything that makes text or values asks here first.
+//! The template engine counts steps ([`MOST_STEPS`], its "fuel") and nested calls. What one step costs it
+//! does not count, so everything that makes text or values asks here first.
 
 use minijinja::{Error, ErrorKind};
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,8 @@ use thiserror::Error;
 pub const MOST_STEPS: u64 = 5_000_000;
 /// Time of the processor that a small conversation may take; what else runs on the machine does not count ...
 const LEAST_TIME: Duration = Duration::from_secs(1);
-/// ... and for every byte of the conversation. Templates that collect messages in a list copy it for each of them.
+/// ... and for every byte of the conversation. Templates that collect messages in a list copy it for each of
+/// them.
 const TIME_PER_BYTE: Duration = Duration::from_micros(4);
 /// Levels of lists and mappings inside each other; JSON as `serde_json` reads it has 128.
 pub const MOST_LEVELS: usize = 140;
@@ -50,7 +51,7 @@ struct RenderMeter {
     time: Cell<Duration>,
     end: Cell<Duration>,
     reached: Cell<Option<RenderLimit>>,
-    /// Long texts that were counted; those that nobody else holds any more are given back.
+    /// Long texts that were counted; those without other owners are given back.
     texts: RefCell<Vec<Arc<str>>>,
 }
 
@@ -144,7 +145,7 @@ pub fn check_size(bytes: u64) -> Result<(), Error> {
 
 /// Gives back what [`count_memory`] counted.
 pub fn free_memory(bytes: u64) {
-    // At the end of the thread the meter is gone.
+    // The meter is dropped at the end of the thread.
     let _ = METER.try_with(|meter| meter.memory.set(meter.memory.get().saturating_add(bytes)));
 }
 
@@ -159,7 +160,7 @@ pub fn count_text(bytes: u64) -> Result<(), Error> {
     left.map(drop).map_err(|bytes| reach_limit(RenderLimit::Text { bytes }))
 }
 
-/// A text that [`count_memory`] has counted; counts no more when nobody holds it.
+/// Tracks a text that [`count_memory`] has counted; it no longer counts once it is dropped.
 pub fn track_text(text: &Arc<str>) {
     if text.len() >= TRACKED {
         METER.with(|meter| meter.texts.borrow_mut().push(Arc::clone(text)));
@@ -185,17 +186,17 @@ pub struct BoundedText {
 }
 
 impl BoundedText {
-    /// Of a value ([`count_memory`]).
+    /// The text of a value ([`count_memory`]).
     pub fn value() -> BoundedText {
         BoundedText { text: String::new(), count: count_memory }
     }
 
-    /// Of what is written ([`count_text`]).
+    /// Written text ([`count_text`]).
     pub fn output() -> BoundedText {
         BoundedText { text: String::new(), count: count_text }
     }
 
-    /// `written` is what the writing returned: an error is a limit's.
+    /// `written` is the result of the writing: an error is a limit's.
     pub fn finish<E: std::fmt::Display>(self, written: Result<(), E>) -> Result<String, Error> {
         match (written, reached_limit()) {
             (Ok(()), _) => Ok(self.text),

@@ -22,7 +22,7 @@ pub fn unknown_method(
     values::result(python_method(state, value, method, args)?)
 }
 
-/// What a method of a text makes.
+/// Counts the result of a method of a text.
 fn count(text: &str, method: &str, args: &[Value]) -> Result<(), Error> {
     match (method, args) {
         ("replace", [from, to, ..]) => filters::replaced(text, &as_text(from)?, &as_text(to)?),

@@ -1,4 +1,4 @@
-//! What the operators, literals and slices of a template do, with the limits of its rendering.
+//! The operators, literals and slices of a template, with the limits of its rendering.
 
 use super::limits::{self, BoundedText};
 use super::rewrite::names;
@@ -121,7 +121,7 @@ fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     product.map_or_else(|| of_the_engine("a * b", a, b), |product| Ok(Value::from(product)))
 }
 
-/// Of numbers, or Python's `"%s" % (a, b)`.
+/// The remainder of numbers, or Python's `"%s" % (a, b)`.
 fn remainder(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
     if a.as_str().is_some() {
         let arguments = match b.kind() {
@@ -161,7 +161,7 @@ pub fn contains(item: &Value, container: &Value) -> Result<Value, Error> {
     of_the_engine("a in b", item, container)
 }
 
-/// As the engine prints it.
+/// The value as the engine prints it.
 pub fn as_text(value: &Value) -> Result<std::borrow::Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.into());
@@ -238,7 +238,7 @@ fn pick<T: Clone, C: FromIterator<T>>(
     (0..count).filter_map(|number| items.get(place(number)?).cloned()).collect()
 }
 
-/// What is printed, to the prompt or into a `set` block.
+/// Writes a printed value, to the prompt or into a `set` block.
 fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     let plain = matches!(state.auto_escape(), AutoEscape::None);
     let failed = |_| invalid("cannot write");

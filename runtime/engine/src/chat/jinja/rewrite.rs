@@ -1,9 +1,11 @@
-//! A template's syntax tree, with the operations that may cost much replaced by filters that count what they do.
+//! A template's syntax tree, with the operations that may cost much replaced by filters that count what they
+//! do.
 //!
-//! Operators, literals and slices are instructions of the template engine, which it neither limits nor lets be replaced; its
-//! compiler even computes constant ones (`"x" * 10**9`) while it compiles. Filters it does not know the cost of, and calls. So
-//! `a ~ b` becomes what `a | concat(b)` would be. The names of these filters are no identifiers: no template means them. The
-//! matches name every statement and expression, so a new one of the engine does not compile until it has its place here.
+//! Operators, literals and slices are instructions of the template engine, which it neither limits nor lets
+//! be replaced; its compiler even computes constant ones (`"x" * 10**9`) while it compiles. Filters it does
+//! not know the cost of, and calls. So `a ~ b` becomes what `a | concat(b)` would be. The names of these
+//! filters are no identifiers: no template means them. The matches name every statement and expression, so a
+//! new one of the engine does not compile until it has its place here.
 
 use minijinja::Value;
 use minijinja::machinery::{Span, ast};
@@ -11,7 +13,7 @@ use std::collections::BTreeSet;
 
 use ast::{BinOpKind, CallArg, Expr, Spanned, Stmt};
 
-/// Names of the filters that stand for operations.
+/// Names of the filters that replace operations.
 pub mod names {
     pub const ADD: &str = "+";
     pub const MULTIPLY: &str = "*";
@@ -37,7 +39,7 @@ const MOST_ITEMS: usize = 60_000;
 /// Bytes of a constant that may be the name of a role or of a field.
 const LONGEST_WORD: usize = 64;
 
-/// Why a template is refused.
+/// The reason why a template is refused.
 pub struct RewriteError {
     pub reason: String,
     pub line: u16,
@@ -222,7 +224,7 @@ impl<'a> TemplateRewriter<'a> {
         })
     }
 
-    /// What is assigned: to a variable anything, to an attribute only what may be part of a value.
+    /// The expression to assign: to a variable anything, to an attribute only what may be part of a value.
     fn assigned(&mut self, target: &Expr<'a>, expression: &Expr<'a>) -> RewriteResult<Expr<'a>> {
         let span = expression.span();
         let expression = self.expression(expression)?;

@@ -1,8 +1,9 @@
 //! Lists and mappings that know how deep and how large they are.
 //!
-//! The template engine prints, compares, hashes, serializes and drops values by recursion, and a value may hold another one
-//! many times (`[x, x]` in a loop: 2^n of them when printed). So every container that a template makes is measured when it is
-//! made: its levels and its size written out are bounded, and with them the cost of everything that looks at it.
+//! The template engine prints, compares, hashes, serializes and drops values by recursion, and a value may
+//! hold another one many times (`[x, x]` in a loop: 2^n of them when printed). So every container that a
+//! template makes is measured when it is made: its levels and its size written out are bounded, and with them
+//! the cost of everything that looks at it.
 
 use super::limits;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, Tuple};
@@ -21,7 +22,7 @@ pub struct MeasuredContainer {
     levels: usize,
     /// Bytes with everything inside, every occurrence counted.
     size: u64,
-    /// What the meter counts for it.
+    /// The bytes that the meter counts for it.
     counted: u64,
 }
 
@@ -67,7 +68,8 @@ impl Object for MeasuredContainer {
     }
 }
 
-/// Bytes that looking at all of a value costs. What is not measured (tuples, namespaces) has measured values inside.
+/// Bytes that looking at all of a value costs. What is not measured (tuples, namespaces) has measured values
+/// inside.
 pub fn size(value: &Value) -> u64 {
     if let Some(text) = value.as_str() {
         return text.len() as u64;
@@ -85,12 +87,13 @@ pub fn size(value: &Value) -> u64 {
     }
 }
 
-/// At most so many bytes has the value as text: `\u{1b}` for a byte, and brackets.
+/// The most bytes of the value as text: `\u{1b}` for a byte, and brackets.
 pub fn printed(value: &Value) -> u64 {
     if value.as_str().is_some() { size(value) } else { size(value).saturating_mul(8) }
 }
 
-/// Whether a template can change the object after it was made. It can reach itself then, so it is no part of other values.
+/// True if a template can change the object after it was made. It can reach itself then, so it is no part of
+/// other values.
 fn changes(object: &DynObject) -> bool {
     let name = object.type_name();
     name.ends_with("::Namespace") || name.ends_with("::Loop")

@@ -1,4 +1,5 @@
-//! The two algorithms of sentencepiece on normalized text: the best path of a unigram model, and pair merging by score.
+//! The two algorithms of sentencepiece on normalized text: the best path of a unigram model, and pair merging
+//! by score.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,7 +14,8 @@ pub(super) type PieceMatch = (Range<usize>, u32);
 /// Taken off the lowest score for a character without a piece (`kUnkPenalty`).
 const UNKNOWN_PENALTY: f32 = 10.0;
 
-/// Shortest-path segmentation (`unigram::ModelProto::EncodeOptimized`). `pieces` has all pieces that text can match.
+/// Shortest-path segmentation (`unigram::ModelProto::EncodeOptimized`). `pieces` has all pieces that text can
+/// match.
 pub(super) fn unigram(model: &ModelProto, pieces: &PrefixIndex, unknown: u32, text: &str) -> Vec<PieceMatch> {
     let normal =
         || model.pieces.iter().filter(|piece| piece.kind == PieceKind::Normal).map(|piece| piece.score);
@@ -57,7 +59,8 @@ pub(super) fn unigram(model: &ModelProto, pieces: &PrefixIndex, unknown: u32, te
     found
 }
 
-/// Merging of the pair whose joined piece has the highest score (`bpe::ModelProto::SampleEncode` without sampling).
+/// Merging of the pair whose joined piece has the highest score (`bpe::ModelProto::SampleEncode` without
+/// sampling).
 pub(super) fn bpe(
     model: &ModelProto,
     ids: &HashMap<Box<[u8]>, u32>,

@@ -1,10 +1,11 @@
-//! Normalization before sentencepiece encodes (`SentencePieceNormalizer` of its source): replacement of characters by a table compiled
-//! into a double-array trie (`precompiled_charsmap`), removal of extra white space, the space before the text.
+//! Normalization before sentencepiece encodes (`SentencePieceNormalizer` of its source): replacement of
+//! characters by a table compiled into a double-array trie (`precompiled_charsmap`), removal of extra white
+//! space, the space before the text.
 
 use super::super::prefix_index::PrefixIndex;
 use super::proto::ModelProto;
 
-/// U+2581, which stands for a space in pieces.
+/// U+2581, which is a space in pieces.
 pub(super) const SPACE: &str = "\u{2581}";
 
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl SentencePieceNormalizer {
         })
     }
 
-    /// How many spaces decoding drops at the start of a text.
+    /// The number of spaces that decoding drops at the start of a text.
     pub fn leading_strip(&self) -> usize {
         match (self.remove_extra_whitespaces, self.add_dummy_prefix) {
             (true, _) => usize::MAX,
@@ -59,8 +60,8 @@ impl SentencePieceNormalizer {
         (&text[..length], length)
     }
 
-    /// `dummy_prefix` says whether this part of a text may get the space before it. `None` if the result is longer than `most` bytes: a
-    /// table may put any text in the place of a character.
+    /// `dummy_prefix` says whether this part of a text may get the space before it. `None` if the result is
+    /// longer than `most` bytes: a table may put any text in the place of a character.
     pub fn normalize(&self, text: &str, dummy_prefix: bool, most: usize) -> Option<String> {
         let space = if self.escape_whitespaces { SPACE } else { " " };
         let mut rest = text;
@@ -137,8 +138,8 @@ impl CharsMap {
         Ok(CharsMap { units: units.iter().map(|unit| u32::from_le_bytes(*unit)).collect(), strings })
     }
 
-    /// The longest key that `text` begins with: its replacement and its length. A value that points nowhere in a damaged
-    /// table counts as no match.
+    /// The longest key that `text` begins with: its replacement and its length. A value that points nowhere
+    /// in a damaged table counts as no match.
     fn longest(&self, text: &str) -> Option<(&str, usize)> {
         let mut best = None;
         let mut node = self.offset(0, *self.units.first()?);

@@ -1,5 +1,6 @@
-//! `tokenizer.model`: the protobuf message `ModelProto` of sentencepiece (`sentencepiece_model.proto`), reading only the
-//! fields that encoding needs. The wire format is a list of (field number, wire type, value).
+//! `tokenizer.model`: the protobuf message `ModelProto` of sentencepiece (`sentencepiece_model.proto`),
+//! reading only the fields that encoding needs. The wire format is a list of (field number, wire type,
+//! value).
 
 use std::fmt;
 
@@ -85,7 +86,7 @@ impl Default for ModelProto {
     }
 }
 
-/// What is wrong, for [`super::super::TokenizerError::SentencePiece`].
+/// The fault, for [`super::super::TokenizerError::SentencePiece`].
 type ProtoReason = String;
 
 impl ModelProto {
@@ -152,7 +153,8 @@ impl ModelProto {
         Ok(())
     }
 
-    /// The message in its wire format; [`ModelProto::parse`] reads it back. For vocabularies of other files (GGUF).
+    /// The message in its wire format; [`ModelProto::parse`] reads it back. For vocabularies of other files
+    /// (GGUF).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for piece in &self.pieces {

@@ -1,4 +1,4 @@
-//! What several tests need: vocabularies, and the folders of reference files.
+//! Helpers of several tests: vocabularies, and the folders of reference files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ pub fn tiny_books() -> PathBuf {
     workspace().join("assets/rwkv4-tiny-books")
 }
 
-/// A path in the folder of reference files that are not part of the project; `None`, with a printed reason, where it
-/// is absent.
+/// A path in the folder of reference files that are not part of the project; `None`, with a printed reason,
+/// where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
     let path = folder.join(path);
@@ -37,7 +37,7 @@ pub fn world_vocabulary(words: &[&[u8]]) -> String {
     file
 }
 
-/// As Python writes it, `str` where the bytes are text.
+/// The bytes as Python writes them, `str` where they are text.
 fn python_repr(bytes: &[u8]) -> String {
     let mut body = String::new();
     if let Ok(text) = std::str::from_utf8(bytes) {
@@ -70,8 +70,8 @@ pub fn world(words: &[&[u8]]) -> Tokenizer {
     Tokenizer::from_bytes(TokenizerKind::RwkvWorld, world_vocabulary(words).as_bytes()).unwrap()
 }
 
-/// A tokenizer in sentencepiece's manner: a begin token, spaces as `▁`, byte fallback, a leading space that is
-/// dropped when decoding. Ids: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 to 258 bytes, then pieces.
+/// A tokenizer in sentencepiece's manner: a begin token, spaces as `▁`, byte fallback, a leading space that
+/// is dropped when decoding. Ids: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 to 258 bytes, then pieces.
 pub fn sentencepiece_json() -> String {
     let mut vocab = serde_json::Map::new();
     let names = ["<unk>", "<s>", "</s>"].map(String::from).into_iter();

@@ -1,5 +1,5 @@
-//! A model for tests of the engine: its logits are a hash of all tokens before, so that one wrong, missing or repeated token
-//! makes another text.
+//! A model for tests of the engine: its logits are a hash of all tokens before, so that one wrong, missing or
+//! repeated token makes another text.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,9 +11,9 @@ use mlcc_engine::{LanguageModel, RewindModel, TokenId};
 /// All bytes as ids from 1 on, as in an RWKV World vocabulary, and the end of the text.
 pub const VOCAB: usize = 258;
 pub const CHUNK: usize = 8;
-/// The step that is fed this token panics.
+/// The step that gets this token panics.
 pub const PANICS: TokenId = 255;
-/// The step that is fed this token fails.
+/// The step that gets this token fails.
 pub const FAILS: TokenId = 254;
 
 #[derive(Debug, thiserror::Error)]
@@ -37,29 +37,30 @@ pub struct ToySequence {
     context: Option<usize>,
     fed: Vec<TokenId>,
     logits: Vec<f32>,
-    /// Of the last call of `verify_drafts`.
+    /// Rows of the last call of `verify_drafts`.
     rows: Vec<f32>,
     read: Arc<AtomicUsize>,
     held: PoolShare,
-    /// What its adapter changes.
+    /// The change by its adapter.
     salt: u64,
     script: ToyScript,
     /// Tokens before those that it writes, once that is known.
     begun: Option<usize>,
 }
 
-/// What every text is, where that is something: its tokens are by far the likeliest ones, and then the end is.
+/// The text of every answer, unless it is empty: its tokens are by far the most probable ones, and then the
+/// end is.
 type ToyScript = Arc<Mutex<Vec<TokenId>>>;
 
 /// Memory for tokens of all sequences.
 #[derive(Clone)]
 struct ToyPool {
-    /// How many there may be.
+    /// Most tokens that there may be.
     most: usize,
     used: Arc<AtomicUsize>,
 }
 
-/// What a sequence has of the pool.
+/// The part of the pool that a sequence has.
 struct PoolShare {
     pool: ToyPool,
     tokens: usize,
@@ -117,18 +118,18 @@ impl ToySequence {
         Ok(())
     }
 
-    /// The logits behind so many tokens are asked for.
+    /// Notes that the logits behind `tokens` tokens are requested.
     fn writes_behind(&mut self, tokens: usize) {
         self.begun.get_or_insert(tokens);
     }
 
-    /// With an adapter of the toy's, which is a number.
+    /// The sequence with an adapter of the toy's, which is a number.
     pub fn adapted(mut self, adapter: Option<&TextAdapter>) -> Self {
         self.adapt(adapter);
         self
     }
 
-    /// The same of one that keeps its memory.
+    /// Sets the adapter of a sequence that keeps its memory.
     fn adapt(&mut self, adapter: Option<&TextAdapter>) {
         assert!(self.fed.is_empty(), "an adapter is chosen before there are tokens");
         let number = |adapter: &TextAdapter| {
@@ -139,7 +140,7 @@ impl ToySequence {
     }
 }
 
-/// Likely letters, some other bytes, now and then the end.
+/// Probable letters, some other bytes, now and then the end.
 fn logits(salt: u64, fed: &[TokenId], out: &mut [f32]) {
     let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let state = fed.iter().fold(7 + salt, |hash, &token| mix(hash, token as u64));
@@ -245,11 +246,11 @@ impl RewindModel for ToySequence {
     }
 }
 
-/// Makes sequences; counts the tokens that they are fed.
+/// Makes sequences; counts the tokens that they compute.
 #[derive(Clone)]
 pub struct ToyModel {
     pub recurrent: bool,
-    /// How many newest tokens it has to have to go back.
+    /// The number of newest tokens that it needs to go back.
     pub window: Option<usize>,
     pub context: Option<usize>,
     pub read: Arc<AtomicUsize>,
@@ -258,13 +259,13 @@ pub struct ToyModel {
     rows: Vec<f32>,
     /// Most sequences that a step has had.
     pub together: Arc<AtomicUsize>,
-    /// Whether sequences can be copied.
+    /// True if sequences can be copied.
     pub copies: Arc<AtomicBool>,
-    /// Whether work is dealt out to threads, whose begin allocates.
+    /// True if work is dealt out to threads, whose begin allocates.
     pub threads: bool,
     /// The most that was dealt out together.
     pub dealt: Arc<AtomicUsize>,
-    /// What texts are from now on that share no begin with others; empty: what the hash says.
+    /// The text from now on of requests that share no begin with others; empty: the hash decides.
     pub script: ToyScript,
 }
 
@@ -286,12 +287,12 @@ impl ToyModel {
         }
     }
 
-    /// One that drops all but so many newest tokens, now and then.
+    /// A model that drops all but the newest `window` tokens, now and then.
     pub fn with_window(self, window: usize) -> Self {
         ToyModel { window: Some(window), ..self }
     }
 
-    /// With memory for so many tokens of all sequences together.
+    /// A model with memory for `tokens` tokens of all sequences together.
     pub fn with_memory(self, tokens: usize) -> Self {
         ToyModel { pool: ToyPool { most: tokens, used: Arc::default() }, ..self }
     }
@@ -375,7 +376,7 @@ impl ModelRunner for ToyModel {
         sequence.restore(&bytes.into_iter().map(TokenId::from).collect())
     }
 
-    /// On threads of their own, the last first.
+    /// On separate threads, the last first.
     fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         self.dealt.fetch_max(count, Ordering::Relaxed);
         if !self.threads {
