@@ -1,4 +1,4 @@
-//! How long forks of a long sequence take, and what they share.
+//! The time that forks of a long sequence take, and the memory that they share.
 //!
 //!     cargo run --release -p mlcc-runtime --example fork model.so [tokens]
 

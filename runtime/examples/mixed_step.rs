@@ -1,8 +1,10 @@
-//! One step for texts that want their next token and one that reads its prompt, against a step of the prompt alone.
+//! One step for texts that want their next token and one that reads its prompt, against a step of the prompt
+//! alone.
 //!
 //!     cargo run --release -p mlcc-runtime --example mixed_step model.so [texts] [depth]
 //!
-//! Every text has `depth` tokens (default 64) before; the prompt gets what is left of a chunk. Times are medians of runs in turns.
+//! Every text has `depth` tokens (default 64) before; the prompt gets what is left of a chunk. Times are
+//! medians of runs in turns.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! What Python's `json` writes and JSON does not have.
+//! The extensions of JSON that Python's `json` writes.
 
 use std::borrow::Cow;
 
-/// Stands for infinity: the largest number that JSON can hold for an f64.
+/// The substitute for infinity: the largest number that JSON can hold for an f64.
 const LARGEST: &str = "1.7976931348623157e308";
 const INFINITY: &[u8] = b"Infinity";
 

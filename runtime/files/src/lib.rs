@@ -1,7 +1,7 @@
-//! Files as every part of mlcc reads and writes them: texts are read up to a limit ([`read`]), and what is written appears under its
-//! name only when it is complete ([`replace_file`]). What is not complete yet is known by name ([`unfinished`]), so that a
-//! program that has to end at once can remove it. [`json`] reads what Python writes beside plain JSON, and [`nearest`] finds the
-//! names that a mistyped one may stand for.
+//! Files as every part of mlcc reads and writes them: texts are read up to a limit ([`read`]), and written
+//! files appear under their names only when they are complete ([`replace_file`]). Incomplete ones are known
+//! by name ([`unfinished`]), so that a program that has to end at once can remove it. [`json`] reads Python's
+//! extensions of JSON, and [`nearest`] finds the names that a mistyped one may mean.
 
 pub mod json;
 mod links;

@@ -1,5 +1,5 @@
-//! Files that are links to nothing, as a cache that was cleaned leaves them: such a file was meant to be there, so it counts neither as
-//! one that is nor as one that never was.
+//! Files that are links to nothing, as a cache that was cleaned leaves them: such a file was meant to be
+//! there, so it counts neither as one that is nor as one that never was.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,13 @@ impl std::fmt::Display for DanglingLink {
 
 impl std::error::Error for DanglingLink {}
 
-/// Whether a file is there. A link to nothing is an error.
+/// True if a file is there. A link to nothing is an error.
 pub fn is_file(path: &Path) -> Result<bool, DanglingLink> {
     Ok(exists(path)? && path.is_file())
 }
 
-/// Whether anything is there, also what no file is: reading it then says what it is. A link to nothing is an error.
+/// True if anything is there, even if it is no file: reading it then says what it is. A link to nothing is an
+/// error.
 pub fn exists(path: &Path) -> Result<bool, DanglingLink> {
     match std::fs::read_link(path) {
         Ok(target) if std::fs::metadata(path).is_err() => Err(DanglingLink { path: path.to_owned(), target }),

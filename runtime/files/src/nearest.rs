@@ -8,8 +8,8 @@ const OFFERED: usize = 3;
 /// Characters of the longest name that is compared; what is longer is no mistyped name.
 const LONGEST: usize = 100;
 
-/// The known names that are nearest to `name`, at most three, the nearest first. A name that has little in common with `name`
-/// is not among them.
+/// The known names that are nearest to `name`, at most three, the nearest first. A name that has little in
+/// common with `name` is not among them.
 pub fn nearest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
     let wanted = characters(name);
     if wanted.is_empty() || wanted.len() > LONGEST {
@@ -17,14 +17,14 @@ pub fn nearest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -
     }
     let mut near: Vec<(usize, &str)> =
         known.into_iter().filter_map(|known| Some((distance_if_near(&wanted, known)?, known))).collect();
-    // Those that are equally near stay in their order.
+    // Equally near names stay in their order.
     near.sort_by_key(|(distance, _)| *distance);
     near.dedup_by_key(|(_, known)| *known);
     near.into_iter().map(|(_, known)| known).take(OFFERED).collect()
 }
 
-/// The question "did you mean `a`, `b` or `c`? " with the [`nearest_names`] names; nothing where no name is near. What follows it
-/// says where all names are listed.
+/// The question "did you mean `a`, `b` or `c`? " with the [`nearest_names`] names; nothing where no name is
+/// near. What follows it says where all names are listed.
 pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     let near = nearest_names(name, known);
     let mut question = String::new();
@@ -47,7 +47,8 @@ fn characters(name: &str) -> Vec<char> {
     name.trim().chars().flat_map(char::to_lowercase).take(LONGEST + 1).collect()
 }
 
-/// How many edits lead to `known`, if they are at most a third of the longer name, or one name is a part of the other.
+/// The number of edits to `known`, if they are at most a third of the longer name, or one name is a part of
+/// the other.
 fn distance_if_near(wanted: &[char], known: &str) -> Option<usize> {
     let known = characters(known);
     let (short, long) = if wanted.len() < known.len() { (wanted, &known[..]) } else { (&known[..], wanted) };
@@ -59,8 +60,8 @@ fn distance_if_near(wanted: &[char], known: &str) -> Option<usize> {
     (contained || distance <= (long.len() / 3).max(1)).then_some(distance)
 }
 
-/// Insertions, deletions, replacements and exchanges of neighbours that make one name of the other (the optimal string
-/// alignment distance).
+/// Insertions, deletions, replacements and exchanges of neighbours that make one name of the other (the
+/// optimal string alignment distance).
 fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();

@@ -1,11 +1,11 @@
-//! Reading of whole files into memory, with a limit for each kind. A wrong name (a device, a file of weights) is an error and not
-//! the end of the machine's memory.
+//! Reading of whole files into memory, with a limit for each kind. A wrong name (a device, a file of weights)
+//! is an error and not the end of the machine's memory.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     Prompt,
@@ -34,7 +34,8 @@ pub enum FileKind {
 struct SizeLimit {
     what: &'static str,
     max_bytes: u64,
-    /// Users name these, so that they may be pipes. A pipe among the files of a model would be waited for without end.
+    /// Users name these, so that they may be pipes. A pipe among the files of a model would be waited for
+    /// without end.
     pipes: bool,
 }
 
@@ -69,9 +70,9 @@ impl FileKind {
     }
 }
 
-/// The bytes of a file; the error does not name it. Larger files than the kind may have, directories, and (where the kind is
-/// one of files that a program finds by itself) everything that is no regular file are errors. A pipe that a user named
-/// is waited for, a device is read up to the limit.
+/// The bytes of a file; the error does not name it. Larger files than the kind may have, directories, and
+/// (where the kind is one of files that a program finds by itself) everything that is no regular file are
+/// errors. A pipe that a user named is waited for, a device is read up to the limit.
 pub fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>> {
     let there = std::fs::metadata(path)?;
     if there.is_dir() {
@@ -86,13 +87,13 @@ pub fn read(path: &Path, kind: FileKind) -> Result<Vec<u8>> {
     read_from(File::open(path)?, kind)
 }
 
-/// As [`read`], for text; bytes that are no UTF-8 are an error.
+/// Reads text like [`read`]; bytes that are no UTF-8 are an error.
 pub fn read_to_string(path: &Path, kind: FileKind) -> Result<String> {
     let what = |_| Error::new(ErrorKind::InvalidData, "it is no UTF-8 text");
     String::from_utf8(read(path, kind)?).map_err(what)
 }
 
-/// What a reader gives until its end, up to the limit.
+/// Reads from a reader until its end, up to the limit.
 pub fn read_from(reader: impl Read, kind: FileKind) -> Result<Vec<u8>> {
     read_up_to(reader, kind.max_bytes()).and_then(|found| found.ok_or_else(|| too_large(kind)))
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::unfinished::{self, FileAccess};
 
-/// Writes a file beside `path` and gives it that name once it is on the disk: whatever happens meanwhile, `path` is the old file or the
-/// new one. On an error nothing stays.
+/// Writes a file beside `path` and gives it that name once it is on the disk: whatever happens meanwhile,
+/// `path` is the old file or the new one. On an error nothing stays.
 pub fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     replace(path, FileAccess::Usual, write)
 }
@@ -37,7 +37,8 @@ fn replace(
     whole().inspect_err(|_| drop(std::fs::remove_file(&temporary)))
 }
 
-/// Writes a whole file by [`replace_file`]; what is there and is no regular file (a device, a pipe) is written to as it is.
+/// Writes a whole file by [`replace_file`]; what is there and is no regular file (a device, a pipe) is
+/// written to as it is.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     match std::fs::metadata(path) {
         Ok(there) if !there.is_file() => std::fs::write(path, bytes),

@@ -1,5 +1,5 @@
-//! Files and folders that are not to stay. Whoever made them removes them, also on errors; but a program that ends at once runs no
-//! destructors, so their names are kept here too, for [`remove_all`].
+//! Files and folders that are not to stay. Whoever made them removes them, also on errors; but a program that
+//! ends at once runs no destructors, so their names are kept here too, for [`remove_all`].
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -29,7 +29,8 @@ impl Drop for CleanupRegistration {
     }
 }
 
-/// Makes a file or folder and notes its name. Drop the thing itself (if that removes it) before its registration.
+/// Makes a file or folder and notes its name. Drop the thing itself (if that removes it) before its
+/// registration.
 pub fn create_registered<T>(make: impl FnOnce() -> Result<(T, PathBuf)>) -> Result<(T, CleanupRegistration)> {
     // Under the lock: there is nothing that `remove_all` does not know.
     let mut known = registered_paths();
@@ -47,14 +48,14 @@ pub fn remove_all() {
             true => std::fs::remove_dir_all(path).is_ok(),
             false => std::fs::remove_file(path).is_ok() || !path.exists(),
         };
-        // What cannot be removed stays; nobody is left to be told.
+        // Files that cannot be removed stay; no caller is left for the error.
         let _ = (0..ATTEMPTS).find(removed);
     }
-    // Other threads wait until the program is gone.
+    // Other threads wait until the program has ended.
     std::mem::forget(known);
 }
 
-/// A file on its way to the name `path`, beside it.
+/// A file on its way to the name `path`, in the same folder.
 #[derive(Debug)]
 pub struct TemporaryFile {
     pub file: File,
@@ -62,7 +63,7 @@ pub struct TemporaryFile {
     pub registration: CleanupRegistration,
 }
 
-/// Who may read a new file.
+/// The permissions of a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAccess {
     /// Whoever the process's umask lets.
@@ -71,8 +72,8 @@ pub enum FileAccess {
     Owner,
 }
 
-/// Makes a temporary file beside `path`, and removes those of programs that were killed while they wrote the same one. A device or
-/// folder that stands at `path` is an error: a file would take its place.
+/// Makes a temporary file in the folder of `path`, and removes those of programs that were killed while they
+/// wrote the same one. A device or folder at `path` is an error: a file would take its place.
 pub fn create_beside(path: &Path) -> Result<TemporaryFile> {
     create_beside_for(path, FileAccess::Usual)
 }
@@ -103,8 +104,8 @@ pub fn create_beside_for(path: &Path, access: FileAccess) -> Result<TemporaryFil
     Ok(TemporaryFile { file, temporary, registration })
 }
 
-/// Removes temporary files that programs which are gone have left in a folder, of the names that `is_of` takes. Best effort: what cannot
-/// be told or removed stays.
+/// Removes temporary files that ended programs have left in a folder, of the names that `is_of` takes. Best
+/// effort: files that cannot be identified or removed stay.
 pub fn remove_leftovers(folder: &Path, is_of: impl Fn(&str) -> bool) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

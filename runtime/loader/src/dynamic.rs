@@ -11,8 +11,8 @@ use mlcc_abi::elf::{PT_DYNAMIC, ProgramHeader};
 use crate::error::ImageError;
 use crate::image::{CodeImage, WRITABLE};
 
-/// Tags that are numbers without consequences here: SYMBOLIC, DEBUG, FLAGS, FLAGS_1, and those of AArch64 for branch
-/// protection.
+/// Tags that are numbers without consequences here: SYMBOLIC, DEBUG, FLAGS, FLAGS_1, and those of AArch64 for
+/// branch protection.
 const HARMLESS_TAGS: [u64; 7] = [16, 21, 30, 0x6fff_fffb, 0x7000_0001, 0x7000_0003, 0x7000_0005];
 
 pub(crate) const RELOCATION_BYTES: u64 = 24;
@@ -51,7 +51,8 @@ pub(crate) struct DynamicTable {
 }
 
 impl DynamicTable {
-    /// Reads the table: it ends, each tag stands once, and it asks for nothing that an artifact does not need.
+    /// Reads the table: it ends, each tag occurs once, and it asks for nothing that an artifact does not
+    /// need.
     pub fn read(image: &CodeImage<'_>) -> Result<Self, ImageError> {
         let wrong = ImageError::DynamicTable;
         let elf = image.elf();
@@ -136,9 +137,9 @@ impl DynamicTable {
         Ok(table)
     }
 
-    /// Checks that relocations write only addresses of what is mapped, and only into data: what a loader itself goes by is either in
-    /// segments that nobody writes, or the dynamic table, which is left out. `relative` is the machine's kind of relocation
-    /// that adds the image's address.
+    /// Checks that relocations write only addresses of mapped memory, and only into data: what a loader
+    /// itself goes by is either in segments that are not written, or the dynamic table, which is left out.
+    /// `relative` is the machine's kind of relocation that adds the image's address.
     pub fn check_relocations<'a>(
         &self,
         image: &CodeImage<'a>,

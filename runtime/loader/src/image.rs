@@ -49,15 +49,15 @@ pub struct CodeImage<'a> {
     elf: ElfFile<'a>,
     mapped_segments: Vec<ProgramHeader>,
     model_table: Range<u64>,
-    /// The relocations as they lie in the file.
+    /// The relocations in the form of the file.
     pub(crate) relocations: &'a [u8],
     /// Names by address; none in a stripped file.
     functions: BTreeMap<u64, Vec<String>>,
 }
 
 impl<'a> CodeImage<'a> {
-    /// Checks everything that a loader follows: segments, dynamic table, symbols, relocations. [`CodeImage::model_table`] is empty where the
-    /// file has no symbol [`mlcc_abi::MODEL_SYMBOL`].
+    /// Checks everything that a loader follows: segments, dynamic table, symbols, relocations.
+    /// [`CodeImage::model_table`] is empty where the file has no symbol [`mlcc_abi::MODEL_SYMBOL`].
     pub fn check(elf: &ElfFile<'a>) -> Result<Self, ImageError> {
         let relative = match elf.machine() {
             MACHINE_X86_64 => 8,
@@ -81,14 +81,15 @@ impl<'a> CodeImage<'a> {
         self.model_table.clone()
     }
 
-    /// Whether all of a range of addresses is mapped from the file, in one piece.
+    /// True if all of a range of addresses is mapped from the file, in one piece.
     pub fn contains_range(&self, addresses: &Range<u64>) -> bool {
         let inside =
             |s: &ProgramHeader| addresses.start >= s.vaddr && addresses.end - s.vaddr <= s.file_bytes;
         addresses.start <= addresses.end && self.mapped_segments.iter().any(inside)
     }
 
-    /// Whether an address is one of code; `names` is what a function there may be called, where the file tells.
+    /// True if an address is one of code; `names` are the names that a function there may have, where the
+    /// file tells.
     pub fn is_function(&self, address: u64, names: &[&str]) -> bool {
         let code = |s: &ProgramHeader| {
             s.flags & EXECUTABLE != 0 && address >= s.vaddr && address - s.vaddr < s.file_bytes

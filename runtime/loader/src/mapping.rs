@@ -7,8 +7,8 @@ use crate::error::MapError;
 use crate::image::{CodeImage, EXECUTABLE};
 use crate::os::{PageProtection, PageRegion, flush_instructions};
 
-/// The segments of a [`CodeImage`] in pages of their own: relocated, then read-only or executable. Nothing of the file is used any
-/// more, and dropping it takes the code away.
+/// The segments of a [`CodeImage`] in pages of their own: relocated, then read-only or executable. The file
+/// is not used any more, and dropping it removes the code.
 #[derive(Debug)]
 pub struct LoadedImage {
     region: PageRegion,
@@ -49,7 +49,8 @@ impl LoadedImage {
         }
     }
 
-    /// Writes absolute addresses over the places of relative relocations; [`CodeImage::check`] has looked at each.
+    /// Writes absolute addresses over the places of relative relocations; [`CodeImage::check`] has looked at
+    /// each.
     fn relocate(&mut self, image: &CodeImage<'_>) {
         let base = self.region.as_ptr() as u64;
         let memory = self.region.as_mut_slice();
@@ -60,7 +61,7 @@ impl LoadedImage {
     }
 }
 
-/// The whole pages of each segment and how they are used. Nobody writes to data after the relocations.
+/// The whole pages of each segment and their protection. Data is not written after the relocations.
 fn page_ranges(
     image: &CodeImage<'_>,
     page: usize,

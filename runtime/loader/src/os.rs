@@ -1,19 +1,19 @@
-//! What mapping code asks of the operating system. One file per kind of system.
+//! Calls of the operating system to map code. One file per kind of system.
 
 #[cfg(unix)]
 mod unix;
 #[cfg(unix)]
 pub(crate) use unix::PageRegion;
 
-/// How a part of a region may be used.
+/// The protection of a part of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageProtection {
     Read,
     ReadExecute,
 }
 
-/// Makes what was written as data visible to instruction fetches of this core; other cores see it when they first run it, since the
-/// pages become executable only after this.
+/// Makes what was written as data visible to instruction fetches of this core; other cores see it when they
+/// first run it, since the pages become executable only after this.
 pub(crate) fn flush_instructions(code: &[u8]) {
     // x86-64 keeps both coherent.
     #[cfg(target_arch = "aarch64")]

@@ -15,12 +15,12 @@ const TOLD: c_int = 2;
 /// Longest message: MPI counts with 32 bits.
 const MOST: usize = 1 << 30;
 
-/// How whoever waits spends the time: it looks again at once, then lets others run, then sleeps.
+/// Times of a waiting thread: it looks again at once, then lets others run, then sleeps.
 const BUSY: u32 = 4000;
 const POLITE: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(100);
 
-/// Why a message did not come.
+/// The reasons why a message did not come.
 pub enum WaitError {
     /// The number of a process that did not come in time.
     Late(u32),
@@ -31,7 +31,7 @@ pub struct MpiChannel {
     rank: usize,
     ranks: usize,
     requests: Vec<PendingRequest>,
-    /// What others give, where it cannot go to its place at once.
+    /// Bytes of others, where they cannot go to their place at once.
     staging: Vec<u8>,
 }
 
@@ -40,11 +40,11 @@ struct PendingRequest {
     peer: u32,
 }
 
-// SAFETY: MPI was begun for threads that take turns, and a request is no thread's own.
+// SAFETY: MPI was started for threads that take turns, and a request is no thread's own.
 unsafe impl Send for PendingRequest {}
 
 fn world() -> MPI_Comm {
-    // SAFETY: a constant, once MPI has begun, and a line exists only then.
+    // SAFETY: a constant, once MPI has started, and a line exists only then.
     unsafe { RSMPI_COMM_WORLD }
 }
 
@@ -83,11 +83,12 @@ impl MpiChannel {
         }
         let base = if direct { all } else { self.staging.as_mut_ptr() };
         for other in self.others() {
-            // SAFETY: by contract there is room for the parts of all, or there is in `staging`, which stays as it is until all have come.
+            // SAFETY: by contract there is room for the parts of all, or there is in `staging`, which stays
+            // as it is until all have come.
             unsafe { self.receive(other, EXCHANGED, base.add(other * bytes), bytes) }?;
         }
         for other in self.others() {
-            // SAFETY: by contract nobody writes to the part meanwhile.
+            // SAFETY: by contract the part is not written meanwhile.
             unsafe { self.send(other, EXCHANGED, from, bytes) }?;
         }
         // SAFETY: inside of the room for all; callers give a part that is not in there.
@@ -103,7 +104,7 @@ impl MpiChannel {
     }
 
     /// # Safety
-    /// `len` bytes that nobody writes meanwhile.
+    /// `len` bytes that are not written meanwhile.
     pub unsafe fn broadcast(&mut self, bytes: *const u8, len: usize, limit: u64) -> Result<(), WaitError> {
         for other in self.others() {
             // SAFETY: by contract.
@@ -146,7 +147,7 @@ impl MpiChannel {
     }
 
     /// # Safety
-    /// As [`MpiChannel::send`]; the bytes are nobody else's.
+    /// As [`MpiChannel::send`]; the bytes have no other user.
     unsafe fn receive(
         &mut self,
         from: usize,
@@ -170,7 +171,7 @@ impl MpiChannel {
         Ok(())
     }
 
-    /// Until all messages have come and gone.
+    /// Waits until all messages have been sent and received.
     fn wait_for_all(&mut self, limit: u64) -> Result<(), WaitError> {
         let (mut looks, mut begin) = (0, None);
         while let Some(last) = self.requests.last_mut() {
@@ -206,12 +207,12 @@ unsafe fn started_request(code: c_int, request: MaybeUninit<MPI_Request>) -> Res
 
 fn test_request(request: &mut MPI_Request) -> Result<bool, WaitError> {
     let (mut done, mut status) = (0, MaybeUninit::<MPI_Status>::uninit());
-    // SAFETY: a request that has begun, and places for what MPI writes.
+    // SAFETY: a request that has started, and places for what MPI writes.
     let code = unsafe { MPI_Test(request, &mut done, status.as_mut_ptr()) };
     if code == 0 { Ok(done != 0) } else { Err(WaitError::Failed) }
 }
 
-/// Where the messages of so many bytes begin, and how long they are.
+/// The begin and the length of each message of `len` bytes in all.
 fn message_chunks(len: usize) -> impl Iterator<Item = (usize, c_int)> {
     (0..len).step_by(MOST).map(move |at| (at, (len - at).min(MOST) as c_int))
 }

@@ -1,7 +1,8 @@
 //! `libmlcc_mpi.so`: processes that `mpirun` has started are the ranks of a model ([`mlcc_abi::processes`]).
 //!
-//! The runtime loads this library when it finds itself started so; nothing else of mlcc knows MPI. Messages go from process to process
-//! and not through collective calls: whoever waits then knows for whom, and can say so.
+//! The runtime loads this library when it finds itself started so; nothing else of mlcc knows MPI. Messages
+//! go from process to process and not through collective calls: whoever waits then knows for whom, and can
+//! say so.
 
 mod channel;
 
@@ -15,7 +16,7 @@ use mpi::traits::Communicator;
 
 use channel::{MpiChannel, WaitError};
 
-/// What there is between joining and leaving.
+/// The state between joining and leaving.
 struct MpiWorld {
     /// Leaves MPI when it is dropped.
     universe: Universe,
@@ -116,7 +117,7 @@ unsafe extern "C" fn leave() -> i32 {
 }
 
 unsafe extern "C" fn abort(code: i32) {
-    // Another thread may wait inside for who will not come, and has the mutex.
-    // SAFETY: MPI was begun, or this ends the process too.
+    // Another thread may wait inside for a rank that will not come, and has the mutex. SAFETY: MPI was
+    // started, or this ends the process too.
     unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, code as c_int) };
 }

@@ -1,4 +1,5 @@
-//! A shared object as linkers write one for an artifact, made by hand: headers and tables, a page of code, a page of data.
+//! A shared object as linkers write one for an artifact, made by hand: headers and tables, a page of code, a
+//! page of data.
 
 use mlcc_abi::elf::{MACHINE_AARCH64, MACHINE_X86_64, PT_DYNAMIC, PT_LOAD, SHT_PROGBITS};
 

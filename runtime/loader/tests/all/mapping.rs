@@ -1,4 +1,4 @@
-//! A mapped image has the bytes of its file, its own addresses, and pages that nobody may write to.
+//! A mapped image has the bytes of its file, its own addresses, and pages that are read-only.
 
 use mlcc_abi::elf::ElfFile;
 use mlcc_loader::{CodeImage, LoadedImage};
@@ -31,7 +31,7 @@ fn the_table_leads_to_code_that_runs() {
     assert_eq!(headers, &file[..0x600]);
 }
 
-/// Two images of one file know nothing of each other, and one that is dropped takes its pages along.
+/// Two images of one file are independent, and dropping one removes its pages.
 #[test]
 fn images_are_independent() {
     let ((_, first), (_, second)) = (loaded(), loaded());
