@@ -1,5 +1,5 @@
-//! The C functions, as `cuda.h` of CUDA 12 declares them. They turn pointers into values and back; what is done stands in
-//! [`crate::driver`].
+//! The C functions, as `cuda.h` of CUDA 12 declares them. They convert pointers to values and back; the work
+//! is done in [`crate::driver`].
 
 mod device;
 mod memory;

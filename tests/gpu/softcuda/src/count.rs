@@ -1,4 +1,4 @@
-//! What launches did, counted: by kernel, into a JSON file.
+//! Counts of the work of launches, by kernel, in a JSON file.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::ptx::op::{FloatOne, PtxOp, PtxType, StateSpace};
 #[derive(Clone, Default, Debug)]
 pub struct LaunchCounts {
     enabled: bool,
-    /// By instruction: how often a warp executed it, and with how many lanes together.
+    /// Counts of each instruction: how often a warp executed it, and with how many lanes together.
     executed: Vec<(u64, u64)>,
     sums: CounterSums,
 }
@@ -105,12 +105,12 @@ impl LaunchCounts {
         }
     }
 
-    /// A block has so many bytes under way.
+    /// A block has `bytes` bytes under way.
     pub fn in_flight(&mut self, bytes: u64) {
         self.sums.most_in_flight = self.sums.most_in_flight.max(bytes);
     }
 
-    /// `ldmatrix` of so many matrices.
+    /// `ldmatrix` of `matrices` matrices.
     pub fn rows(&mut self, at: &WarpLanes<u64>, matrices: usize) {
         for i in 0..matrices {
             self.access(StateSpace::Shared, false, at, 0xff << (8 * i), 16);
@@ -195,8 +195,8 @@ fn sectors(at: &WarpLanes<u64>, m: u32, bytes: u32) -> u64 {
     touched.len() as u64
 }
 
-/// Passes of an access to shared memory: lanes go in groups that move 128 bytes at once, and different words of a bank need a
-/// pass each.
+/// Passes of an access to shared memory: lanes go in groups that move 128 bytes at once, and different words
+/// of a bank need a pass each.
 fn passes(at: &WarpLanes<u64>, m: u32, bytes: u32) -> u64 {
     let at_once = group(bytes);
     (0..32)

@@ -1,4 +1,5 @@
-//! The driver behind the C functions: handles, streams, graphs, memory. Every handle is checked before it is used.
+//! The driver behind the C functions: handles, streams, graphs, memory. Every handle is checked before it is
+//! used.
 
 pub mod graphs;
 pub mod host;
@@ -19,7 +20,7 @@ use space::DeviceSpace;
 pub use status::Status;
 use streams::StreamTable;
 
-/// What a call gives: a value, or a status with a text.
+/// The result of a call: a value, or a status with a text.
 pub type DriverResult<T> = Result<T, DriverFailure>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,12 +36,12 @@ pub fn fail<T>(status: Status, what: impl Into<String>) -> DriverResult<T> {
 pub struct SoftDriver {
     pub options: DeviceOptions,
     pub initialised: bool,
-    /// How often the primary context is held.
+    /// The number of holders of the primary context.
     pub contexts: u32,
     pub functions: FunctionTable,
     pub space: DeviceSpace,
     pub streams: StreamTable,
-    /// What broke the context: every call fails with it.
+    /// The failure that broke the context: every call fails with it.
     broken: Option<DriverFailure>,
     /// The last text of every status, for `cuGetErrorString`.
     pub texts: BTreeMap<i32, &'static std::ffi::CStr>,
@@ -69,7 +70,7 @@ impl SoftDriver {
         }
     }
 
-    /// Whether the driver was started, and no error of a kernel came before.
+    /// Checks that the driver was started, and no error of a kernel came before.
     pub fn usable(&self) -> DriverResult<()> {
         if !self.initialised {
             return fail(Status::NotInitialized, "cuInit has to be called first");
@@ -111,7 +112,7 @@ impl SoftDriver {
         self.contexts += 1;
     }
 
-    /// What launches have done, if that is counted.
+    /// Counts of launches, if they are counted.
     pub fn report(&self) -> serde_json::Value {
         report(&self.counts, self.graph_launches, self.to_host)
     }

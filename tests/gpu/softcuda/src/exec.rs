@@ -1,4 +1,5 @@
-//! Execution: a launch is blocks, a block is warps that take turns, a warp is 32 lanes with a program counter each.
+//! Execution: a launch is blocks, a block is warps that take turns, a warp is 32 lanes with a program counter
+//! each.
 
 pub mod addresses;
 pub mod alu;

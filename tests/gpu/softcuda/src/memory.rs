@@ -1,4 +1,5 @@
-//! Device memory: allocations at addresses of their own, with a shadow that knows what was written and by whom.
+//! Device memory: allocations at addresses of their own, with a shadow that knows what was written and by
+//! whom.
 //!
 //! Words are atomics, so blocks may run on several threads and a race of the program is none of this driver.
 
@@ -9,8 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 pub struct MemoryChunk {
     pub bytes: u64,
     words: Box<[AtomicU32]>,
-    /// Per word: bytes that were written (4 bits), writer and reader among the blocks of the last launch that touched it (20 bits
-    /// each), the number of that launch (20 bits).
+    /// Per word: bytes that were written (4 bits), writer and reader among the blocks of the last launch that
+    /// touched it (20 bits each), the number of that launch (20 bits).
     shadow: Box<[AtomicU64]>,
 }
 
@@ -28,18 +29,19 @@ pub struct MemoryView {
     pub regions: Vec<MemoryRegion>,
 }
 
-/// Who accesses memory: a block of a launch.
+/// The block of a launch that accesses memory.
 #[derive(Clone, Copy)]
 pub struct AccessingBlock {
     /// Number of the launch, of [`LAUNCH_BITS`] bits.
     pub launch: u64,
-    /// From 1.
+    /// Number of the block, from 1.
     pub block: u64,
-    /// The block has synchronised with others by atomics and fences: who wrote what before is not known here.
+    /// The block has synchronised with others by atomics and fences: the writers before that are not known
+    /// here.
     pub synchronised: bool,
 }
 
-/// What an access found.
+/// The finding of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessFinding {
     Fine,
@@ -109,7 +111,8 @@ impl MemoryChunk {
         }
     }
 
-    /// Changes 4 or 8 bytes and gives what they were. Eight bytes are changed under the lock that callers hold.
+    /// Changes 4 or 8 bytes and gives what they were. Eight bytes are changed under the lock that callers
+    /// hold.
     pub fn update(&self, at: u64, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
         if bytes == 8 {
             let old = self.load(at, 8);
@@ -218,7 +221,8 @@ impl MemoryChunk {
         }
     }
 
-    /// Notes that a block writes a part of a word. Parts of words may belong to several blocks, so only whole ones race.
+    /// Notes that a block writes a part of a word. Parts of words may belong to several blocks, so only whole
+    /// ones race.
     pub fn note_write(&self, at: u64, bytes: u32, who: AccessingBlock) -> AccessFinding {
         let Some(cell) = self.shadow.get((at / 4) as usize) else { return AccessFinding::Fine };
         let mask = byte_mask(at, bytes);
@@ -256,7 +260,7 @@ impl MemoryChunk {
         if cell.load(Relaxed) & mask == mask { AccessFinding::Fine } else { AccessFinding::Unwritten }
     }
 
-    /// Whether this launch wrote the word.
+    /// True if this launch wrote the word.
     pub fn written_in(&self, at: u64, launch: u64) -> bool {
         self.shadow.get((at / 4) as usize).is_some_and(|cell| {
             let cell = cell.load(Relaxed);
@@ -288,7 +292,7 @@ impl MemoryView {
         self.regions.get(index).filter(|region| holds(region))
     }
 
-    /// What lies near an address, for messages.
+    /// The allocation near an address, for messages.
     pub fn describe(&self, at: u64) -> String {
         let before = self.regions.partition_point(|r| r.base <= at).checked_sub(1);
         match before.map(|i| &self.regions[i]) {
@@ -308,7 +312,8 @@ impl MemoryView {
         }
     }
 
-    /// Pieces of a range that lie in one region each: region, offset in it, bytes. `None` where some byte has no memory.
+    /// Pieces of a range that lie in one region each: region, offset in it, bytes. `None` where some byte has
+    /// no memory.
     pub fn pieces(&self, at: u64, bytes: u64) -> Option<Vec<(&MemoryRegion, u64, u64)>> {
         let (mut at, mut rest, mut hint, mut out) = (at, bytes, 0, vec![]);
         while rest > 0 {

@@ -1,4 +1,5 @@
-//! Switches, from environment variables that begin with `SOFTCUDA_`. An unknown one is an error, as is a value that does not fit.
+//! Switches, from environment variables that begin with `SOFTCUDA_`. An unknown one is an error, as is a
+//! value that does not fit.
 
 use std::path::PathBuf;
 
@@ -12,23 +13,26 @@ pub struct DeviceOptions {
     pub uuid: u32,
     /// `SOFTCUDA_SM`: compute capability times ten.
     pub sm: u32,
-    /// `SOFTCUDA_VERSION`: CUDA version of the driver times 1000, as `cuDriverGetVersion` gives it (12040 is 12.4).
+    /// `SOFTCUDA_VERSION`: CUDA version of the driver times 1000, as `cuDriverGetVersion` gives it (12040 is
+    /// 12.4).
     pub version: u32,
     /// `SOFTCUDA_ORDER`: `turns`, `backwards` or `random:SEED`, the order in which warps take turns.
     pub order: WarpOrder,
-    /// `SOFTCUDA_CHECKS`: `on`, or `off` for speed: what was written by whom in global memory is not known then.
+    /// `SOFTCUDA_CHECKS`: `on`, or `off` for speed: what was written by whom in global memory is not known
+    /// then.
     pub checks: bool,
     /// `SOFTCUDA_MEMORY`: bytes of device memory.
     pub memory: u64,
-    /// `SOFTCUDA_MAPPED`: most bytes of it that are mapped into reserved addresses, as where other programs have the rest.
+    /// `SOFTCUDA_MAPPED`: most bytes of it that are mapped into reserved addresses, as where other programs
+    /// have the rest.
     pub mapped: u64,
     /// `SOFTCUDA_MAPPING`: `on`, or `off` for a device that cannot map memory into reserved addresses.
     pub mapping: bool,
     /// `SOFTCUDA_GRANULE`: bytes of a piece of mapped memory.
     pub granule: u64,
-    /// `SOFTCUDA_REFUSE_CAPTURES`: so many recordings of a stream fail.
+    /// `SOFTCUDA_REFUSE_CAPTURES`: the number of recordings of a stream that fail.
     pub refuse_captures: u64,
-    /// `SOFTCUDA_LOSE_AFTER`: the device is lost after so many launches.
+    /// `SOFTCUDA_LOSE_AFTER`: the number of launches after which the device is lost.
     pub lose_after: u64,
     /// `SOFTCUDA_COUNTS`: a file for what launches did.
     pub counts: Option<PathBuf>,

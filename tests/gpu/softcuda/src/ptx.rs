@@ -1,7 +1,7 @@
 //! PTX text: read strictly ([`text`]), then made into instructions over numbered registers ([`decode`]).
 //!
-//! What is not known is an error that names it and its line. The source for every rule is NVIDIA's "Parallel Thread
-//! Execution ISA".
+//! What is not known is an error that names it and its line. The source for every rule is NVIDIA's "Parallel
+//! Thread Execution ISA".
 
 pub mod convert_ops;
 pub mod decode;
@@ -17,7 +17,7 @@ pub mod warp_ops;
 
 use thiserror::Error;
 
-/// Why a text is no program.
+/// The reason why a text is no program.
 #[derive(Error, Clone, PartialEq, Eq, Debug)]
 #[error("line {line}: {what}")]
 pub struct PtxError {

@@ -15,7 +15,7 @@ thread_local! {
     static CURRENT: Cell<CuHandle> = const { Cell::new(0) };
 }
 
-/// Whether the thread has a context.
+/// Checks that the thread has a context.
 pub fn has_context() -> DriverResult<()> {
     match CURRENT.get() {
         0 => fail(Status::InvalidContext, "no context is current on this thread"),

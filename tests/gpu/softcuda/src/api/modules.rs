@@ -27,7 +27,8 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
         if image.is_null() {
             return fail(Status::InvalidValue, "no image");
         }
-        // SAFETY: the caller's promise. Machine code has zeros inside, and what comes before them tells what it is.
+        // SAFETY: the caller's promise. Machine code has zeros inside, and what comes before them tells what
+        // it is.
         let image = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
         let loaded = driver.load_module(image);
         let (mut log, mut bytes) = (None, 0);

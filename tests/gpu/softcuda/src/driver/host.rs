@@ -9,8 +9,8 @@ pub struct HostRange {
 
 impl HostRange {
     /// # Safety
-    /// The range has to stay readable and writable until the stream's work is done or the range is pinned memory of this
-    /// driver, and nobody else may touch it while the stream is waited for.
+    /// The range has to stay readable and writable until the stream's work is done or the range is pinned
+    /// memory of this driver, and it must not be touched elsewhere while the stream is waited for.
     pub unsafe fn new(at: usize, bytes: usize) -> Self {
         Self { at, bytes }
     }

@@ -108,7 +108,7 @@ impl SoftDriver {
         Ok(handle)
     }
 
-    /// Permits a function so many bytes of dynamic shared memory.
+    /// Permits a function `bytes` bytes of dynamic shared memory.
     pub fn function_shared(&mut self, function: u64, bytes: u32) -> DriverResult<()> {
         let most = self.most_shared();
         if bytes > most {

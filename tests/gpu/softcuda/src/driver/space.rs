@@ -1,4 +1,5 @@
-//! Addresses of the device: allocations, reserved ranges, what is mapped where, and pinned memory of the host.
+//! Addresses of the device: allocations, reserved ranges, what is mapped where, and pinned memory of the
+//! host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use super::{DriverResult, Status, fail};
 use crate::memory::{MemoryChunk, MemoryRegion, MemoryView};
 use crate::options::DeviceOptions;
 
-/// Allocations lie apart, so that what runs over one finds none behind it.
+/// The gap between allocations, so that an access beyond one hits no other.
 const GAP: u64 = 4096;
 const ALIGN: u64 = 512;
 const FIRST: u64 = 0x7f00_0000_0000;

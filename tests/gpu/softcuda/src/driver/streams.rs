@@ -1,4 +1,4 @@
-//! Streams. Work is done when somebody waits for it, not before: who reads a result without waiting finds the old one.
+//! Streams. Work is done when it is waited for, not before: a reader that does not wait finds the old data.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::ptx::kernel::PtxKernel;
 /// `CUhostFn`. It may not call the driver.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
-/// What a stream does.
+/// The work of a stream.
 #[derive(Clone)]
 pub enum StreamWork {
     /// Bytes that were read when the call was made, from pageable memory.
@@ -33,7 +33,7 @@ pub enum StreamWork {
         from: u64,
         bytes: u64,
     },
-    /// Rows of `row` bytes, that begin so many bytes apart.
+    /// Rows of `row` bytes; `to` and `from` are addresses and distances of rows.
     Rows {
         to: (u64, u64),
         from: (u64, u64),
@@ -75,7 +75,7 @@ pub struct WorkStream {
 #[derive(Default)]
 pub struct StreamCapture {
     pub work: Vec<StreamWork>,
-    /// Why it cannot become a graph.
+    /// The reason why it cannot become a graph.
     pub invalid: Option<String>,
 }
 
@@ -84,7 +84,7 @@ pub struct StreamTable {
     pub all: BTreeMap<u64, WorkStream>,
     pub graphs: BTreeMap<u64, Vec<StreamWork>>,
     pub executables: BTreeMap<u64, Vec<StreamWork>>,
-    /// When each event happened, if it did.
+    /// The time of each event, if it happened.
     pub events: BTreeMap<u64, Option<std::time::Instant>>,
     next: u64,
 }
@@ -115,7 +115,7 @@ impl StreamTable {
         }
     }
 
-    /// Whether some stream records, which forbids calls that wait.
+    /// True if some stream records, which forbids calls that wait.
     pub fn recording(&self) -> bool {
         self.all.values().any(|s| s.recording.is_some())
     }
@@ -128,7 +128,7 @@ impl SoftDriver {
         handle
     }
 
-    /// What the stream has to do still is done.
+    /// Destroys a stream; the work that it still has is done.
     pub fn destroy_stream(&mut self, stream: u64) -> DriverResult<()> {
         if stream == 0 {
             return fail(Status::InvalidHandle, "the default stream stays");

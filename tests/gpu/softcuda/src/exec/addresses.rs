@@ -5,7 +5,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 pub type ByAddress<T> = HashMap<u64, T, BuildHasherDefault<AddressHasher>>;
 
-/// Multiplies by an odd number near 2^64 over the golden ratio (Knuth, "The Art of Computer Programming", 6.4).
+/// Multiplies by an odd number near 2^64 over the golden ratio (Knuth, "The Art of Computer Programming",
+/// 6.4).
 #[derive(Default)]
 pub struct AddressHasher(u64);
 

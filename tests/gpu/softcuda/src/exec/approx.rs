@@ -1,13 +1,15 @@
-//! The approximate functions of the ISA. What they give is as far from the truth as the ISA permits: an exact result is moved by
-//! a share of the documented error that follows from the operand's bits, so code that needs more than is promised fails.
+//! The approximate functions of the ISA. Their results are as far from the truth as the ISA permits: an exact
+//! result is moved by a share of the documented error that follows from the operand's bits, so code that
+//! needs more than is promised fails.
 
-/// From -1 to 1, by the bits of an operand.
+/// A number from -1 to 1, by the bits of an operand.
 fn share(bits: u32) -> f64 {
     let mixed = bits.wrapping_mul(0x9e37_79b1) ^ bits.rotate_left(15).wrapping_mul(0x85eb_ca6b);
     f64::from(mixed as i32) / 2_147_483_648.0
 }
 
-/// The exact value with a relative error of up to `bound`. One half of the last place is left for rounding to f32.
+/// The exact value with a relative error of up to `bound`. One half of the last place is left for rounding to
+/// f32.
 fn relative(exact: f64, bound: f64, bits: u32) -> f32 {
     if exact == 0.0 || !exact.is_finite() {
         return exact as f32;
@@ -17,7 +19,7 @@ fn relative(exact: f64, bound: f64, bits: u32) -> f32 {
 
 const ULP: f64 = 1.0 / 8_388_608.0;
 
-/// At most 2 ulp.
+/// `2^x` with an error of at most 2 ulp.
 pub fn ex2(x: f32) -> f32 {
     relative(f64::from(x).exp2(), 0.75 * ULP, x.to_bits())
 }
@@ -31,7 +33,7 @@ pub fn lg2(x: f32) -> f32 {
     }
 }
 
-/// At most 1 ulp.
+/// `1 / x` with an error of at most 1 ulp.
 pub fn rcp(x: f32) -> f32 {
     relative(1.0 / f64::from(x), 0.25 * ULP, x.to_bits())
 }
@@ -51,7 +53,7 @@ pub fn sin(x: f32) -> f32 {
     (f64::from(x).sin() + share(x.to_bits()) * 5.0 * ULP) as f32
 }
 
-/// As [`sin`].
+/// The cosine, with the error of [`sin`].
 pub fn cos(x: f32) -> f32 {
     (f64::from(x).cos() + share(x.to_bits()) * 5.0 * ULP) as f32
 }
@@ -61,7 +63,7 @@ pub fn tanh(x: f32) -> f32 {
     relative(f64::from(x).tanh(), 4000.0 * ULP, x.to_bits())
 }
 
-/// At most 2 ulp; 0 for finite numbers over divisors beyond 2^126.
+/// The quotient with an error of at most 2 ulp; 0 for finite numbers over divisors beyond 2^126.
 pub fn div(x: f32, y: f32) -> f32 {
     let large = y.is_finite() && y.abs() > f32::from_bits(0x7e80_0000);
     if large {
@@ -70,7 +72,7 @@ pub fn div(x: f32, y: f32) -> f32 {
     div_full(x, y)
 }
 
-/// At most 2 ulp.
+/// The quotient with an error of at most 2 ulp, for all divisors.
 pub fn div_full(x: f32, y: f32) -> f32 {
     relative(f64::from(x) / f64::from(y), 0.75 * ULP, x.to_bits() ^ y.to_bits())
 }

@@ -13,7 +13,7 @@ const QUANTUM: u32 = 512;
 /// Turns of a block after which it counts as endless.
 const MOST_TURNS: u64 = 1 << 26;
 
-/// What the warps of a block share.
+/// State that the warps of a block share.
 pub struct BlockContext<'l> {
     pub launch: &'l GridLaunch,
     pub id: [u32; 3],
@@ -27,9 +27,9 @@ pub struct BlockContext<'l> {
     pub synchronised: bool,
     /// Words of global memory that the block wrote, and when.
     pub own_writes: ByAddress<AccessMoment>,
-    /// Bytes of copies that nobody has waited for yet.
+    /// Bytes of copies that have not been waited for yet.
     pub in_flight: u64,
-    /// Where memory was found last.
+    /// The place where memory was found last.
     pub hint: usize,
     pub counts: LaunchCounts,
 }
@@ -131,7 +131,7 @@ impl<'l> BlockExecutor<'l> {
         Ok(())
     }
 
-    /// Nobody can go on.
+    /// The fault if no warp can go on.
     fn meet(&self) -> Result<(), LaunchFault> {
         let waiting = |s: &WarpState| matches!(s, WarpState::Waiting { .. });
         let index = self.states.iter().position(waiting).unwrap_or(0);
@@ -164,7 +164,7 @@ impl<'l> BlockExecutor<'l> {
     }
 }
 
-/// Whose turn it is.
+/// The choice of the next warp.
 struct WarpScheduler {
     order: WarpOrder,
     last: usize,

@@ -182,7 +182,7 @@ fn convert(bits: u64, how: &ConvertMode) -> u64 {
     }
 }
 
-/// What a register of a result holds: the signed are extended to its size, 16 bits have zeros above.
+/// The register content of a result: the signed are extended to its size, 16 bits have zeros above.
 fn fitted(value: u64, to: PtxType, d: AnyRegister) -> u64 {
     match d {
         AnyRegister::W(_) if to.bytes() <= 2 && !to.signed() => value & 0xffff,

@@ -1,8 +1,8 @@
-//! What a program did wrong, and where.
+//! Faults of a program, and their places.
 
 use std::fmt;
 
-/// What kind of mistake it is; says which status the driver gives.
+/// The kind of a fault; says which status the driver gives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultKind {
     OutOfBounds,

@@ -1,4 +1,5 @@
-//! Single precision: IEEE 754 with results of NaN in one form, subnormal numbers kept unless `.ftz` flushes them.
+//! Single precision: IEEE 754 with results of NaN in one form, subnormal numbers kept unless `.ftz` flushes
+//! them.
 
 use super::alu::{compare, put_setp};
 use super::approx;
@@ -7,7 +8,7 @@ use super::registers::{OperandSources, RegisterFile};
 use super::{LANES, WarpLanes};
 use crate::ptx::op::{FloatFn, FloatOne, PtxComparison, PtxOp, SetpOp, WordRegister};
 
-/// What an operation gives where it gives no number.
+/// The result of an operation that gives no number.
 const NAN: u32 = 0x7fff_ffff;
 
 #[inline(always)]

@@ -1,4 +1,5 @@
-//! Half precision, f16 and bf16, one or two values in a register. Values are computed exactly and rounded once.
+//! Half precision, f16 and bf16, one or two values in a register. Values are computed exactly and rounded
+//! once.
 
 use super::alu::put_setp;
 use super::convert::{bf16_bits, bf16_value, f16_bits, f16_value};

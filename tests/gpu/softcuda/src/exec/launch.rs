@@ -12,7 +12,8 @@ use crate::count::LaunchCounts;
 use crate::memory::MemoryView;
 use crate::ptx::kernel::PtxKernel;
 
-/// The order in which warps of a block take turns. Backwards and random orders begin with the last block, too.
+/// The order in which warps of a block take turns. Backwards and random orders begin with the last block,
+/// too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WarpOrder {
     #[default]

@@ -8,7 +8,7 @@ use super::{LANES, WarpLanes, lanes};
 use crate::memory::{AccessFinding, AccessingBlock};
 use crate::ptx::op::{AnyRegister, MemoryOrdering, PtxAddress, PtxOp, PtxType, StateSpace};
 
-/// Addresses of an access. Those in shared memory may stand in registers of 32 bits.
+/// Addresses of an access. Those in shared memory may be in registers of 32 bits.
 pub fn addresses(
     warp: &Warp,
     s: OperandSources<'_>,
@@ -39,7 +39,7 @@ pub fn aligned(at: u64, bytes: u32, lane: usize) -> ExecResult {
     }
 }
 
-/// What a load gives of a signed type is extended to the register's size.
+/// Extends the loaded value of a signed type to the register's size.
 fn extend(value: u64, ty: PtxType) -> u64 {
     match ty {
         PtxType::S8 => value as i8 as i64 as u64,
@@ -54,7 +54,7 @@ pub fn outside(room: &BlockContext<'_>, at: u64, bytes: u32, lane: usize) -> Box
     trouble(FaultKind::OutOfBounds, Some(lane), what)
 }
 
-/// What an access found, as an error.
+/// The error for the finding of an access, if it is one.
 fn judge(
     warp: &Warp,
     room: &BlockContext<'_>,
@@ -253,7 +253,8 @@ fn param(
     Ok(())
 }
 
-/// `cp.async` and its groups. Data goes at the latest moment that the ISA permits: when the thread waits for it.
+/// `cp.async` and its groups. Data goes at the latest moment that the ISA permits: when the thread waits for
+/// it.
 pub fn copies(warp: &mut Warp, room: &mut BlockContext<'_>, s: OperandSources<'_>, op: &PtxOp) -> ExecResult {
     match op {
         PtxOp::CpAsync { bytes, to, from, from_bytes } => {

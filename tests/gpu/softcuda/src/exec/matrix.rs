@@ -105,7 +105,8 @@ fn multiply(warp: &mut Warp, s: OperandSources<'_>, mma: &MmaOp) -> ExecResult {
         let mut halves = [0u32; 2];
         for i in 0..4 {
             let (row, column) = layout::sums(lane, i);
-            // Exact for bytes. The order of sums and their rounding within the unit are not defined for floats.
+            // Exact for bytes. The order of sums and their rounding within the unit are not defined for
+            // floats.
             let sum: f64 = (0..k).map(|j| a[row][j] * b[j][column]).sum();
             let value = match (bytes, mma.half_sums) {
                 (true, _) => {

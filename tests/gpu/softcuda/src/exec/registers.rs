@@ -29,7 +29,7 @@ impl ConstantBank {
     }
 }
 
-/// What an instruction sees of its kernel.
+/// The parts of its kernel that an instruction sees.
 #[derive(Clone, Copy)]
 pub struct OperandSources<'k> {
     pub kernel: &'k PtxKernel,

@@ -1,5 +1,5 @@
-//! Shared memory of a block. Every unit remembers who wrote and read it since the last barrier, so a race is found whatever the
-//! order of execution was.
+//! Shared memory of a block. Every unit remembers who wrote and read it since the last barrier, so a race is
+//! found whatever the order of execution was.
 
 use super::fault::{FaultKind, InstructionFault, trouble};
 use crate::ptx::kernel::PtxKernel;
@@ -15,7 +15,7 @@ pub struct AccessMoment {
 }
 
 impl AccessMoment {
-    /// Whether what happened at `before` is ordered before this moment.
+    /// True if the event at `before` is ordered before this moment.
     pub fn after(self, before: AccessMoment) -> bool {
         self.thread == before.thread
             || self.epoch != before.epoch
@@ -87,7 +87,7 @@ impl BlockSharedMemory {
         shared
     }
 
-    /// For another block of the launch.
+    /// Clears the memory for another block of the launch.
     pub fn clear(&mut self) {
         for array in &self.arrays {
             let begin = ((array.at - SHARED_BASE) / self.unit) as usize;
@@ -200,7 +200,7 @@ impl BlockSharedMemory {
         Ok(())
     }
 
-    /// A copy by a thread begins; nobody may touch its target until that thread has waited for it.
+    /// Begins a copy by a thread; its target must not be touched until that thread has waited for it.
     pub fn begin_copy(
         &mut self,
         at: u64,
@@ -246,7 +246,7 @@ impl BlockSharedMemory {
     }
 }
 
-/// Whether reads of a cell are not ordered before a write now.
+/// True if reads of a cell are not ordered before a write now.
 fn conflicts(cell: SharedCell, reader: AccessMoment, now: AccessMoment) -> bool {
     match cell.many {
         None => !now.after(reader),

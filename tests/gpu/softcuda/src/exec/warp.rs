@@ -1,7 +1,9 @@
-//! A warp: lanes with the same program counter go on together, lanes that took another branch wait in groups of their own.
+//! A warp: lanes with the same program counter go on together, lanes that took another branch wait in groups
+//! of their own.
 //!
-//! The group with the lowest counter goes first, so lanes meet again behind loops and branches. An instruction that lanes have
-//! to execute together makes a group wait until the others have come to it; if they cannot, the program is divergent.
+//! The group with the lowest counter goes first, so lanes meet again behind loops and branches. An
+//! instruction that lanes have to execute together makes a group wait until the others have reached it; if
+//! they cannot, the program is divergent.
 
 use super::block::BlockContext;
 use super::fault::{ExecResult, FaultKind, InstructionFault, trouble};
@@ -23,7 +25,7 @@ struct DivergedLanes {
 /// A copy to shared memory that its thread has not waited for.
 pub struct PendingCopy {
     pub lane: usize,
-    /// Which of the thread's groups it belongs to, once it is committed.
+    /// The thread's group that it belongs to, once it is committed.
     pub group: Option<u32>,
     pub to: u64,
     pub from: u64,
@@ -46,15 +48,15 @@ pub struct Warp {
     pub pc: u32,
     pub mask: u32,
     others: Vec<DivergedLanes>,
-    /// Where the current lanes may meet others.
+    /// The place where the current lanes may meet others.
     meeting: u32,
 }
 
-/// Why a warp gives up its turn.
+/// The reason why a warp gives up its turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WarpYield {
     Over,
-    /// At barrier `id`, for so many threads.
+    /// At barrier `id`, for `threads` threads.
     Barrier {
         id: u32,
         threads: Option<u32>,
@@ -62,7 +64,7 @@ pub enum WarpYield {
     Done,
 }
 
-/// What an instruction does to the flow of control.
+/// The effect of an instruction on the flow of control.
 enum InstructionFlow {
     Next,
     /// It has to be tried again, with other lanes.
@@ -104,7 +106,7 @@ impl Warp {
         warp
     }
 
-    /// For another block of the launch.
+    /// Resets the warp for another block of the launch.
     pub fn restart(&mut self) {
         self.r.clear();
         self.exited = 0;
@@ -244,7 +246,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Whether all lanes of `needed` that have not left are here; `false` where they have to be waited for.
+    /// True if all lanes of `needed` that have not left are here; `false` where they have to be waited for.
     fn gathered(&self, s: OperandSources<'_>, needed: u32) -> bool {
         needed & self.live() & !s.m == 0
     }

@@ -6,7 +6,7 @@ use super::scope::FunctionScope;
 use super::text::{PtxOperand, PtxStatement};
 use super::{convert_ops, memory_ops, warp_ops};
 
-/// What an instruction is made from.
+/// The parts that an instruction is made from.
 pub struct InstructionDecoder<'s, 'a> {
     pub scope: &'s mut FunctionScope<'a>,
     pub m: OpcodeModifiers<'a>,
@@ -29,7 +29,7 @@ pub fn decode<'a>(scope: &mut FunctionScope<'a>, statement: &PtxStatement<'a>) -
 }
 
 impl<'a> InstructionDecoder<'_, 'a> {
-    /// Exactly so many operands.
+    /// Takes exactly `N` operands.
     pub fn operands<const N: usize>(&self) -> Result<[PtxOperand<'a>; N], String> {
         let found = self.operands.len();
         self.operands

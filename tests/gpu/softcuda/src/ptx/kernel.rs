@@ -52,7 +52,7 @@ pub struct PtxKernel {
     pub local_bytes: u32,
 }
 
-/// What was loaded from one text.
+/// The program that was loaded from one text.
 #[derive(Debug)]
 pub struct PtxProgram {
     pub version: u32,
@@ -105,7 +105,7 @@ fn code<'a>(
             }
         }
     }
-    // A body may end without `ret`; a label may stand at its end.
+    // A body may end without `ret`; a label may be at its end.
     code.push(PtxInst { op: PtxOp::Ret, guard: None, line: *line });
     Ok((code, scope))
 }

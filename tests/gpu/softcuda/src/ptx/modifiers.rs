@@ -1,4 +1,4 @@
-//! The parts of an opcode, each of which has to be understood by somebody.
+//! The parts of an opcode, each of which has to be understood.
 
 use super::op::{PtxType, RoundingMode};
 
@@ -19,7 +19,7 @@ impl<'a> OpcodeModifiers<'a> {
         self.opcode
     }
 
-    /// Whether there is such a modifier; it counts as understood.
+    /// True if there is such a modifier; it counts as understood.
     pub fn take(&mut self, name: &str) -> bool {
         let found = self.parts.iter_mut().find(|(part, used)| *part == name && !used);
         found.map(|(_, used)| *used = true).is_some()
@@ -30,7 +30,7 @@ impl<'a> OpcodeModifiers<'a> {
         names.iter().find(|(name, _)| self.take(name)).map(|(_, value)| *value)
     }
 
-    /// The next type that nobody asked for yet.
+    /// The next type that was not taken yet.
     pub fn ty(&mut self) -> Result<PtxType, String> {
         for (part, used) in &mut self.parts {
             if let (false, Some(ty)) = (*used, PtxType::of(part)) {

@@ -364,7 +364,7 @@ pub enum PtxOp {
         from_bytes: Option<WordRegister>,
     },
     CpCommit,
-    /// At most so many groups may be under way afterwards; `None`: and nothing outside of groups.
+    /// Waits until at most this many groups are under way; `None`: also for copies outside of groups.
     CpWait {
         groups: Option<u32>,
     },

@@ -49,7 +49,7 @@ pub struct FunctionScope<'a> {
     double_numbers: HashMap<u64, u32>,
     arrays: HashMap<&'a str, u32>,
     pub shared: Vec<SharedArray>,
-    /// Where memory of the launch's size begins.
+    /// The begin of memory of the launch's size.
     pub shared_end: u32,
     pub local_end: u32,
     params: HashMap<&'a str, u32>,

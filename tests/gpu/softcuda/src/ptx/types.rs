@@ -241,7 +241,7 @@ pub enum VoteMode {
     Ballot,
 }
 
-/// How an access is ordered with those of other threads.
+/// The order of an access among those of other threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryOrdering {
     /// `.weak`: races are mistakes.

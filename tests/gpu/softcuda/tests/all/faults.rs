@@ -93,7 +93,7 @@ fn exchange(first: &str, second: &str) -> String {
 fn a_missing_barrier() {
     let args = [KernelArg::Empty(256)];
     let failures = [
-        // A warp that runs far ahead reads what nobody wrote.
+        // A warp that runs far ahead reads unwritten memory.
         (exchange("", "bar.sync 0;"), None),
         (exchange("bar.sync 0;", ""), Some("no barrier stands between")),
     ];

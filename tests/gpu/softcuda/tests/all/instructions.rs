@@ -1,4 +1,4 @@
-//! What single instructions compute, against the rules of the ISA.
+//! Results of single instructions, against the rules of the ISA.
 
 use crate::machine::compute;
 

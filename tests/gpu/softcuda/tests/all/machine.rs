@@ -10,7 +10,7 @@ pub const HEADER: &str = ".version 7.8\n.target sm_90\n.address_size 64\n";
 pub enum KernelArg<'a> {
     /// A buffer with these words.
     Words(&'a [u32]),
-    /// A buffer of so many bytes that nothing was written to.
+    /// A buffer of this many bytes that are not written.
     Empty(u64),
 }
 
@@ -90,7 +90,7 @@ impl<'a> TestLaunch<'a> {
     }
 }
 
-/// What one thread of `body` stores to `%rd0` (one word), given the words at `%rd1`.
+/// The word that one thread of `body` stores to `%rd0`, given the words at `%rd1`.
 pub fn compute(body: &str, input: &[u32]) -> u32 {
     let text = kernel(2, &format!("{body}\nret;"));
     let args = [KernelArg::Empty(8), KernelArg::Words(input)];

@@ -56,7 +56,8 @@ fn the_first_fault_is_that_of_the_first_block() {
     assert!(failure.what.contains("block (3, 0, 0)"), "{}", failure.what);
 }
 
-/// Each block stores a part, then counts itself; the last one adds the parts. `fences` stand where the ISA asks for them.
+/// Each block stores a part, then counts itself; the last one adds the parts. `fences` are where the ISA asks
+/// for them.
 fn last_block_adds(fence: &str) -> softcuda::driver::DriverResult<Vec<Vec<u32>>> {
     let body = format!(
         "mov.u32 %r0, %ctaid.x;\nmul.wide.u32 %rd8, %r0, 4;\nadd.s64 %rd9, %rd1, %rd8;\nadd.s32 %r1, %r0, 10;\nst.global.u32 [%rd9], %r1;\n\

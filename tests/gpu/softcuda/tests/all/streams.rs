@@ -1,4 +1,4 @@
-//! What a driver promises about streams, recordings and memory.
+//! Promises of a driver about streams, recordings and memory.
 
 use std::sync::Arc;
 

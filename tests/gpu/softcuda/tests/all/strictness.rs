@@ -1,4 +1,4 @@
-//! What is not known is refused when a module is loaded.
+//! Unknown constructs are refused when a module is loaded.
 
 use crate::machine::{HEADER, kernel};
 use softcuda::driver::{SoftDriver, Status};

@@ -1,12 +1,13 @@
-//! Tensor cores: products by fragments, straight from memory and by way of `ldmatrix`, and a wrong map of lanes to elements.
+//! Tensor cores: products by fragments, straight from memory and by way of `ldmatrix`, and a wrong map of
+//! lanes to elements.
 
 use crate::machine::{KernelArg, TestLaunch, kernel};
 
 /// Rows of 8 words of `a` (16 rows) and `b` (8 columns): 16 halves or 32 bytes each.
 const ROW: usize = 8;
 
-/// Fragments read as the ISA's figures say: `%r1` is the lane's group, `%r2` its number there. `second` is where the rows of the
-/// second register of `a` begin, in bytes.
+/// Fragments read as the ISA's figures say: `%r1` is the lane's group, `%r2` its number there. `second` is
+/// where the rows of the second register of `a` begin, in bytes.
 fn product(mma: &str, second: u32) -> String {
     let body = format!(
         "mov.u32 %r0, %tid.x;\nshr.u32 %r1, %r0, 2;\nand.b32 %r2, %r0, 3;\nmad.lo.s32 %r3, %r1, 8, %r2;\nmul.wide.u32 %rd3, %r3, 4;\n\
@@ -86,7 +87,8 @@ fn a_wrong_map_of_lanes_shows() {
 #[test]
 fn rows_by_way_of_shared_memory() {
     let (a, b) = (numbers(256, 1), numbers(128, 5));
-    // Each lane brings 16 bytes of `a`; then lane l gives the address of row l % 16, columns from 8 (l / 16) on.
+    // Each lane brings 16 bytes of `a`; then lane l gives the address of row l % 16, columns from 8 (l / 16)
+    // on.
     let body = |at: &str| {
         format!(
             ".shared .align 16 .b8 xs[512];\nmov.u32 %r0, %tid.x;\nmul.wide.u32 %rd8, %r0, 16;\nadd.s64 %rd9, %rd1, %rd8;\nmov.u64 %rd10, xs;\n\
