@@ -1,4 +1,5 @@
-//! Any bytes as the code of an artifact: an image that can be mapped, or a typed error, never a panic. Nothing of it is executed.
+//! Any bytes as the code of an artifact: an image that can be mapped, or a typed error, never a panic. It is
+//! not executed.
 #![no_main]
 
 use mlcc_abi::elf::ElfFile;

@@ -1,4 +1,5 @@
-//! Any bytes as a config.json, generation_config.json or golden.json: a value or a typed error, never a panic.
+//! Any bytes as a config.json, generation_config.json or golden.json: a value or a typed error, never a
+//! panic.
 #![no_main]
 
 #[path = "../../models/tests/all/readers.rs"]

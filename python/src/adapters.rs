@@ -15,7 +15,7 @@ use crate::errors::{self, adapter as refused};
 /// An adapter that is asked for: the name that texts choose it by, its folder, and what multiplies it.
 pub type AdapterSpec = (String, PathBuf, f64);
 
-/// Why an adapter is in no slot.
+/// The reasons why an adapter is in no slot.
 #[derive(Debug, Error)]
 pub enum AdapterFault {
     #[error("`{0}` is not an adapter name: it needs at least one character, and no /")]

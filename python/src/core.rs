@@ -1,4 +1,4 @@
-//! Loaded models with their engines: what `Model`, `AsyncEngine` and `asgi` of the package stand on.
+//! Loaded models with their engines: the base of `Model`, `AsyncEngine` and `asgi` of the package.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -26,7 +26,7 @@ use crate::stream::{self, Stream, lock};
 
 struct CoreInner {
     loaded: LoadedModels,
-    /// Of requests in the form of HTTP; started by the first one.
+    /// The runtime of requests in the form of HTTP; started by the first one.
     runtime: OnceLock<Runtime>,
 }
 
@@ -328,7 +328,8 @@ impl Core {
         Ok(inspect(&self.inner()?.loaded.model).to_string())
     }
 
-    /// Takes no more texts and waits for those that run; true if none had to be ended after `timeout` seconds.
+    /// Takes no more texts and waits for those that run; true if none had to be ended after `timeout`
+    /// seconds.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (inner, timeout) = (self.inner()?, seconds("timeout", timeout)?);
         without_gil(py, || Ok(inner.loaded.application.drain(timeout) == ShutdownOutcome::Drained))
@@ -346,7 +347,7 @@ impl Core {
         Ok(stats.running + stats.waiting)
     }
 
-    /// Whether `close` was called.
+    /// True if `close` was called.
     #[getter]
     fn closed(&self) -> bool {
         lock(&self.inner).is_none()

@@ -153,7 +153,7 @@ pub fn grammar(error: &GrammarError) -> PyErr {
     }
 }
 
-/// What ended a text before its time.
+/// The exception for a failure that ended a text before its time.
 pub fn failure(failure: &RequestFailure) -> PyErr {
     let message = failure.to_string();
     match failure {

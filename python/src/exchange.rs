@@ -21,9 +21,10 @@ use crate::mailbox::{MailboxItem, MailboxSender};
 use crate::process::ProcessOwned;
 use crate::stream::lock;
 
-/// Pieces of an answer that may wait for a slow reader; then its texts wait in the server, which gives them up at last.
+/// Pieces of an answer that may wait for a slow reader; then its texts wait in the server, which gives them
+/// up at last.
 const AHEAD: usize = 16;
-/// How often signals are looked for.
+/// The interval of checks for signals.
 const LOOK: Duration = Duration::from_millis(20);
 
 type HeaderList = Vec<(Vec<u8>, Vec<u8>)>;
@@ -42,7 +43,7 @@ pub fn request(method: &str, target: &str, headers: &HeaderList, body: Vec<u8>) 
     Ok(request)
 }
 
-/// Where an answer goes.
+/// The receiver of an answer.
 trait AnswerSink: Send + 'static {
     fn send(&mut self, item: MailboxItem);
 }
@@ -121,7 +122,7 @@ impl Exchange {
         self.ahead.add_permits(1);
     }
 
-    /// The client has gone: its texts end at the next step.
+    /// The client has left: its texts end at the next step.
     fn cancel(&self) {
         self.task.abort();
     }

@@ -15,8 +15,8 @@ enum FloatStorage {
     Many(Vec<f32>),
 }
 
-/// Numbers of 32 bits that nobody changes: a read-only buffer of one or two dimensions, so `numpy.asarray(x)` and `memoryview(x)` copy
-/// nothing. They stay as they are while the session goes on.
+/// Numbers of 32 bits that do not change: a read-only buffer of one or two dimensions, so `numpy.asarray(x)`
+/// and `memoryview(x)` copy nothing. They stay as they are while the session goes on.
 #[pyclass(frozen, module = "mlcc", sequence)]
 pub struct Floats {
     held: Arc<FloatStorage>,
@@ -37,7 +37,7 @@ impl Floats {
         Floats { held: Arc::clone(&self.held), rows: self.rows }
     }
 
-    /// The logits, if nobody else has them.
+    /// The logits, if they have no other owner.
     pub fn into_spare(self) -> Result<OwnedLogits, Floats> {
         match Arc::try_unwrap(self.held) {
             Ok(FloatStorage::Logits(logits)) => Ok(logits),
@@ -88,7 +88,7 @@ impl Floats {
         }
     }
 
-    /// Where the largest number is, the first of equal ones: of logits the likeliest token.
+    /// The index of the largest number, the first of equal ones: for logits the most probable token.
     fn argmax(&self) -> Option<usize> {
         let values = self.values();
         (0..values.len()).reduce(|best, at| if values[at] > values[best] { at } else { best })
@@ -135,7 +135,8 @@ impl Floats {
         };
         let layout = Box::into_raw(Box::new(layout));
         let with = |flag: c_int| flags & flag == flag;
-        // SAFETY: `view` is there to be filled. The numbers live and stay as long as `obj`, the layout until `__releasebuffer__`.
+        // SAFETY: `view` is there to be filled. The numbers live and stay as long as `obj`, the layout until
+        // `__releasebuffer__`.
         unsafe {
             (*view).buf = values.as_ptr().cast_mut().cast::<c_void>();
             (*view).len = size_of_val(values) as ffi::Py_ssize_t;
@@ -156,7 +157,7 @@ impl Floats {
 
     /// SAFETY: `view` was filled by `__getbuffer__`.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: `internal` is the box that was leaked there, and nobody reads the layout any more.
+        // SAFETY: `internal` is the box that was leaked there, and the layout is not read any more.
         drop(unsafe { Box::from_raw((*view).internal.cast::<ViewLayout>()) });
     }
 }

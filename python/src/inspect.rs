@@ -1,9 +1,9 @@
-//! What is known of a loaded model.
+//! Information about a loaded model.
 
 use mlcc_runtime::Model;
 use serde_json::{Value, json};
 
-/// As `mlcc inspect --json`, with what the loaded model adds.
+/// The output of `mlcc inspect --json`, with additions of the loaded model.
 pub fn inspect(model: &Model) -> Value {
     let artifact = model.artifact();
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);

@@ -1,4 +1,4 @@
-//! From the paths of artifacts to models that answer.
+//! Loading of models, from the paths of artifacts to models that answer.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use serde_json::Value;
 use crate::adapters::{self, AdapterSpec};
 use crate::errors::{self, invalid};
 
-/// What the constructor of a model takes.
+/// Arguments of the constructor of a model.
 #[derive(Clone)]
 pub struct LoadSettings {
     pub threads: Option<usize>,
     pub cpu_level: Option<String>,
     /// Name of a chat template, `plain`, or Jinja text.
     pub template: Option<String>,
-    /// Of the first model.
+    /// Adapters of the first model.
     pub adapters: Vec<AdapterSpec>,
     pub serve: ServeOptions,
 }

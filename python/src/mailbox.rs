@@ -1,7 +1,8 @@
-//! What threads of ours have to say to an event loop.
+//! Messages of our threads to an event loop.
 //!
-//! They put it into a list, and a byte into a pipe when the list was empty; the event loop waits for the pipe as it waits for sockets. So
-//! nobody here takes the GIL, and however many texts get a token in a step, the loop wakes up about once.
+//! They put a message into a list, and a byte into a pipe when the list was empty; the event loop waits for
+//! the pipe as it waits for sockets. So no thread here takes the GIL, and however many texts get a token in a
+//! step, the loop wakes up about once.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::ops::ControlFlow;
@@ -24,7 +25,7 @@ pub enum MailboxItem {
     /// Status and headers of an answer.
     Head(u16, Vec<(Vec<u8>, Vec<u8>)>),
     Body(Bytes),
-    /// Of an answer, or of a text whose engine is gone.
+    /// The end of an answer, or of a text whose engine has ended.
     End,
     Lost,
 }
@@ -35,7 +36,7 @@ struct MailboxInner {
     writer: PipeWriter,
 }
 
-/// For one event loop.
+/// The mailbox of one event loop.
 #[pyclass(frozen, module = "mlcc._mlcc")]
 pub struct Mailbox {
     inner: ProcessOwned<Arc<MailboxInner>>,
@@ -57,7 +58,8 @@ impl MailboxSender {
         let mut items = lock(&self.inner.items);
         items.push((self.key, item));
         if items.len() == 1 {
-            // There is one byte in the pipe at most, so this does not wait; the other end lives as long as this one.
+            // There is one byte in the pipe at most, so this does not wait; the other end lives as long as
+            // this one.
             let _ = (&self.inner.writer).write_all(&[0]);
         }
     }

@@ -1,4 +1,4 @@
-//! What texts consist of, as Python sees it.
+//! The parts of texts, as Python sees them.
 
 use mlcc_engine::TokenId;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
@@ -6,7 +6,7 @@ use mlcc_engine::serving;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// How likely a token was in the model's own distribution, with the likeliest ones.
+/// The probability of a token in the model's own distribution, with the most probable ones.
 #[pyclass(frozen, get_all, module = "mlcc")]
 pub struct Logprob {
     id: TokenId,
@@ -31,7 +31,7 @@ impl Logprob {
     }
 }
 
-/// What one token added to a text.
+/// The part of a text that one token added.
 #[pyclass(frozen, module = "mlcc")]
 pub struct Piece {
     piece: serving::TextDelta,
@@ -45,7 +45,7 @@ impl Piece {
 
 #[pymethods]
 impl Piece {
-    /// In whole characters; empty while it may become a stop string, or a character is not complete.
+    /// The text in whole characters; empty while it may become a stop string, or a character is not complete.
     #[getter]
     fn text(&self) -> &str {
         &self.piece.text
@@ -57,7 +57,7 @@ impl Piece {
         PyTuple::new(py, self.piece.token.iter().map(|token| token.id))
     }
 
-    /// Of the token, if `logprobs` were asked for.
+    /// Log probabilities of the token, if `logprobs` were requested.
     #[getter]
     fn logprobs(&self) -> Option<Logprob> {
         self.piece.token.as_ref()?.logprobs.as_ref().map(Logprob::from)
@@ -73,22 +73,22 @@ impl Piece {
     }
 }
 
-/// What came out, besides the text. Times are in seconds.
+/// The outcome of a text. Times are in seconds.
 #[pyclass(frozen, get_all, module = "mlcc")]
 pub struct Finished {
     /// `eos`, `stop`, `grammar`, `length`, `context`, `cancelled` or `deadline`.
     reason: &'static str,
     prompt_tokens: usize,
-    /// Of those, how many did not have to be read.
+    /// Those of them that did not have to be read.
     cached_tokens: usize,
     /// All chosen tokens, with the one that ended the text.
     completion_tokens: usize,
     seed: u64,
-    /// In the queue.
+    /// Time in the queue.
     waited: f64,
-    /// From there to the first token.
+    /// Time from there to the first token.
     reading: f64,
-    /// From there to the end.
+    /// Time from there to the end.
     writing: f64,
 }
 

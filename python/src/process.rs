@@ -1,4 +1,4 @@
-//! Which process something belongs to: threads do not survive `fork`.
+//! The process that something belongs to: threads do not survive `fork`.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 use crate::errors::kinds::Forked;
 
-/// Something with threads behind it. In a child process that was forked after it was made it can neither be used nor given back.
+/// Something with threads behind it. In a child process that was forked after it was made it can neither be
+/// used nor given back.
 pub struct ProcessOwned<T> {
     value: ManuallyDrop<T>,
     process: u32,

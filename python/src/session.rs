@@ -18,9 +18,9 @@ const OLD: usize = 2;
 
 struct SessionState {
     session: mlcc_runtime::Session,
-    /// Of the last position, if tokens were fed.
+    /// Logits of the last position, if tokens were computed.
     last: Option<Floats>,
-    /// Their memory is written to again once nobody else has them.
+    /// Memory that is written to again once it has no other owner.
     recycled: Vec<Floats>,
 }
 
@@ -117,7 +117,7 @@ impl Session {
         self.with(py, |state| Ok(state.last.as_ref().map(Floats::share)))
     }
 
-    /// Tokens that were fed.
+    /// Tokens that were computed.
     #[getter]
     fn past(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |state| Ok(state.session.past()))

@@ -13,7 +13,7 @@ use crate::errors::{failure, kinds, without_gil};
 use crate::pieces::{Finished, Piece};
 use crate::process::ProcessOwned;
 
-/// How often signals are looked for while a text lets wait for itself.
+/// The interval of checks for signals while a text has no new tokens.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -34,7 +34,7 @@ struct RunningText {
     _ticket: CancelGuard,
 }
 
-/// Where the events of a text go.
+/// The receiver of the events of a text.
 pub fn sink() -> (EventSink, Receiver<SequenceEvent>) {
     let (sender, events): (Sender<SequenceEvent>, _) = channel();
     let sink: EventSink = Box::new(move |event| match sender.send(event) {
@@ -93,7 +93,7 @@ impl Stream {
                     return Err(failure(&why));
                 }
                 Some(SequenceEvent::Finished(finished)) => {
-                    // Only the engine's end cancels a text that somebody still waits for.
+                    // Only the engine's end cancels a text that still has a reader.
                     let lost = finished.reason == FinishReason::Cancelled && lock(&self.running).is_some();
                     *lock(&self.finished) = Some(Py::new(py, Finished::from(&finished))?);
                     self.close(py)?;
@@ -117,7 +117,7 @@ impl Stream {
         })
     }
 
-    /// What came out besides the text, once the text has ended by itself.
+    /// The outcome of the text, once it has ended by itself.
     #[getter]
     fn finished(&self, py: Python<'_>) -> Option<Py<Finished>> {
         lock(&self.finished).as_ref().map(|finished| finished.clone_ref(py))
