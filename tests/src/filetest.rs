@@ -8,10 +8,11 @@
 //! // @f f32[2] [1.0, 2.0]              what comes out, each line after `// `
 //! ```
 //!
-//! Kinds: `parse` (the text printed again; `canonical` if it is the same), `verify`, `pass NAME[, NAME]` (the module after
-//! these passes, which must verify and mean the same as before), `lower TARGET` (the kernels), `codegen TARGET` (whether
-//! lines of the assembly hold the words of `find` lines), `interp` and `interp-kernel` (results of `run` lines). `option` lines are explained at `kinds::Options`. An error stands as `error: ...`. With `MLCC_BLESS=1` the expectation is
-//! written instead of compared.
+//! Kinds: `parse` (the text printed again; `canonical` if it is the same), `verify`, `pass NAME[, NAME]` (the
+//! module after these passes, which must verify and mean the same as before), `lower TARGET` (the kernels),
+//! `codegen TARGET` (whether lines of the assembly hold the words of `find` lines), `interp` and
+//! `interp-kernel` (results of `run` lines). `option` lines are explained at `kinds::Options`. An error
+//! stands as `error: ...`. With `MLCC_BLESS=1` the expectation is written instead of compared.
 
 #[cfg(feature = "llvm")]
 mod codegen;
@@ -21,7 +22,7 @@ mod run;
 
 use std::path::Path;
 
-/// What a file asks for.
+/// The request of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FileTestKind {
     Parse,
@@ -59,7 +60,8 @@ impl FileTestKind {
 #[derive(Debug)]
 pub struct FileTest {
     pub kind: FileTestKind,
-    /// From the first line to the expectation: comments included, so that positions in errors are those of the file.
+    /// The text from the first line to the expectation: comments included, so that positions in errors are
+    /// those of the file.
     pub source: String,
     /// Lines without their `// `.
     pub expected: String,
@@ -95,7 +97,7 @@ impl FileTest {
         self.source.lines().filter_map(|l| l.strip_prefix(&prefix)).map(String::from).collect()
     }
 
-    /// What comes out.
+    /// The output of the test.
     pub fn run_test(&self) -> Result<String, String> {
         kinds::run(self)
     }

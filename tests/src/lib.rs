@@ -1,3 +1,3 @@
-//! What the tests of the whole project share; today the runner of filetests.
+//! Helpers of the tests of the whole project; today the runner of filetests.
 
 pub mod filetest;

@@ -1,4 +1,5 @@
-//! One test per file of `filetests/`; see `mlcc_tests::filetest`. A program of its own, because it lists its tests itself.
+//! One test per file of `filetests/`; see `mlcc_tests::filetest`. A program of its own, because it lists its
+//! tests itself.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use mlcc_tests::filetest::run_file;

@@ -1,7 +1,8 @@
-//! Tests of kind `codegen`: which instructions stand in the assembly of a module.
+//! Tests of kind `codegen`: the instructions in the assembly of a module.
 //!
-//! A line `// find vpdpbusd zmm` asks for a line of the assembly that holds both words in this order. The result says, line
-//! by line, how it is: `vpdpbusd zmm: found`, or `none`. Numbers and order of instructions are left to LLVM.
+//! A line `// find vpdpbusd zmm` asks for a line of the assembly that holds both words in this order. The
+//! result says, line by line, how it is: `vpdpbusd zmm: found`, or `none`. Numbers and order of instructions
+//! are left to LLVM.
 
 use super::FileTest;
 use mlcc_codegen::llvm::EmitFormat;
@@ -9,7 +10,7 @@ use mlcc_codegen::table::{PlanDesc, TableDesc};
 use mlcc_codegen::{CodegenInput, LevelInput, emit};
 use mlcc_passes::LoweredProgram;
 
-/// What became of each `find` line.
+/// The result of each `find` line.
 pub fn find_in_assembly(test: &FileTest, program: &LoweredProgram, target: &str) -> Result<String, String> {
     let wanted = test.directive_values("find");
     if wanted.is_empty() {
@@ -23,7 +24,7 @@ pub fn find_in_assembly(test: &FileTest, program: &LoweredProgram, target: &str)
     Ok(wanted.iter().map(outcome).collect())
 }
 
-/// All words stand in the line, one after the other.
+/// All words are in the line, in order.
 fn contains_in_order(line: &str, words: &str) -> bool {
     let mut rest = line;
     words.split_whitespace().all(|word| match rest.find(word) {

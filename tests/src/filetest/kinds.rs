@@ -1,4 +1,4 @@
-//! What each kind of filetest does with its module.
+//! The work of each kind of filetest on its module.
 
 use super::outline::outline;
 use super::run::{CallArgument, FileTestCall, parse_call, parse_param};
@@ -17,7 +17,8 @@ use mlcc_kernels::params::KernelTarget;
 use mlcc_passes::pipeline::{PipelineControl, find_pass};
 use mlcc_passes::{CacheType, LoweredProgram, PassContext, QuantScheme, run_pass, run_pipeline};
 
-/// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are results.
+/// The result as text. `Err` is for tests that cannot be carried out; errors that a test may expect are
+/// results.
 pub fn run(test: &FileTest) -> Result<String, String> {
     let module = match parse_module(&test.source) {
         Ok(module) => module,
@@ -69,7 +70,8 @@ struct FileTestOptions {
     kv_cache: CacheType,
     /// `option disable fuse`: an optional pass before `lower` that does not run.
     disabled: Vec<String>,
-    /// `option tolerance 0.1`: how far results may be off afterwards, relative to the largest; for passes that quantize.
+    /// `option tolerance 0.1`: how far results may be off afterwards, relative to the largest; for passes
+    /// that quantize.
     tolerance: f64,
     /// `option explain`: the notes of the passes follow the module.
     explain: bool,
@@ -135,7 +137,7 @@ impl FileTestOptions {
     }
 }
 
-/// Runs passes one after the other; the module verifies and keeps its meaning.
+/// Runs passes in order; the module verifies and keeps its meaning.
 fn run_passes(module: Module, names: &[String], options: &FileTestOptions) -> Result<String, String> {
     let mut program = LoweredProgram::new(module.clone());
     let mut ctx = options.context(options.levels.clone());
@@ -206,7 +208,7 @@ fn parse_calls(test: &FileTest) -> Result<Vec<FileTestCall>, String> {
     Ok(calls)
 }
 
-/// Runs functions one after the other with the states that they leave.
+/// Runs functions in order with the states that they leave.
 fn interp(test: &FileTest, module: &Module) -> Result<String, String> {
     let params = param_values(test, module)?;
     let calls = parse_calls(test)?;

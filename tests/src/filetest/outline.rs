@@ -1,5 +1,5 @@
-//! `option outline`: the loops, branches and buffers of kernels, and how many loads, stores and instructions stand between them.
-//! Kernels of many rows have a thousand lines, most of which repeat.
+//! `option outline`: the loops, branches and buffers of kernels, and the numbers of loads, stores and
+//! instructions between them. Kernels of many rows have a thousand lines, most of which repeat.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ fn count(code: &str, between: &mut BTreeMap<String, usize>) {
     }
 }
 
-/// Writes what stands before the line `next`, in whose block it is unless that closes one.
+/// Writes the counts before the line `next`, in whose block they are unless that closes one.
 fn flush(out: &mut String, between: &mut BTreeMap<String, usize>, indent: &str, next: &str) {
     let counts: Vec<String> =
         std::mem::take(between).into_iter().map(|(what, n)| format!("{n} {what}")).collect();

@@ -1,12 +1,14 @@
-//! In the crates of the kernels, files of a folder use those before them: there is an order in which they can be read. In the other
-//! crates the files in circles only get fewer. What counts are the paths that files write, from `crate` or `super` on.
+//! Order of files: in the crates of the kernels, files of a folder use those before them, so that they can be
+//! read in that order. In the other crates the files in circles only get fewer. The paths that files write,
+//! from `crate` or `super` on, count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const CRATES: [&str; 2] = ["compiler/kernel-lang/src", "compiler/kernels/src"];
 
-/// Files that are in a circle with others of their folder, for each of the other crates. The numbers only shrink.
+/// Files that are in a circle with others of their folder, for each of the other crates. The numbers only
+/// shrink.
 const FILES_IN_CIRCLES: [(&str, usize); 20] = [
     ("compiler/cli/src", 7),
     ("compiler/codegen/src", 5),
@@ -33,7 +35,7 @@ const FILES_IN_CIRCLES: [(&str, usize); 20] = [
 /// A module by its path in the crate.
 type ModulePath = Vec<String>;
 
-/// For a folder and a file or folder in it: others there that it uses.
+/// The files and folders that a file or folder uses, of the same folder.
 type UseGraph = BTreeMap<(ModulePath, String), BTreeSet<String>>;
 
 #[test]

@@ -1,7 +1,9 @@
-//! The definitions of transformers in the graph interpreter against reference implementations: one prefill, prefill in
-//! pieces and token by token give the reference's logits, at all positions, and greedy decoding its tokens.
+//! The definitions of transformers in the graph interpreter against reference implementations: one prefill,
+//! prefill in pieces and token by token give the reference's logits, at all positions, and greedy decoding
+//! its tokens.
 //!
-//! Cases are in `goldens/`, or in a folder of reference cases beside the project; one that is in neither is skipped.
+//! Cases are in `goldens/`, or in a folder of reference cases beside the project; one that is in neither is
+//! skipped.
 
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};
@@ -14,10 +16,10 @@ use mlcc_models::resolve::{ModelRequest, resolve};
 use mlcc_models::{Checkpoint, ConfigError, EntrySpec, LogitScope, ModelError};
 use std::path::{Path, PathBuf};
 
-/// Of the largest logit. Measured are up to 2e-6.
+/// Permitted error relative to the largest logit. Measured are up to 2e-6.
 const TOLERANCE: f32 = 1e-5;
 
-/// Where a case is, if it is there.
+/// The folder of a case, if it is there.
 fn find(case: &str) -> Option<PathBuf> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let places = ["goldens", "../../shared/goldens", "../../shared/models"];
@@ -128,11 +130,11 @@ fn argmax(logits: &[f32]) -> u32 {
     best.map_or(0, |(i, _)| i as u32)
 }
 
-/// How the prompts of a case may be fed.
+/// The ways in which the prompts of a case may be computed.
 #[derive(Clone, Copy, PartialEq)]
 enum PrefillMode {
     Any,
-    /// In one piece: every token sees the whole prompt, or is turned by angles that depend on its length.
+    /// In one piece: every token sees the whole prompt, or is rotated by angles that depend on its length.
     WholePrompts,
 }
 
@@ -279,7 +281,8 @@ fn gguf_files() {
     cases.into_iter().chain(["gpt-oss-mxfp4", "lfm2", "mamba2"]).for_each(check_gguf);
 }
 
-/// The same where the converter took projections apart, changed the order of heads or put multipliers into the weights.
+/// The same where the converter took projections apart, changed the order of heads or put multipliers into
+/// the weights.
 #[test]
 fn gguf_files_of_hybrids_and_of_latent_attention() {
     let hybrids = ["qwen3.5-moe", "qwen3-next", "granite4-hybrid", "falcon-h1", "nemotron-h", "mamba"];

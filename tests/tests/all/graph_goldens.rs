@@ -1,5 +1,5 @@
-//! Model definitions in the graph interpreter against reference implementations: one prefill, prefill in pieces and token
-//! by token give the reference's logits, and greedy decoding its tokens.
+//! Model definitions in the graph interpreter against reference implementations: one prefill, prefill in
+//! pieces and token by token give the reference's logits, and greedy decoding its tokens.
 
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::{Dim, SizeSymbol, SymValues};

@@ -1,5 +1,5 @@
-//! What string literals of the sources say: sentences have single blanks, and the variables of the environment that programs read are
-//! in the manual.
+//! Rules of string literals of the sources: sentences have single blanks, and the variables of the
+//! environment that programs read are in the manual.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Rust sources under version control with their text; `None`, with the reason printed, outside of a checkout.
+/// Rust sources under version control with their text; `None`, with the reason printed, outside of a
+/// checkout.
 pub fn sources() -> Option<Vec<(String, String)>> {
     let out = Command::new("git").args(["ls-files", "-z", "*.rs"]).current_dir(root()).output();
     let Some(out) = out.ok().filter(|out| out.status.success()) else {
@@ -20,7 +21,8 @@ pub fn sources() -> Option<Vec<(String, String)>> {
     Some(names.split('\0').filter(|name| !name.is_empty()).filter_map(read).collect())
 }
 
-/// The string literals of a source, each with the number of its line, as the program has them but for escapes.
+/// The string literals of a source, each with the number of its line, as the program has them but for
+/// escapes.
 fn literals(source: &str) -> Vec<(usize, String)> {
     let (mut found, mut rest) = (Vec::new(), source);
     let (mut counted, mut number) = (0, 1);
@@ -50,7 +52,7 @@ fn literals(source: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Where the quote at the end is.
+/// The place of the quote at the end.
 fn end_of_literal(inner: &str) -> usize {
     let mut escaped = false;
     let is_end = |c: char| {
@@ -61,7 +63,7 @@ fn end_of_literal(inner: &str) -> usize {
     inner.find(is_end).unwrap_or(inner.len())
 }
 
-/// What follows a character literal, which may be a quote; `None` for a lifetime and all else.
+/// The text behind a character literal, which may be a quote; `None` for a lifetime and all else.
 fn character(rest: &str) -> Option<&str> {
     let inner = rest.strip_prefix('\'')?;
     let value = inner.strip_prefix('\\').unwrap_or(inner);
@@ -75,7 +77,7 @@ fn joined(literal: &str) -> String {
     parts.fold(first, |text, part| text + part.trim_start())
 }
 
-/// Two words, several blanks and one more word: nothing that stands in columns looks like it.
+/// Two words, several blanks and one more word: text in columns does not look like it.
 fn gap(line: &str) -> Option<&str> {
     let is_word = |word: &str| {
         let letters = word.trim_matches(|c: char| ",;:.()`".contains(c));
@@ -128,7 +130,7 @@ fn gaps_and_literals_are_found() {
     }
 }
 
-/// How names of variables begin that are not the system's.
+/// Prefixes of variables that are not the system's.
 const PREFIXES: [&str; 6] = ["MLCC_", "HF_", "OTEL_", "OMPI_", "PMI_", "XDG_"];
 
 /// Variables that only tests and the build of the project know.

@@ -1,11 +1,11 @@
-//! Names of the sources: a type name stands for one thing, everyday words do not name things of their own, and a parameter is a value
-//! with a name. Counts that are not zero yet may only shrink.
+//! Names of the sources: a type name means one thing, everyday words do not name things of their own, and a
+//! parameter is a value with a name. Counts that are not zero yet may only shrink.
 
 use crate::literals::sources;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Type names that several files define, with how many. The list only shrinks. `Session` is also the name of the
-/// Python class.
+/// Type names that several files define, with how many. The list only shrinks. `Session` is also the name of
+/// the Python class.
 const SHARED: [(&str, usize); 6] = [
     ("BoxedError", 2),
     ("EmitResult", 4),
@@ -18,10 +18,12 @@ const SHARED: [(&str, usize); 6] = [
 /// Type names of one word, per cent of all.
 const MOST_ONE_WORD: usize = 6;
 
-/// Parameters of functions that are tuples taken apart. The number only shrinks: a struct has names for the parts.
+/// Parameters of functions that are tuples taken apart. The number only shrinks: a struct has names for the
+/// parts.
 const MOST_TUPLES: usize = 172;
 
-/// Words of this project alone that once named things, with the field's term. No function or type outside of tests may have them.
+/// Words of this project alone that once named things, with the field's term. No function or type outside of
+/// tests may have them.
 const PRIVATE_WORDS: [(&str, &str); 14] = [
     ("fed", "computed"),
     ("unfed", "pending"),
@@ -39,7 +41,7 @@ const PRIVATE_WORDS: [(&str, &str); 14] = [
     ("want", "outputs"),
 ];
 
-/// What a source defines outside of its tests.
+/// The definitions of a source outside of its tests.
 #[derive(Default)]
 struct Definitions {
     types: Vec<String>,
@@ -88,7 +90,7 @@ fn definitions(source: &str) -> Definitions {
     found
 }
 
-/// How many parameters of a function, whose definition begins here, are tuples.
+/// The number of parameters of a function, whose definition begins here, that are tuples.
 fn tuple_parameters(text: &str) -> usize {
     let Some(open) = text.find('(').filter(|&open| !text[..open].contains(['{', ';', '\n'])) else {
         return 0;

@@ -1,4 +1,5 @@
-//! Every graph pass on random modules: the result verifies and means the same, alone and in the order of the pipeline.
+//! Every graph pass on random modules: the result verifies and means the same, alone and in the order of the
+//! pipeline.
 
 use mlcc_interp::compare::Tolerance;
 use mlcc_interp::equivalence::same_meaning;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::{fs, io};
 
-/// Runs tools/setup in a home of its own where `cargo` is of this version; what the stand-ins were called with is in `log`.
+/// Runs tools/setup in a home of its own where `cargo` is of this version; the calls of the stand-ins are in
+/// `log`.
 fn setup(home: &Path, cargo: &str) -> io::Result<Output> {
     let bin = home.join(".cargo/bin");
     fs::create_dir_all(&bin)?;

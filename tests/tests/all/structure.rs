@@ -1,12 +1,13 @@
-//! The rules of ARCHITECTURE.md that a program can check: which crate may use which, what the runtime pulls in, how long
-//! files are, that a crate has one test program, and that no file names a folder of somebody's machine.
+//! The rules of ARCHITECTURE.md that a program can check: which crate may use which, what the runtime pulls
+//! in, how long files are, that a crate has one test program, and that no file names a folder of a person's
+//! machine.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the normal and build dependencies of each crate may be, of this workspace. Test code is free.
+/// The normal and build dependencies of each crate that are permitted, of this workspace. Test code is free.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-abi", &[]),
     ("mlcc-softcuda", &[]),
@@ -78,7 +79,7 @@ struct CargoPackage {
     folder: PathBuf,
     /// Names of normal and build dependencies.
     uses: BTreeSet<String>,
-    /// Those of them that every program with this crate has.
+    /// Dependencies among them that every program with this crate has.
     always: BTreeSet<String>,
 }
 
@@ -157,7 +158,7 @@ fn the_contract_has_no_dependency_and_the_runtime_few() {
     }
 }
 
-/// What a Cargo.lock says of each crate: its versions, and names that these depend on.
+/// The entries of a Cargo.lock for each crate: its versions, and names that these depend on.
 fn locked(file: &str) -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {
     let text = std::fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
     let table: toml::Table = text.parse().unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -172,7 +173,8 @@ fn locked(file: &str) -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> 
     found
 }
 
-/// Workspaces of their own are built with `--locked`, by people and by other tests: what a crate of this one has taken in since is a line there too.
+/// Workspaces of their own are built with `--locked`, by people and by other tests: what a crate of this one
+/// has taken in since is a line there too.
 #[test]
 fn other_workspaces_are_not_behind() {
     let project = locked("Cargo.lock");
