@@ -1,11 +1,13 @@
-//! Speed of the attention kernels on one core, beside reading the same memory and beside the fma peak, both probed in the
-//! same process.
+//! Speed of the attention kernels on one core, beside reading the same memory and beside the fma peak, both
+//! probed in the same process.
 //!
 //!     GLIBC_TUNABLES=glibc.malloc.hugetlb=1 cargo run -p mlcc-codegen --example attention -- f16 4 8 64 2048
 //!
-//! Arguments: cache (`f32`, `f16`, `bf16`, `i8`), key heads, query heads of each, size of a head, keys; then optionally
-//! `n=64` (queries, 1 is decode), `layers=24` (caches of that many layers, read in turn: few stay in the CPU's caches),
-//! `codes=1` (several queries: integers, where the machine has the instruction), `invariant=1` (one query like several), `turns=3` (measures longer), `object=PATH`, which writes the object file for a disassembler.
+//! Arguments: cache (`f32`, `f16`, `bf16`, `i8`), key heads, query heads of each, size of a head, keys; then
+//! optionally `n=64` (queries, 1 is decode), `layers=24` (caches of that many layers, read in turn: few stay
+//! in the CPU's caches), `codes=1` (several queries: integers, where the machine has the instruction),
+//! `invariant=1` (one query like several), `turns=3` (measures longer), `object=PATH`, which writes the
+//! object file for a disassembler.
 
 mod machine;
 
@@ -69,7 +71,7 @@ fn main() {
 }
 
 impl AttentionBenchmark {
-    /// Of keys and values of a layer.
+    /// Bytes of the keys and values of a layer.
     fn bytes(&self) -> usize {
         let element = self.cache.bytes().unwrap_or(1);
         let scales = if self.cache == DType::I8 { 4 } else { 0 };
@@ -127,7 +129,8 @@ impl AttentionBenchmark {
                 bytes += 256 * elements;
             }
             read = read.max(bytes as f64 / begin.elapsed().as_secs_f64());
-            // Few layers stay in a cache of the CPU; then the best of many short turns is what the arithmetic takes.
+            // Few layers stay in a cache of the CPU; then the best of many short turns is the time of the
+            // arithmetic.
             for _ in 0..(48 / self.layers).max(3) * self.turns {
                 let begin = Instant::now();
                 for layer in &mut layers {

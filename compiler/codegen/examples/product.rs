@@ -1,11 +1,13 @@
-//! Speed of one matrix product on one core, beside the peak of the instruction it is made of, probed in the same process.
+//! Speed of one matrix product on one core, beside the peak of the instruction it is made of, probed in the
+//! same process.
 //!
 //!     cargo run -p mlcc-codegen --example product -- q4 i8 512 2048 2048
 //!
-//! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k; then optionally
-//! `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `in_flight=8`, `epilogue=no` (its operands are not prefetched), `spread=no`,
-//! `distance=4096` and `sparse=yes` (how a single row prefetches its weights),
-//! and `object=PATH`, which writes the object file for a disassembler.
+//! Arguments: weights (`q4`, `q8`, `f32`, `f16`, `bf16`), activations (`i8`, `i16`, `bf16`, `f32`), m, n, k;
+//! then optionally `key=value` of the schedule parameters: `rows=12.4.1`, `tiles=2`, `tall=8.2` (or
+//! `tall=no`), `group=128`, `chunk=96`, `unroll=4`, `in_flight=8`, `epilogue=no` (its operands are not
+//! prefetched), `spread=no`, `distance=4096` and `sparse=yes` (how a single row prefetches its weights), and
+//! `object=PATH`, which writes the object file for a disassembler.
 
 mod machine;
 
@@ -31,7 +33,7 @@ use mlcc_target::Arch;
 enum ActivationFormat {
     F32,
     BF16,
-    /// So many planes of bytes.
+    /// This many planes of bytes.
     Codes(usize),
 }
 
@@ -144,7 +146,7 @@ fn main() {
     );
 }
 
-/// Reads all of `bytes` with nothing but additions.
+/// Reads all of `bytes` with additions only.
 fn reading_kernel(bytes: usize) -> Kernel {
     let mut kb = KernelBuilder::new("read");
     let w = kb.param("w", DType::U8, bytes, ParamAccess::In, 64);
@@ -187,11 +189,11 @@ fn pack_bytes(problem: &MatmulBenchmark) -> usize {
 
 const ROUNDS: i64 = 1 << 20;
 const CHAINS: usize = 16;
-/// Of 64 products per instruction; those with fewer run more often.
+/// Operations for 64 products per instruction; kernels with fewer run more often.
 const PEAK_OPS: f64 = (ROUNDS as usize * CHAINS * 128) as f64;
 
-/// Independent dot products or multiply-adds on registers. Bytes count 64 products per instruction, bf16 32, f32 16: these run
-/// more rounds, so that all stand for the same number of operations.
+/// Independent dot products or multiply-adds on registers. Bytes count 64 products per instruction, bf16 32,
+/// f32 16: these run more rounds, so that all have the same number of operations.
 fn peak_kernel(x: ActivationFormat) -> Kernel {
     let mut kb = KernelBuilder::new("peak");
     let out = kb.param("out", DType::U8, 64, ParamAccess::InOut, 64);

@@ -1,8 +1,8 @@
 //! Objects that earlier builds made, in a folder of bounded size.
 //!
-//! An entry's name is the hash of all that it depends on: the text that the back end was given, the machine, the version of
-//! the back end. So entries never go stale, and are only removed for room. Nothing here can fail a build: what cannot be
-//! read or is damaged is made anew, what cannot be written is not kept.
+//! An entry's name is the hash of all that it depends on: the text that the back end was given, the machine,
+//! the version of the back end. So entries never go stale, and are only removed for room. Nothing here can
+//! fail a build: what cannot be read or is damaged is made anew, what cannot be written is not kept.
 
 use crate::objects::ObjectKey;
 use mlcc_files::unfinished;
@@ -31,7 +31,7 @@ pub struct ObjectCache {
     limit: u64,
 }
 
-/// What is in a cache.
+/// Number and bytes of the entries of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ObjectCacheUsage {
     pub entries: usize,
@@ -41,7 +41,7 @@ pub struct ObjectCacheUsage {
 struct CachedObject {
     path: PathBuf,
     bytes: u64,
-    /// When it was last of use.
+    /// The time of its last use.
     used: SystemTime,
 }
 
@@ -53,7 +53,8 @@ impl ObjectCache {
         ObjectCache { folder: folder.into(), limit }
     }
 
-    /// `MLCC_CACHE_DIR`, else `mlcc/objects` in `XDG_CACHE_HOME` or `~/.cache`. `None` if the variable is empty, or there is no home.
+    /// `MLCC_CACHE_DIR`, else `mlcc/objects` in `XDG_CACHE_HOME` or `~/.cache`. `None` if the variable is
+    /// empty, or there is no home.
     pub fn from_environment() -> Option<ObjectCache> {
         let folder = match std::env::var_os(CACHE_VARIABLE) {
             Some(name) if name.is_empty() => return None,
@@ -118,7 +119,8 @@ impl ObjectCache {
         whole().inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Removes the entries that were of no use for the longest time until a quarter of the room is free, if there is none.
+    /// Removes the entries that were of no use for the longest time until a quarter of the room is free, if
+    /// there is none.
     pub(crate) fn evict_oldest(&self) {
         let Ok((mut entries, unfinished)) = self.list_entries() else { return };
         for file in unfinished {
@@ -199,7 +201,7 @@ fn object_of(entry: &[u8], key: ObjectKey) -> Option<&[u8]> {
     (written == hash(key, object)).then_some(object)
 }
 
-/// Entries become code of artifacts: nobody else may write there.
+/// Entries become code of artifacts: only the owner may write there.
 fn create_private(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);

@@ -1,4 +1,4 @@
-//! From a lowered model to a linked shared library.
+//! Code generation, from a lowered model to a linked shared library.
 
 use crate::cache::ObjectCache;
 #[cfg(feature = "cranelift")]
@@ -32,7 +32,7 @@ impl LinkedLibrary {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// What was compiled for it.
+    /// The number of objects that were compiled for it.
     pub fn object_counts(&self) -> ObjectCounts {
         self.objects
     }
@@ -46,7 +46,7 @@ pub struct GeneratedCode {
     pub bytes: Vec<u8>,
 }
 
-/// How objects are made. What comes of it does not depend on this.
+/// Settings of the compilation. The objects do not depend on them.
 #[derive(Debug)]
 pub struct CompileJobs {
     pub threads: usize,
@@ -114,7 +114,8 @@ pub fn compile_with_cranelift_jobs(
     Ok(LinkedLibrary { objects: objects.finish(), ..library })
 }
 
-/// The code as text or objects, for `--emit`: one part per level (LLVM IR, assembly or PTX, object), and the table.
+/// The code as text or objects, for `--emit`: one part per level (LLVM IR, assembly or PTX, object), and the
+/// table.
 #[cfg(feature = "llvm")]
 pub fn emit(input: &CodegenInput<'_>, output: EmitFormat) -> Result<Vec<GeneratedCode>, CodegenError> {
     let jobs = CompileJobs::default();

@@ -1,4 +1,4 @@
-//! Why code generation failed.
+//! Errors of code generation.
 
 use std::path::PathBuf;
 use thiserror::Error;
@@ -32,7 +32,8 @@ pub enum CodegenError {
     Feature { level: String, feature: String },
 }
 
-/// A failure inside one function, before it is known which; becomes [`CodegenError::Internal`] or [`CodegenError::Step`].
+/// A failure inside one function, before it is known which; becomes [`CodegenError::Internal`] or
+/// [`CodegenError::Step`].
 #[derive(Error, Debug)]
 #[error("{0}")]
 pub struct EmitError(pub String);

@@ -1,5 +1,5 @@
-//! Runs bare kernels in this process: compile, link, load, call. For tests and measurements of kernels; models go through
-//! the runtime.
+//! Runs bare kernels in this process: compile, link, load, call. For tests and measurements of kernels;
+//! models go through the runtime.
 
 #[cfg(feature = "llvm")]
 use crate::cache::ObjectCache;
@@ -103,7 +103,8 @@ impl KernelExecutor {
         KernelExecutor::from_object(kernels, object)
     }
 
-    /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of kernels.
+    /// Takes an object of any back end that exports `kernels` by their names, with the calling convention of
+    /// kernels.
     pub fn from_object(kernels: &[Kernel], object: Vec<u8>) -> Result<KernelExecutor, ExecutorError> {
         let arch = host()?;
         let baseline =
@@ -146,7 +147,8 @@ impl KernelExecutor {
             for worker in 0..workers {
                 let mut args = args.clone();
                 args.extend([worker as u64, worker as u64 + 1, workers as u64]);
-                // SAFETY: the arguments are those that the kernel declares, each buffer at least as long as declared.
+                // SAFETY: the arguments are those that the kernel declares, each buffer at least as long as
+                // declared.
                 let work = move || unsafe { call(args.as_ptr()) };
                 if workers == 1 {
                     work();

@@ -1,20 +1,21 @@
-//! f16 and bf16 without half-precision hardware: rewrites a kernel so that values of these types are only moved,
-//! never computed with.
+//! f16 and bf16 without half-precision hardware: rewrites a kernel so that values of these types are only
+//! moved, never computed with.
 //!
-//! After [`lower_halfs`] a value of type `F16` or `BF16` is its 16 bits: it is loaded, stored, shuffled, selected,
-//! splatted and bitcast, or an argument of a target instruction. Arithmetic and comparisons happen in f32 and are
-//! rounded back (for one operation `f32 -> half` rounding of the f32 result equals direct rounding). Casts between half
-//! types and f32 become integer operations, except f16 ones where the target has them ([`HalfSupport::f16_casts`]).
+//! After [`lower_halfs`] a value of type `F16` or `BF16` is its 16 bits: it is loaded, stored, shuffled,
+//! selected, splatted and bitcast, or an argument of a target instruction. Arithmetic and comparisons happen
+//! in f32 and are rounded back (for one operation `f32 -> half` rounding of the f32 result equals direct
+//! rounding). Casts between half types and f32 become integer operations, except f16 ones where the target
+//! has them ([`HalfSupport::f16_casts`]).
 //!
-//! The conversions are the branch-free ones of F. Giesen ("half to float done quick") with round to nearest even,
-//! subnormals, infinities and NaN (kept as quiet NaN).
+//! The conversions are the branch-free ones of F. Giesen ("half to float done quick") with round to nearest
+//! even, subnormals, infinities and NaN (kept as quiet NaN).
 
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::kernel::{BinOp, Expr, ExprId, ExprType, Kernel, Literal};
 use mlcc_ir::rewrite::rewrite_exprs;
 use mlcc_ir::types::DType;
 
-/// What the back end can spell itself.
+/// The conversions that the back end has itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HalfSupport {
     /// `Cast` between f16 and f32 stays in the kernel.

@@ -1,7 +1,7 @@
 //! Steps as GPU launch lists, and the launch shape of a kernel.
 //!
-//! Arguments are the same in every call: addresses of buffers, then of what the kernel reads for its sizes and to find buffers that
-//! move ([`crate::placement`]).
+//! Arguments are the same in every call: addresses of buffers, then of what the kernel reads for its sizes
+//! and to find buffers that move ([`crate::placement`]).
 
 use crate::error::{CodegenError, EmitError};
 use crate::model::{EntryLimits, gpu_kernel_symbol};
@@ -64,16 +64,17 @@ fn find_widest(body: &[Stmt], exprs: &ExprArena, threads: &mut [u32; 3]) -> Resu
     Ok(())
 }
 
-/// Where the shared memory of a kernel lies.
+/// The places of a kernel's buffers in shared memory.
 pub struct SharedMemory {
-    /// Bytes that are asked for at launch: all of it, or none where it is so little that a kernel may declare it.
+    /// Bytes that are asked for at launch: all of it, or none where it is so little that a kernel may declare
+    /// it.
     pub dynamic_bytes: u32,
-    /// Where buffers begin in it.
+    /// The offsets of the buffers in it.
     pub offsets: BTreeMap<BufId, u32>,
 }
 
 impl SharedMemory {
-    /// What a kernel may declare itself.
+    /// Most bytes that a kernel may declare itself.
     const DECLARED_BYTES: u64 = 48 << 10;
     /// To which dynamic shared memory is aligned, and each buffer in it.
     pub const ALIGN: u32 = 128;
@@ -164,7 +165,7 @@ fn device_entry(
     Ok(DeviceEntryDesc { name: step.name.clone(), launches })
 }
 
-/// What has no kernel: the runtime joins the rows of all ranks.
+/// The launch of an all-gather, which has no kernel: the runtime joins the rows of all ranks.
 fn all_gather_launch(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
     let AllGather { part, all, shape: parts, output_rows: wanted } = exchange;
     let mut args = Vec::new();
@@ -274,7 +275,7 @@ fn base_address(base: MemoryBase) -> Result<(u32, u64), EmitError> {
     })
 }
 
-/// Where a size lies in the control block.
+/// The place of a size in the control block.
 fn size_field(dim: &Dim, repeat: &RepeatMode) -> Result<usize, EmitError> {
     match (dim.constant(), dim.terms()) {
         (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) if *repeat == RepeatMode::Outputs => {
@@ -286,7 +287,8 @@ fn size_field(dim: &Dim, repeat: &RepeatMode) -> Result<usize, EmitError> {
     }
 }
 
-/// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a constant.
+/// A size as `ceil((coef_n * n + coef_past * past + constant) / div)`: linear, or one floor division plus a
+/// constant.
 fn grid_extent(dim: &Dim) -> Result<DimExpr, EmitError> {
     let unfit = || EmitError(format!("grid size `{dim}` is not of the form (a*n + b*past + c) / d"));
     match dim.terms() {

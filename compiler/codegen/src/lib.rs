@@ -1,5 +1,5 @@
-//! Kernel IR and steps to machine code: LLVM ([`llvm`]) for x86-64, AArch64 and NVIDIA PTX, Cranelift for builds without
-//! LLVM, the model table, linking, and the artifact file.
+//! Kernel IR and steps to machine code: LLVM ([`llvm`]) for x86-64, AArch64 and NVIDIA PTX, Cranelift for
+//! builds without LLVM, the model table, linking, and the artifact file.
 
 pub mod artifact;
 #[cfg_attr(not(any(feature = "llvm", feature = "cranelift")), allow(dead_code, reason = "for back ends"))]

@@ -1,7 +1,8 @@
 //! Linking objects into a shared library with a linker of the system.
 //!
-//! The objects refer to nothing outside themselves, so neither a C runtime nor libraries take part, and `-z defs` turns
-//! a slipped-in reference into an error. Equal objects give equal bytes: no build id, fixed soname, no paths.
+//! The objects refer to nothing outside themselves, so neither a C runtime nor libraries take part, and
+//! `-z defs` turns a slipped-in reference into an error. Equal objects give equal bytes: no build id, fixed
+//! soname, no paths.
 
 use mlcc_target::Arch;
 use std::ffi::OsString;
@@ -25,7 +26,7 @@ pub enum LinkError {
     Failed { linker: PathBuf, status: String, output: String },
 }
 
-/// How a linker wants its options.
+/// The form in which a linker takes its options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LinkerFlavor {
     /// A compiler driver: linker options after `-Wl,`.
@@ -68,7 +69,8 @@ pub fn find_linker(arch: Arch) -> Result<Linker, LinkError> {
     Err(LinkError::Missing { arch, tried: names.join(", "), package })
 }
 
-/// Linkers are called `ld`, `ld.lld`, `ld-19`, `aarch64-linux-gnu-ld`, `mold`, `wild`; all else is a compiler driver.
+/// Linkers are called `ld`, `ld.lld`, `ld-19`, `aarch64-linux-gnu-ld`, `mold`, `wild`; all else is a compiler
+/// driver.
 fn style_of(program: &Path) -> LinkerFlavor {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let plain = name.rsplit('-').any(|part| {

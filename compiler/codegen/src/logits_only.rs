@@ -4,8 +4,9 @@ use crate::model::{PREFILL, without_adapters};
 use mlcc_ir::step::{MemoryBase, StepItem, StepProgram};
 use std::ops::Range;
 
-/// The items of `prefill` that make nothing but logits: those around the launches that write them which use neither states nor pages.
-/// `None` for other entry points and for steps of several ranks, whose callers always want logits.
+/// The items of `prefill` that make only logits: those around the launches that write them which use neither
+/// states nor pages. `None` for other entry points and for steps of several ranks, whose callers always want
+/// logits.
 pub(crate) fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
     let ranks = step.items.iter().any(|item| matches!(item, StepItem::AllGather(_)));
     if without_adapters(&step.name) != PREFILL || ranks {

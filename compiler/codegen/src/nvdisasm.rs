@@ -39,7 +39,7 @@ pub fn find_nvdisasm() -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// For example `13.5.37`.
+/// The version, for example `13.5.37`.
 pub fn version(nvdisasm: &Path) -> Result<String, NvdisasmError> {
     let run = Command::new(nvdisasm).arg("--version").output();
     let run = run.map_err(|source| NvdisasmError::Io { action: "run", path: nvdisasm.to_owned(), source })?;

@@ -34,7 +34,7 @@ impl ObjectKey {
 }
 
 impl ObjectKey {
-    /// Of its text.
+    /// Digits of its text.
     pub const DIGITS: usize = 32;
 }
 
@@ -44,15 +44,15 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// How many objects a build has linked.
+/// The number of objects that a build has linked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ObjectCounts {
     pub objects: usize,
-    /// Those of earlier builds among them.
+    /// Objects of earlier builds among them.
     pub from_cache: usize,
 }
 
-/// Those of one build.
+/// The objects of one build.
 pub struct ObjectStore<'a> {
     /// `None` while one is made.
     made: Mutex<BTreeMap<ObjectKey, Option<Vec<u8>>>>,
@@ -101,7 +101,8 @@ impl<'a> ObjectStore<'a> {
         })
     }
 
-    /// Sees to it that there is such an object once all threads are done: makes it, unless that has been begun.
+    /// Makes sure that there is such an object once all threads are done: makes it, unless another thread
+    /// does.
     pub fn ensure_object(
         &self,
         key: ObjectKey,

@@ -1,43 +1,45 @@
-//! Where the code of a GPU kernel finds its buffers.
+//! The places of buffers for the code of a GPU kernel.
 //!
-//! Arguments of a launch are the same in every call, but buffers move: new rows of a cache lie behind those of earlier tokens, and in a
-//! launch for each sequence every block has the buffers of its sequence, whose number is that of the block in z. By how much they move
-//! is known when code is made, so launches of a kernel that differ in it have code of their own.
+//! Arguments of a launch are the same in every call, but buffers move: new rows of a cache lie behind those
+//! of earlier tokens, and in a launch for each sequence every block has the buffers of its sequence, whose
+//! number is that of the block in z. The distances are known when code is made, so launches of a kernel that
+//! differ in it have code of their own.
 
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::{LaunchItem, MemoryBase, SequenceFilter, StepItem, StepProgram};
 use std::collections::BTreeSet;
 
-/// How the buffers of a launch move.
+/// The movement of the buffers of a launch.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BufferPlacement {
-    /// Of a launch for each sequence of a batch: for which of them.
+    /// The sequences that a launch for each sequence of a batch is for.
     pub sequences: Option<SequenceFilter>,
-    /// By parameter of the kernel.
+    /// Strides by parameter of the kernel.
     pub buffers: Vec<AddressStrides>,
 }
 
-/// What is added to the address of a buffer, in bytes.
+/// The bytes that are added to the address of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct AddressStrides {
     pub from: AddressOrigin,
-    /// For each row before those of the call; in pages, for each such row of the page that the new row is in.
+    /// Bytes for each row before those of the call; in pages, for each such row of the page that the new row
+    /// is in.
     pub per_past: u64,
-    /// For each page before that one, in pages.
+    /// Bytes for each page before that one, in pages.
     pub per_page: u64,
-    /// For each row of other sequences before those of this one.
+    /// Bytes for each row of other sequences before those of this one.
     pub per_row: u64,
-    /// For each sequence before this one.
+    /// Bytes for each sequence before this one.
     pub per_sequence: u64,
 }
 
-/// What the argument of a buffer counts from.
+/// The origin that the argument of a buffer counts from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum AddressOrigin {
     /// It is an address.
     #[default]
     Fixed,
-    /// Where the state of the sequence begins, or its table of pages: of a launch for each sequence.
+    /// The begin of the sequence's state, or of its table of pages: in a launch for each sequence.
     State,
     PageTable,
 }
@@ -45,13 +47,13 @@ pub enum AddressOrigin {
 /// An address of a word that an argument is, behind the buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArgumentWord {
-    /// Of the size of that number.
+    /// The address of the size of that number.
     Size(usize),
-    /// Of the rows before those of the call.
+    /// The address of the number of rows before those of the call.
     Past,
-    /// Of the first number of the table of pages.
+    /// The address of the first number of the table of pages.
     PageTable,
-    /// Of the number of sequences, and of what they are ([`mlcc_abi::Sequence`]).
+    /// The addresses of the number of sequences, and of the sequences ([`mlcc_abi::Sequence`]).
     SequenceCount,
     Sequences,
 }
@@ -78,7 +80,7 @@ impl BufferPlacement {
         BufferPlacement { sequences, buffers: launch.buffers.iter().map(moves).collect() }
     }
 
-    /// What follows the buffers, for a kernel of so many sizes.
+    /// The arguments after the buffers, for a kernel of `sizes` sizes.
     pub fn argument_words(&self, sizes: usize) -> Vec<ArgumentWord> {
         if self.sequences.is_some() {
             return vec![ArgumentWord::SequenceCount, ArgumentWord::Sequences];
@@ -89,7 +91,8 @@ impl BufferPlacement {
     }
 }
 
-/// All placements of a kernel in the launches of steps, in an order that depends on nothing else; a kernel that nobody launches has one.
+/// All placements of a kernel in the launches of steps, in an order that depends on nothing else; a kernel
+/// without a launch has one.
 pub fn placements(kernel: &Kernel, steps: &[StepProgram]) -> Vec<BufferPlacement> {
     let launches = steps.iter().flat_map(|step| &step.items).filter_map(StepItem::launch);
     let launches = launches.filter(|launch| launch.kernel == kernel.name);

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-/// Results of `work(i)` by `i`, where `order` holds each `i` once, in the order in which the work is begun. After an error no
-/// more is begun; the first error by `i` is returned.
+/// Results of `work(i)` by `i`, where `order` holds each `i` once, in the order in which the work is started.
+/// After an error no more is started; the first error by `i` is returned.
 pub fn run<T: Send, E: Send>(
     threads: usize,
     order: &[usize],

@@ -1,4 +1,5 @@
-//! What a target can execute, and the rewriting that every back end needs before it sees a kernel.
+//! Preparation of kernels: the operations that a target can execute, and the rewriting that every back end
+//! needs before it sees a kernel.
 
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};

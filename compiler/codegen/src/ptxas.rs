@@ -1,7 +1,8 @@
-//! NVIDIA's assembler, where it is found: it makes machine code of PTX, holds PTX against the hardware's rules and tells registers and spills.
+//! NVIDIA's assembler, where it is found: it makes machine code of PTX, holds PTX against the hardware's
+//! rules and tells registers and spills.
 //!
-//! Nothing needs it: the driver assembles PTX by itself when a model is loaded. It comes with the CUDA toolkit, or alone as the Python package
-//! `nvidia-cuda-nvcc-cu12`.
+//! Nothing needs it: the driver assembles PTX by itself when a model is loaded. It comes with the CUDA
+//! toolkit, or alone as the Python package `nvidia-cuda-nvcc-cu12`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +30,7 @@ pub enum PtxasError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PtxAssembler {
     pub path: PathBuf,
-    /// For example `12.9.86`.
+    /// The version, for example `12.9.86`.
     pub version: String,
 }
 
@@ -46,8 +47,8 @@ impl PtxAssembler {
         }
     }
 
-    /// The CUDA version that a driver needs for its machine code: drivers take that of all assemblers of their major version ("CUDA Compatibility",
-    /// "Minor Version Compatibility").
+    /// The CUDA version that a driver needs for its machine code: drivers take that of all assemblers of
+    /// their major version ("CUDA Compatibility", "Minor Version Compatibility").
     pub fn required_cuda_version(&self) -> String {
         format!("{}.0", self.version.split('.').next().unwrap_or_default())
     }
@@ -60,8 +61,8 @@ pub(crate) fn version(text: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|version| version.split('.').count() >= 2 && !version.starts_with('.'))
 }
 
-/// The CUDA version that a driver needs for PTX of this version (times ten), and for the functions that the runtime calls: "PTX ISA", "Release
-/// Notes". `None` for versions that are not listed here.
+/// The CUDA version that a driver needs for PTX of this version (times ten), and for the functions that the
+/// runtime calls: "PTX ISA", "Release Notes". `None` for versions that are not listed here.
 pub fn driver_of_ptx(ptx: u32) -> Option<&'static str> {
     Some(match ptx {
         ..=74 => "11.4",
@@ -83,7 +84,7 @@ pub fn driver_of_ptx(ptx: u32) -> Option<&'static str> {
     })
 }
 
-/// What the assembler says about one kernel.
+/// The assembler's report on one kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResourceUsage {
     pub kernel: String,

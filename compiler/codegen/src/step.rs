@@ -1,10 +1,11 @@
 //! Steps as functions of direct calls: `int32_t name(mlcc_ctx *, uint32_t worker, uint32_t workers)`.
 //!
-//! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that all of them leave
-//! before the first barrier) and calls the kernels in order. A barrier is a call through the context, skipped when there is
-//! one worker. An exchange with other ranks is a call of the first worker. After each item the caller is told, if the context says whom (`mlcc_abi::Ctx::trace`).
+//! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that
+//! all of them leave before the first barrier) and calls the kernels in order. A barrier is a call through
+//! the context, skipped when there is one worker. An exchange with other ranks is a call of the first worker.
+//! After each item a function of the caller is called, if the context has one (`mlcc_abi::Ctx::trace`).
 //!
-//! Back ends implement [`StepCode`], their instructions; what a step consists of stands here.
+//! Back ends implement [`StepCode`], their instructions; the parts of a step are here.
 
 use crate::error::EmitError;
 use crate::logits_only::logits_only_items;
@@ -37,7 +38,7 @@ struct StepEmitter<'a, C: StepCode> {
     totals: Vec<(RepeatMode, C::Value)>,
 }
 
-/// What the context says, read once: it stays the same while a step runs.
+/// The fields of the context, read once: they stay the same while a step runs.
 #[derive(Clone, Copy)]
 struct ContextFields<V> {
     n: V,
@@ -122,8 +123,8 @@ impl<C: StepCode> StepEmitter<'_, C> {
         self.code.leave(status::OK)
     }
 
-    /// Goes on only if the caller wants logits; else waits for the other workers, whose results may be read next, and goes to the block
-    /// that this gives.
+    /// Goes on only if the caller wants logits; else waits for the other workers, whose results may be read
+    /// next, and goes to the block that this gives.
     fn pass_over_logits(&mut self) -> EmitResult<C::Block> {
         let this = self.code.context();
         let address = self.code.load_int(this, offset_of!(Ctx, logits))?;
@@ -232,7 +233,8 @@ impl<C: StepCode> StepEmitter<'_, C> {
         }
     }
 
-    /// Runs the part of each sequence that a share of all work has ([`mlcc_ir::step::WorkShare::of_sequence`]).
+    /// Runs the part of each sequence that a share of all work has
+    /// ([`mlcc_ir::step::WorkShare::of_sequence`]).
     fn emit_sequences(
         &mut self,
         launch: &LaunchItem,
@@ -262,7 +264,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         Ok(())
     }
 
-    /// Where a part begins of so many parts of a line.
+    /// The start of part `part` of `of` parts of a line.
     fn part_boundary(&mut self, part: C::Value, of: C::Value, total: C::Value) -> EmitResult<C::Value> {
         let product = self.code.op(IntOp::Mul, part, total)?;
         self.code.op(IntOp::UnsignedDiv, product, of)
@@ -304,7 +306,8 @@ impl<C: StepCode> StepEmitter<'_, C> {
         self.code.op(IntOp::Mul, all, taken)
     }
 
-    /// `body` for each sequence, with the number that it gave for the one before, 0 at first; gives the last one.
+    /// `body` for each sequence, with the number that it gave for the one before, 0 at first; gives the last
+    /// one.
     fn for_sequences(
         &mut self,
         body: impl FnOnce(&mut Self, C::Value) -> EmitResult<C::Value>,
@@ -399,7 +402,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         Ok(address)
     }
 
-    /// Where the row after `past` others lies, given where the rows of page 0 begin.
+    /// The place of the row after `past` others, given the start of the rows of page 0.
     fn row_in_page(&mut self, address: C::Value, row: u64, page: u64) -> EmitResult<C::Value> {
         let past = self.sym(SizeSymbol::Past);
         let rows = self.code.int(PAGE_ROWS as i64);

@@ -26,7 +26,7 @@ pub(crate) enum IntCompare {
     UnsignedAtLeast,
 }
 
-/// What a worker has got of a launch in pieces.
+/// The result of a worker's claim on a launch in pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ClaimedWork {
     /// Nothing is left.
@@ -72,7 +72,8 @@ pub(crate) trait StepCode {
     fn jump(&mut self, to: Self::Block) -> EmitResult<()>;
     fn branch(&mut self, condition: Self::Value, then: Self::Block, otherwise: Self::Block)
     -> EmitResult<()>;
-    /// Begins a loop and goes on in its first block; gives the numbers that it is entered with, `first` at first.
+    /// Begins a loop and goes on in its first block; gives the numbers that it is entered with, `first` at
+    /// first.
     fn begin_loop(
         &mut self,
         name: &'static str,
@@ -93,10 +94,10 @@ pub(crate) trait StepCode {
     fn call(&mut self, kernel: &str, args: &[Self::Value]) -> EmitResult<()>;
     /// A barrier, if there are several workers.
     fn wait(&mut self) -> EmitResult<()>;
-    /// Calls [`mlcc_abi::Ctx::all_gather`] for the item of that number: where the part and the rows of all ranks are, how many rows, bytes
-    /// of a row.
+    /// Calls [`mlcc_abi::Ctx::all_gather`] for the item of that number: where the part and the rows of all
+    /// ranks are, how many rows, bytes of a row.
     fn all_gather(&mut self, item: u32, args: [Self::Value; 4]) -> EmitResult<()>;
-    /// The item of that number is over, if somebody wants to know.
+    /// The item of that number is over, for a caller that traces.
     fn report_done(&mut self, item: u32) -> EmitResult<()>;
     /// An integer of 32 bits for [`StepCode::claim_chunk`].
     fn narrow(&mut self, value: Self::Value) -> EmitResult<Self::Value>;
@@ -104,6 +105,6 @@ pub(crate) trait StepCode {
     fn claim_chunk(&mut self, pieces: Self::Value) -> EmitResult<Self::Value>;
     /// A condition.
     fn is_claimed(&mut self, taken: Self::Value, what: ClaimedWork) -> EmitResult<Self::Value>;
-    /// What was taken last, as worker and workers.
+    /// The share that was taken last, as worker and workers.
     fn claimed_share(&mut self) -> EmitResult<[Self::Value; 2]>;
 }

@@ -1,4 +1,4 @@
-//! What is compiled by itself: every kernel and every step of every level.
+//! Units that are compiled separately: every kernel and every step of every level.
 
 use crate::error::CodegenError;
 use crate::model::{FixedArguments, LevelInput, fixed_arguments, kernel_symbol, state_step};
@@ -36,8 +36,8 @@ impl ObjectUnit<'_> {
 
 /// A back end.
 pub trait CodeGenerator: Sync {
-    /// Makes sure that the unit's object is among `objects`; returns its key there. A kernel's function is called
-    /// [`KERNEL_SYMBOL`](crate::objects::KERNEL_SYMBOL) in it.
+    /// Makes sure that the unit's object is among `objects`; returns its key there. A kernel's function is
+    /// called [`KERNEL_SYMBOL`](crate::objects::KERNEL_SYMBOL) in it.
     fn object(&self, unit: &ObjectUnit<'_>, objects: &ObjectStore<'_>) -> Result<ObjectKey, CodegenError>;
 }
 
@@ -45,7 +45,7 @@ pub trait CodeGenerator: Sync {
 pub struct KernelTable<'a>(BTreeMap<&'a str, &'a Kernel>);
 
 impl<'a> KernelTable<'a> {
-    /// Those that a step launches, in the order of their names.
+    /// The kernels that a step launches, in the order of their names.
     pub fn launched_by(&self, step: &StepProgram) -> BTreeMap<&'a str, &'a Kernel> {
         let launches = step.items.iter().filter_map(StepItem::launch);
         let named = launches.filter_map(|launch| self.0.get_key_value(launch.kernel.as_str()));
@@ -107,8 +107,8 @@ pub fn largest_first(units: &[ObjectUnit<'_>]) -> Vec<usize> {
     order
 }
 
-/// Objects of all levels, in an order that depends on the input alone. What is equal is compiled once; it has a symbol for each
-/// kernel that it is.
+/// Objects of all levels, in an order that depends on the input alone. What is equal is compiled once; it has
+/// a symbol for each kernel that it is.
 pub fn compile_units(
     levels: &[LevelUnits<'_>],
     generator: &impl CodeGenerator,

@@ -1,4 +1,5 @@
-//! What the measuring examples share: the level of this machine, object files for a disassembler, the best of some turns.
+//! Common parts of the measuring examples: the level of this machine, object files for a disassembler, the
+//! best of some turns.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What can go wrong while an artifact is written.
+//! Errors while an artifact is written.
 
 use std::io;
 use std::path::{Path, PathBuf};

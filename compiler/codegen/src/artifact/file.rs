@@ -35,7 +35,7 @@ impl PendingFile {
         &self.path
     }
 
-    /// Where the bytes are until `commit`.
+    /// The path of the bytes until `commit`.
     pub fn temporary_path(&self) -> &Path {
         &self.temporary
     }

@@ -1,8 +1,9 @@
 //! Weights in a `.safetensors` file beside the artifact (`--split-weights`).
 //!
-//! Every packed parameter is one U8 tensor; padding between parameters belongs to the one before it, because the
-//! format allows no holes. The header is padded with spaces so that the data begin on a page. Its `__metadata__` holds
-//! the hash of the data, so that the runtime can tell a file of another build without reading it.
+//! Every packed parameter is one U8 tensor; padding between parameters belongs to the one before it, because
+//! the format allows no holes. The header is padded with spaces so that the data begin on a page. Its
+//! `__metadata__` holds the hash of the data, so that the runtime can tell a file of another build without
+//! reading it.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +26,7 @@ pub(super) struct SplitFile {
     hash: Xxh3,
     data_at: u64,
     bytes: u64,
-    /// Where the header holds the 32 hex digits.
+    /// The place of the 32 hex digits in the header.
     hash_at: u64,
     started: bool,
 }

@@ -11,7 +11,7 @@ use super::ArtifactError;
 use super::file::PendingFile;
 use super::split::{SplitFile, SplitTensor};
 
-/// Where the weights go.
+/// The destination of the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WeightDestination {
     /// Into the artifact.
@@ -20,7 +20,7 @@ pub enum WeightDestination {
     Split { path: PathBuf, tensors: Vec<SplitTensor>, bytes: u64 },
 }
 
-/// What was written, for the build report.
+/// Summary of an artifact for the build report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArtifactSummary {
     /// Size of the artifact file.
@@ -59,8 +59,8 @@ pub struct ArtifactWriter {
 }
 
 impl ArtifactWriter {
-    /// Starts the artifact `path` with the linked object `linked_so`. The object is checked: it must be a shared
-    /// object that imports nothing.
+    /// Starts the artifact `path` with the linked object `linked_so`. The object is checked: it must be a
+    /// shared object that imports nothing.
     pub fn create(path: &Path, linked_so: &Path, weights: WeightDestination) -> Result<Self, ArtifactError> {
         let linked = std::fs::read(linked_so).map_err(|e| ArtifactError::Io {
             action: "read",
@@ -163,9 +163,9 @@ impl ArtifactWriter {
         self.end_section()
     }
 
-    /// Completes the file under its temporary name, which is returned: it can be loaded and measured before it gets its
-    /// final name. Whoever has it mapped must let go of it before the writer goes on. Not for split weights, which
-    /// have no name yet.
+    /// Completes the file under its temporary name, which is returned: it can be loaded and measured before
+    /// it gets its final name. Whoever has it mapped must let go of it before the writer goes on. Not for
+    /// split weights, which have no name yet.
     pub fn write_preview(&mut self) -> Result<PathBuf, ArtifactError> {
         if !matches!(self.open, OpenSection::None) || self.split.is_some() {
             return Err(ArtifactError::Misuse("preview inside a section, or of split weights".into()));
@@ -192,7 +192,8 @@ impl ArtifactWriter {
             return Err(ArtifactError::Misuse("finish inside a section".into()));
         }
         self.end_preview()?;
-        // The artifact is complete on disk before the weights take their name, so that a full disk leaves neither.
+        // The artifact is complete on disk before the weights take their name, so that a full disk leaves
+        // neither.
         let split_line = match self.split.take() {
             Some(split) => {
                 self.out.sync()?;
@@ -234,8 +235,8 @@ impl ArtifactWriter {
         text
     }
 
-    /// Writes the names and headers of the linker's sections and of ours, and points the ELF header at them. (The
-    /// linker's own table stays where it was, unused.)
+    /// Writes the names and headers of the linker's sections and of ours, and points the ELF header at them.
+    /// (The linker's own table stays where it was, unused.)
     fn section_table(&mut self) -> Result<(), ArtifactError> {
         let linked = &self.linked;
         let elf = ElfFile::parse(linked).map_err(|e| ArtifactError::Misuse(e.to_string()))?;

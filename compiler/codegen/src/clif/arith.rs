@@ -1,5 +1,5 @@
-//! Elementwise arithmetic, comparisons and selection, on vectors where the machine has the operation and lane by lane
-//! elsewhere.
+//! Elementwise arithmetic, comparisons and selection, on vectors where the machine has the operation and lane
+//! by lane elsewhere.
 
 use super::emit::ClifKernelEmitter;
 use super::value::{ClifValue, LaneForm, mask_of, vector_of};
@@ -77,7 +77,8 @@ impl ClifKernelEmitter<'_, '_> {
         self.unless_integral(x, rounded)
     }
 
-    /// `rounded` with the sign of `x`, or `x` itself where it is so large that it has no fraction (or is NaN).
+    /// `rounded` with the sign of `x`, or `x` itself where it is so large that it has no fraction (or is
+    /// NaN).
     fn unless_integral(&mut self, x: Value, rounded: Value) -> Value {
         let signed = self.fb.ins().fcopysign(rounded, x);
         let magnitude = self.fb.ins().fabs(x);
@@ -251,7 +252,7 @@ impl ClifKernelEmitter<'_, '_> {
         }
     }
 
-    /// Whether `a` is the smaller (larger) one, and whether `b` is NaN; either way `a` is the result.
+    /// True if `a` is the smaller (larger) one, and true if `b` is NaN; either way `a` is the result.
     fn prefers_first(&mut self, op: BinOp, a: Value, b: Value) -> (Value, Value) {
         let order = if op == BinOp::Min { FloatCC::LessThan } else { FloatCC::GreaterThan };
         (self.fb.ins().fcmp(order, a, b), self.fb.ins().fcmp(FloatCC::Unordered, b, b))
@@ -269,8 +270,8 @@ impl ClifKernelEmitter<'_, '_> {
         self.fb.ins().unarrow(products[0], products[1])
     }
 
-    /// Truncating division that never traps: `MIN / -1` wraps, and a zero divisor (possible in a lane that is masked off
-    /// later) counts as 1.
+    /// Truncating division that never traps: `MIN / -1` wraps, and a zero divisor (possible in a lane that is
+    /// masked off later) counts as 1.
     fn divide(&mut self, op: BinOp, a: Value, b: Value, signed: bool) -> Value {
         let ty = self.fb.func.dfg.value_type(a);
         if ty.bits() < 32 {
@@ -304,8 +305,8 @@ impl ClifKernelEmitter<'_, '_> {
         }
     }
 
-    /// The exact remainder, by subtracting the largest `|b| * 2^k` from what is left of `|a|`. In f64 no f32 is subnormal,
-    /// each of these multiples is exact, and so is each difference.
+    /// The exact remainder, by subtracting the largest `|b| * 2^k` from what is left of `|a|`. In f64 no f32
+    /// is subnormal, each of these multiples is exact, and so is each difference.
     fn float_rem(&mut self, a: Value, b: Value) -> Value {
         let (x, y) = (self.fb.ins().fpromote(types::F64, a), self.fb.ins().fpromote(types::F64, b));
         let (x, y) = (self.fb.ins().fabs(x), self.fb.ins().fabs(y));

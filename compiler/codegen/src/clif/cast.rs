@@ -1,5 +1,6 @@
 //! Value conversions. Vectors go through the widths between source and target; everything else lane by lane.
-//! Float to integer truncates and saturates (NaN gives 0), integers wrap, and 16-bit floats are not seen here.
+//! Float to integer truncates and saturates (NaN gives 0), integers wrap, and 16-bit floats are not seen
+//! here.
 
 use super::emit::ClifKernelEmitter;
 use super::value::{ClifValue, LaneForm, mask_of, scalar_type, vector_of};

@@ -15,13 +15,13 @@ use mlcc_ir::instr::InstrSemantics;
 use mlcc_ir::kernel::{BufId, ExprId, ForKind, Kernel, MemorySpace, Stmt, VarId};
 use rustc_hash::FxHashMap;
 
-/// Where the elements of a buffer are.
+/// The storage of the elements of a buffer.
 #[derive(Clone)]
 pub(super) enum ElementStorage {
-    /// At the address in this argument.
+    /// Memory at the address in this argument.
     Pointer(Value),
     Slot(StackSlot, AliasRegion),
-    /// In registers: one variable per vector or element.
+    /// Registers: one variable per vector or element.
     Registers(RegisterPromotion, Vec<Variable>),
 }
 
@@ -198,7 +198,8 @@ impl ClifKernelEmitter<'_, '_> {
         Ok(())
     }
 
-    /// Contents are undefined from here on; saying so by a constant keeps the old ones from living on in registers.
+    /// Contents are undefined from here on; saying so by a constant keeps the old ones from living on in
+    /// registers.
     fn clear(&mut self, promotion: RegisterPromotion, variables: &[Variable]) {
         let zero = self.zero(promotion.part);
         for &variable in variables {
@@ -253,7 +254,7 @@ impl ClifKernelEmitter<'_, '_> {
         }
     }
 
-    /// Where a part begins: `part * extent / parts`.
+    /// The start of a part: `part * extent / parts`.
     fn slice_bound(&mut self, part: Value, extent: Value) -> Value {
         let product = self.fb.ins().imul(part, extent);
         self.fb.ins().udiv(product, self.share[2])

@@ -1,5 +1,5 @@
-//! Integer dot products and lookups that Cranelift can say in a few 128-bit operations, on any machine with vectors.
-//! All others, and all of them elsewhere, are expanded from their meaning.
+//! Integer dot products and lookups that Cranelift can say in a few 128-bit operations, on any machine with
+//! vectors. All others, and all of them elsewhere, are expanded from their meaning.
 
 use super::emit::ClifKernelEmitter;
 use super::isa::CraneliftIsa;
@@ -9,7 +9,7 @@ use mlcc_ir::instr::{InstrDef, InstrId};
 use mlcc_ir::types::DType;
 use mlcc_target::Arch;
 
-/// What the instruction does to each 128-bit piece of its operands.
+/// The operation on each 128-bit piece of the operands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LaneOperation {
     /// `i32 + dot4(8-bit, 8-bit)`.

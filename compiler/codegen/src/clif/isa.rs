@@ -5,7 +5,7 @@ use cranelift_codegen::isa::OwnedTargetIsa;
 use cranelift_codegen::settings::{self, Configurable};
 use mlcc_target::{Arch, FeatureLevel, SpecError};
 
-/// What the code of one level may use.
+/// The instruction set of the code of one level.
 #[derive(Clone)]
 pub(super) struct CraneliftIsa {
     pub arch: Arch,
@@ -14,8 +14,8 @@ pub(super) struct CraneliftIsa {
     pub simd: bool,
     /// A fused multiply-add instruction (elsewhere Cranelift calls a library).
     pub fma: bool,
-    /// Vector comparisons of floats may not be given a load as operand: without AVX, Cranelift 0.135 folds it into a
-    /// `cmpps`, which faults on an address that is not a multiple of 16.
+    /// Vector comparisons of floats may not be given a load as operand: without AVX, Cranelift 0.135 folds it
+    /// into a `cmpps`, which faults on an address that is not a multiple of 16.
     pub opaque_float_loads: bool,
     /// Rounding instructions (elsewhere Cranelift calls a library).
     pub rounding: bool,
@@ -37,8 +37,8 @@ const X86_FLAGS: [(&str, &str); 12] = [
     ("lzcnt", "has_lzcnt"),
 ];
 
-/// The level as this back end sees it: without the features that it has no use for, with 128-bit vectors. Kernels should
-/// be chosen for it, and an artifact then demands no more than its code needs.
+/// The level as this back end sees it: without the features that it has no use for, with 128-bit vectors.
+/// Kernels should be chosen for it, and an artifact then demands no more than its code needs.
 pub fn usable_level(arch: Arch, level: &FeatureLevel) -> Result<FeatureLevel, SpecError> {
     let knows = |feature: &String| match arch {
         Arch::X86_64 => {

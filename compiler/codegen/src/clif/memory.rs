@@ -10,7 +10,7 @@ use cranelift_frontend::Variable;
 use mlcc_ir::kernel::{BinOp, BufId, Expr, ExprId, ExprType};
 use mlcc_ir::types::DType;
 
-/// Where an access starts: `address + offset` bytes.
+/// The start of an access: `address + offset` bytes.
 #[derive(Clone, Copy)]
 struct AccessAddress {
     address: Value,

@@ -108,8 +108,8 @@ pub fn kernels_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> R
     object.emit()
 }
 
-/// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
-/// sizes and the share lie one after the other in `args`.
+/// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object:
+/// pointers, sizes and the share are in `args`, in this order.
 pub fn callers_object(arch: Arch, level: &FeatureLevel, kernels: &[Kernel]) -> Result<Vec<u8>, CodegenError> {
     let mut object = ObjectEmitter::new(arch, level)?;
     let mut signature = Signature::new(CallConv::SystemV);
@@ -149,7 +149,7 @@ impl ObjectEmitter {
         Ok(ObjectEmitter { machine, module, context, builder: FunctionBuilderContext::new() })
     }
 
-    /// What Cranelift makes of a function depends on this.
+    /// The key of a function's object: Cranelift's output depends on nothing else.
     fn object_key(&self, function: &Function) -> ObjectKey {
         let isa = &self.machine.isa;
         let flags: Vec<String> = isa.isa_flags().iter().map(ToString::to_string).collect();
@@ -198,7 +198,8 @@ impl ObjectEmitter {
         signature.returns.push(AbiParam::new(types::I64));
         let mut func = Function::with_name_signature(UserFuncName::default(), signature.clone());
         let table = self.module.declare_data_in_func(table, &mut func);
-        // An exported symbol is reached through the offset table only: linkers refuse direct references to it.
+        // An exported symbol is reached through the offset table only: linkers refuse direct references to
+        // it.
         if let GlobalValueData::Symbol { colocated, .. } = &mut func.global_values[table] {
             *colocated = false;
         }

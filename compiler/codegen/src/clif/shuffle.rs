@@ -69,8 +69,8 @@ impl ClifKernelEmitter<'_, '_> {
         out
     }
 
-    /// One vector whose lanes are `picked` from the lanes of `parts`: each further source vector is merged into the
-    /// result so far.
+    /// One vector whose lanes are `picked` from the lanes of `parts`: each further source vector is merged
+    /// into the result so far.
     fn pick(&mut self, ty: Type, parts: &[Value], picked: &[u32]) -> Value {
         let n = ty.lane_count();
         let mut sources: Vec<u32> = picked.iter().map(|lane| lane / n).collect();

@@ -63,7 +63,7 @@ pub(super) fn step_function(
     let mut function = ClifStepEmitter { fb, kernels: refs, ctx, worker, workers, wide, share };
     let emitted = step::emit(&mut function, step, limits);
     emitted.map_err(|f| CodegenError::Step { step: step.name.clone(), what: f.0 })?;
-    // Loops jump back to blocks that were begun before.
+    // Loops jump back to blocks that were started before.
     function.fb.seal_all_blocks();
     function.fb.finalize(machine.isa.frontend_config());
     Ok(func)
@@ -91,7 +91,7 @@ struct ClifStepEmitter<'a, 'f> {
     fb: FunctionBuilder<'f>,
     kernels: BTreeMap<&'a str, FuncRef>,
     ctx: Value,
-    /// As given (i32), and in 64 bits.
+    /// The worker and the number of workers as given (i32), and in 64 bits.
     worker: Value,
     workers: Value,
     wide: [Value; 2],
@@ -122,7 +122,8 @@ impl ClifStepEmitter<'_, '_> {
         self.fb.ins().load(types::I64, MemFlagsData::trusted(), self.ctx, offset as i32)
     }
 
-    /// Whether there are pieces to take, how many a share has, and how many of them are equal.
+    /// Returns whether there are pieces to take, the number of pieces of a share, and how many of them are
+    /// equal.
     fn chunk_counts(&mut self, function: Value, pieces: Value) -> (Value, Value, Value) {
         let smallest = self.fb.ins().udiv(pieces, self.workers);
         let [by, one] = [GuidedChunks::SMALLEST, 1].map(|v| self.fb.ins().iconst(types::I32, v as i64));

@@ -1,9 +1,10 @@
-//! How a kernel value is held: a list of 128-bit vectors where its lanes fill them, else a list of scalars.
+//! The form of a kernel value: a list of 128-bit vectors where its lanes fill them, else a list of scalars.
 //!
 //! Invariants:
-//! * Every type but `bool` has one form, given by [`ClifKernelEmitter::form`]; i64 (indices) is always a list of scalars.
-//! * `bool` is either a list of scalar i8, 0 or 1, or a list of lane masks (all ones or zero) of any width: what a
-//!   comparison gave. [`ClifKernelEmitter::mask_to`] converts when it meets a value of another width.
+//! * Every type but `bool` has one form, given by [`ClifKernelEmitter::form`]; i64 (indices) is always a list
+//!   of scalars.
+//! * `bool` is either a list of scalar i8, 0 or 1, or a list of lane masks (all ones or zero) of any width:
+//!   what a comparison gave. [`ClifKernelEmitter::mask_to`] converts when it meets a value of another width.
 //! * f16 and bf16 are held as their 16 bits.
 
 use super::emit::ClifKernelEmitter;
@@ -12,7 +13,7 @@ use cranelift_codegen::ir::{ConstantData, InstBuilder, MemFlagsData, Type, Value
 use mlcc_ir::kernel::ExprType;
 use mlcc_ir::types::DType;
 
-/// What the parts of a value are.
+/// The form of the parts of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LaneForm {
     /// One part per lane.

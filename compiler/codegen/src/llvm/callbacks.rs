@@ -1,8 +1,8 @@
-//! What steps ask of their caller, through the context: to wait at barriers, pieces of shares, and whether it wants to know
-//! what is done.
+//! The calls of steps to their caller, through the context: waiting at barriers, taking pieces of shares, and
+//! reporting finished items.
 //!
-//! Each is a function that the steps of a module call. Spelled out in the midst of hundreds of launches, their branches were
-//! most of a step's code, and a third of the time to compile a model.
+//! Each is a function that the steps of a module call. Spelled out in the midst of hundreds of launches,
+//! their branches were most of a step's code, and a third of the time to compile a model.
 
 use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
 use crate::error::EmitError;
@@ -21,7 +21,7 @@ use std::mem::offset_of;
 pub struct StepCallbacks<'c> {
     /// `void (ctx, worker, workers)`: a barrier, if there are several workers.
     pub wait: FunctionValue<'c>,
-    /// `void (ctx, worker, item)`: the item of that number is over, if somebody wants to know.
+    /// `void (ctx, worker, item)`: the item of that number is over, for a caller that traces.
     pub report_done: FunctionValue<'c>,
     /// `i32 (ctx, worker, workers, pieces, share)`: one of [`ClaimedWork`]; the share as worker and workers.
     pub claim: FunctionValue<'c>,
@@ -51,7 +51,7 @@ struct CallbackBody<'c, 'm> {
     e: LlvmBuilder<'c, 'm>,
     function: FunctionValue<'c>,
     ctx: PointerValue<'c>,
-    /// Those after the context.
+    /// The arguments after the context.
     numbers: Vec<LlvmValue<'c>>,
 }
 

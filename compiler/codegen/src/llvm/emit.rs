@@ -1,7 +1,8 @@
-//! A thin layer over the LLVM builder: the types of kernel IR and operations that take scalars and vectors alike.
+//! A thin layer over the LLVM builder: the types of kernel IR and operations that take scalars and vectors
+//! alike.
 //!
-//! Values of one lane are LLVM scalars, others `<lanes x T>`. `bool` is `i1` in registers and a byte in memory; f16 and
-//! bf16 are their 16 bits (`i16`).
+//! Values of one lane are LLVM scalars, others `<lanes x T>`. `bool` is `i1` in registers and a byte in
+//! memory; f16 and bf16 are their 16 bits (`i16`).
 
 use crate::error::EmitError;
 use inkwell::attributes::{Attribute, AttributeLoc};
@@ -21,7 +22,7 @@ use mlcc_ir::types::DType;
 pub type LlvmValue<'c> = BasicValueEnum<'c>;
 pub type EmitResult<T> = std::result::Result<T, EmitError>;
 
-/// Where instructions go.
+/// The builder of instructions, with its context and module.
 pub struct LlvmBuilder<'c, 'm> {
     pub ctx: &'c Context,
     pub module: &'m Module<'c>,
@@ -190,8 +191,8 @@ impl<'c, 'm> LlvmBuilder<'c, 'm> {
         inside: bool,
     ) -> EmitResult<PointerValue<'c>> {
         let index = index.into_int_value();
-        // SAFETY: the element type is sized and the index is an integer; whether the address is good is a property of
-        // the generated program, not of this call.
+        // SAFETY: the element type is sized and the index is an integer; whether the address is good is a
+        // property of the generated program, not of this call.
         let address = unsafe {
             match inside {
                 true => self.b.build_in_bounds_gep(cell, base, &[index], "")?,
@@ -243,8 +244,8 @@ impl<'c, 'm> LlvmBuilder<'c, 'm> {
 
     // ---- calls
 
-    /// Calls an intrinsic; arguments are bitcast to the parameter types of its declaration, which differ between
-    /// versions of LLVM. `overload` holds the types that an overloaded one is declared for.
+    /// Calls an intrinsic; arguments are bitcast to the parameter types of its declaration, which differ
+    /// between versions of LLVM. `overload` holds the types that an overloaded one is declared for.
     pub fn intrinsic(
         &self,
         name: &str,
@@ -277,7 +278,7 @@ impl<'c, 'm> LlvmBuilder<'c, 'm> {
         }
         Ok(self.b.build_call(function, &passed, "")?.try_as_basic_value().basic())
     }
-    /// As [`LlvmBuilder::intrinsic`], for those that have a result.
+    /// Calls an intrinsic like [`LlvmBuilder::intrinsic`], for those that have a result.
     pub fn intrinsic_value(
         &self,
         name: &str,

@@ -194,7 +194,8 @@ impl<'c> KernelEmitter<'_, 'c> {
         if self.caps.arch != Arch::X86_64 {
             return self.e.intrinsic_value(name, &[a.get_type()], &[a, b]);
         }
-        // On x86 LLVM calls fminf for lanes that it cannot fit into registers; spelled out it is minps and a blend.
+        // On x86 LLVM calls fminf for lanes that it cannot fit into registers; spelled out it is minps and a
+        // blend.
         let better = self.e.fcmp(predicate, a, b)?;
         let picked = self.e.select(better, a, b)?;
         let is_nan = self.e.fcmp(FloatPredicate::UNO, b, b)?;
@@ -284,8 +285,8 @@ impl<'c> KernelEmitter<'_, 'c> {
         if !overloaded {
             return self.e.intrinsic(name, &[], args);
         }
-        // The table spells overloaded names out in full, so the types of the arguments are those of the declaration; bf16, for us
-        // their bits, are floats there.
+        // The table spells overloaded names out in full, so the types of the arguments are those of the
+        // declaration; bf16, for us their bits, are floats there.
         let known = self.e.module.get_function(name);
         let function = match known {
             Some(function) => function,

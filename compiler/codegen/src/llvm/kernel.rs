@@ -1,12 +1,15 @@
-//! Kernel IR to an LLVM function: statements, loops and buffers. Expressions are in [`super::expr`], loads and stores in
-//! [`super::memory`].
+//! Kernel IR to an LLVM function: statements, loops and buffers. Expressions are in [`super::expr`], loads
+//! and stores in [`super::memory`].
 //!
 //! Invariants:
-//! * The kernel has been prepared ([`crate::prepare`]): only primitive operations and available instructions are left.
-//! * An expression is evaluated where its statement stands; shared subexpressions of one statement once.
-//! * Allocations of space `Local` and `Stack` are entry-block allocas, so that LLVM can promote them to registers.
-//! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets without.
-//! * CPU: a kernel without a `Par` loop is run by who has the first part of the share.
+//! * The kernel has been prepared ([`crate::prepare`]): only primitive operations and available instructions
+//!   are left.
+//! * An expression is evaluated where its statement is; shared subexpressions of one statement once.
+//! * Allocations of space `Local` and `Stack` are entry-block allocas, so that LLVM can promote them to
+//!   registers.
+//! * Without fast-math flags: results equal those of the interpreter, save for fused multiply-adds on targets
+//!   without.
+//! * CPU: a kernel without a `Par` loop is run by the worker with the first part of the share.
 
 use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
 use crate::error::{CodegenError, EmitError};
@@ -29,13 +32,14 @@ use mlcc_ir::kernel::*;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// What executes the function.
+/// The machine that executes the function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutionModel<'a> {
-    /// A share ([`mlcc_ir::step::WorkShare`]) follows the dimensions: first part, end and number of parts as i64 arguments.
+    /// A share ([`mlcc_ir::step::WorkShare`]) follows the dimensions: first part, end and number of parts as
+    /// i64 arguments.
     Cpu,
-    /// Buffers are followed by addresses of i64 words, which no launch writes ([`BufferPlacement::argument_words`]). `threads`: of the widest
-    /// `Thread` loops.
+    /// Buffers are followed by addresses of i64 words, which no launch writes
+    /// ([`BufferPlacement::argument_words`]). `threads`: of the widest `Thread` loops.
     Gpu { threads: [u32; 3], placement: &'a BufferPlacement },
 }
 
@@ -43,7 +47,7 @@ pub const GLOBAL_SPACE: u16 = 1;
 pub const SHARED_SPACE: u16 = 3;
 const DYNAMIC_SHARED: &str = "mlcc_shared";
 
-/// How a kernel is written.
+/// The form in which a kernel is written.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KernelForm {
     /// Arguments that become constants.
@@ -112,7 +116,7 @@ pub(super) struct KernelEmitter<'a, 'c> {
     /// First part, end and number of parts.
     share: Option<[LlvmValue<'c>; 3]>,
     nameless: bool,
-    /// Where buffers lie in shared memory that is asked for at launch.
+    /// The places of buffers in shared memory that is requested at launch.
     dynamic_shared: BTreeMap<BufId, u32>,
 }
 
@@ -189,7 +193,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
             argument.set_name(sym.name());
             self.vars[var.index()] = Some(fixed.dim(i).map_or(argument, |known| self.e.i64(known)));
         }
-        // That they are not negative makes shares cheap; no work is so much.
+        // Shares are cheap if these are known not to be negative; no work is larger.
         let number = |value| self.e.op(Op::And, value, self.e.i64((1 << 48) - 1));
         let given = [number(take()?)?, number(take()?)?, number(take()?)?];
         self.share = Some(if fixed.alone { [0, 1, 1].map(|part| self.e.i64(part)) } else { given });
@@ -201,7 +205,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         self.fixed_in_memory(self.e.ctx.i64_type(), address, 8)
     }
 
-    /// The same of an integer of another type.
+    /// Loads an integer of another type in this way.
     pub(super) fn fixed_in_memory(
         &self,
         ty: IntType<'c>,
@@ -237,7 +241,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    /// Whether an argument is no address but what is added to one.
+    /// True if an argument is no address but an offset from one.
     fn is_offset(&self, param: usize) -> bool {
         match self.machine {
             ExecutionModel::Cpu => false,
@@ -357,7 +361,7 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
         }
     }
 
-    /// Where a part begins: `part * extent / parts`.
+    /// The start of a part: `part * extent / parts`.
     fn part_start(
         &self,
         part: LlvmValue<'c>,

@@ -1,7 +1,7 @@
 //! Loads and stores: contiguous vectors, gathers and scatters, masks.
 //!
-//! Alignment is stated as that of one element; LLVM raises it where the alignment of the buffer and the form of the index
-//! prove more.
+//! Alignment is stated as that of one element; LLVM raises it where the alignment of the buffer and the form
+//! of the index prove more.
 
 use super::emit::{EmitResult, LlvmValue, vector_type};
 use super::kernel::KernelEmitter;
@@ -13,9 +13,9 @@ use mlcc_ir::instr::InstrSpelling;
 use mlcc_ir::kernel::*;
 use mlcc_ir::types::DType;
 
-/// How the lanes of an access lie in memory.
+/// The layout of the lanes of an access in memory.
 enum LaneElements<'c> {
-    /// From this element on.
+    /// Contiguous elements from this one on.
     Contiguous(LlvmValue<'c>),
     /// Element numbers, lane by lane.
     Scattered(Vec<LlvmValue<'c>>),
@@ -115,7 +115,8 @@ impl<'c> KernelEmitter<'_, 'c> {
         Ok(LaneElements::Scattered(scattered?))
     }
 
-    /// The first element, if the lanes of `index` count up by one: a ramp of stride 1, also plus or minus a splat.
+    /// The first element, if the lanes of `index` count up by one: a ramp of stride 1, also plus or minus a
+    /// splat.
     fn contiguous(&mut self, index: ExprId) -> EmitResult<Option<LlvmValue<'c>>> {
         let exprs = &self.kernel.exprs;
         match *exprs.expr(index) {

@@ -1,4 +1,5 @@
-//! Modules of LLVM: one per kernel and one per step, so that they can be compiled side by side, and shared where they are equal.
+//! Modules of LLVM: one per kernel and one per step, so that they can be compiled side by side, and shared
+//! where they are equal.
 
 use super::emit::LlvmBuilder;
 use super::kernel::{ExecutionModel as Executes, KernelForm, declare_kernel, emit_kernel};
@@ -48,7 +49,8 @@ impl CodeGenerator for LlvmGenerator<'_> {
 }
 
 impl LlvmGenerator<'_> {
-    /// Module of a unit, not optimized. With `shared`, a kernel's module says nothing that other kernels with the same code do not.
+    /// Module of a unit, not optimized. With `shared`, a kernel's module says nothing that other kernels with
+    /// the same code do not.
     fn module<'c>(
         &self,
         ctx: &'c Context,
@@ -180,7 +182,8 @@ pub fn table_object(
     machine.emit(&module, output)
 }
 
-/// An object that exports every kernel under its own name, for tests and measurements. Each is optimized as in an artifact.
+/// An object that exports every kernel under its own name, for tests and measurements. Each is optimized as
+/// in an artifact.
 pub fn kernels_object(
     arch: Arch,
     triple: &str,
@@ -266,8 +269,8 @@ fn link_error(level: &str, e: LLVMString) -> CodegenError {
     CodegenError::Llvm { what: format!("to link the modules of {level}"), message: e.to_string() }
 }
 
-/// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object: pointers,
-/// sizes and the share lie one after the other in `args`.
+/// An object of functions `mlcc_call_<i>(const uint64_t *args)` that call the kernels of another object:
+/// pointers, sizes and the share are in `args`, in this order.
 pub fn callers_object(
     arch: Arch,
     triple: &str,

@@ -81,19 +81,21 @@ fn module<'c>(
 }
 
 const LARGE_BLOCK: u32 = 256;
-/// With four there are 64 registers for each thread, and less is what ptxas chooses better by itself: a token of llama-3-8b in q4f16_2 was
-/// predicted at 514 tokens/s in place of 559.
+/// Most blocks at once. Four leave 64 registers for each thread, less than ptxas chooses by itself: a token
+/// of llama-3-8b in q4f16_2 was predicted at 514 tokens/s in place of 559.
 const MOST_AT_ONCE: u32 = 3;
 
-/// Large blocks of a launch that run at once on a multiprocessor of the level's device where all of the launch do. Their threads may have the
-/// registers that this leaves: without it ptxas 12.9 was seen to spill at 48 and at 64.
+/// Large blocks of a launch that run at once on a multiprocessor of the level's device where all of the
+/// launch do. Their threads may have the registers that this leaves: without it ptxas 12.9 was seen to spill
+/// at 48 and at 64.
 fn at_once(level: &FeatureLevel, [x, y, z]: [u32; 3], blocks: Option<i64>) -> Option<u32> {
     let sms = level.gpu.as_ref()?.device.sms;
     let of_each = u32::try_from(blocks?).ok()?.div_ceil(sms).max(1);
     (x * y * z == LARGE_BLOCK && of_each <= MOST_AT_ONCE).then_some(of_each)
 }
 
-/// States the block size, and how many blocks run at once at least: as metadata up to LLVM 20, as attributes later.
+/// States the block size, and how many blocks run at once at least: as metadata up to LLVM 20, as attributes
+/// later.
 fn launch_bounds<'c>(
     ctx: &'c Context,
     module: &Module<'c>,

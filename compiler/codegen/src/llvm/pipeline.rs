@@ -1,4 +1,4 @@
-//! Which passes of LLVM a module gets. See `docs/design/0033-builds-in-seconds.md` for what each costs.
+//! The passes of LLVM for a module. See `docs/design/0033-builds-in-seconds.md` for the cost of each.
 
 use inkwell::values::FunctionValue;
 
@@ -6,15 +6,16 @@ use inkwell::values::FunctionValue;
 pub enum LlvmPipeline {
     /// LLVM's own, for kernels of common size.
     Full,
-    /// For kernels of dozens of loops. On those, passes that ask for the trip count of every loop after each change take most of
-    /// the time (induction variables, unrolling at run time, which here finds nothing but loops of prefetches). Loads, vectors and
-    /// tiles are in such a kernel's text already.
+    /// Passes for kernels of dozens of loops. On those, passes that ask for the trip count of every loop
+    /// after each change take most of the time (induction variables, unrolling at run time, which here finds
+    /// nothing but loops of prefetches). Loads, vectors and tiles are in such a kernel's text already.
     Large,
-    /// For steps: calls in a row, which run once per token.
+    /// Passes for steps: calls in a row, which run once per token.
     Calls,
 }
 
-/// Blocks from which on a kernel is large: a loop has three. Below, LLVM's own pipeline takes a tenth of a second or two.
+/// Blocks from which on a kernel is large: a loop has three. Below, LLVM's own pipeline takes a tenth of a
+/// second or two.
 const LARGE: u32 = 150;
 
 const SROA: &str = "sroa<modify-cfg>";
@@ -31,7 +32,7 @@ impl LlvmPipeline {
         if function.count_basic_blocks() < LARGE { LlvmPipeline::Full } else { LlvmPipeline::Large }
     }
 
-    /// As `opt -passes` takes it.
+    /// The passes in the form of `opt -passes`.
     pub fn text(self) -> String {
         let passes: &[&str] = match self {
             LlvmPipeline::Full => return "default<O3>".into(),

@@ -1,5 +1,5 @@
-//! What a GPU kernel does first: it finds its sizes, and its buffers where they lie in this call or for this sequence
-//! ([`crate::placement`]).
+//! The begin of a GPU kernel: it finds its sizes, and its buffers at their places in this call or for this
+//! sequence ([`crate::placement`]).
 
 use super::emit::{EmitResult, LlvmValue};
 use super::kernel::{GLOBAL_SPACE, KernelEmitter};
@@ -14,19 +14,20 @@ use mlcc_ir::entity::EntityId;
 use mlcc_ir::step::SequenceFilter;
 use std::mem::offset_of;
 
-/// What buffers move by.
+/// Values by which buffers move.
 #[derive(Clone, Copy, Default)]
 struct BufferOffsets<'c> {
     past: Option<LlvmValue<'c>>,
     page_table: Option<PointerValue<'c>>,
-    /// Of a launch for each sequence: where its state begins, its first row, its number.
+    /// The state's address, the first row and the number of the sequence, in a launch for each sequence.
     state: Option<PointerValue<'c>>,
     first: Option<LlvmValue<'c>>,
     number: Option<LlvmValue<'c>>,
 }
 
 impl<'c> KernelEmitter<'_, 'c> {
-    /// Binds sizes and buffers; `words` are the arguments behind the buffers. Blocks that have no sequence go to `exit`.
+    /// Binds sizes and buffers; `words` are the arguments behind the buffers. Blocks that have no sequence go
+    /// to `exit`.
     pub(super) fn place_buffers(
         &mut self,
         placement: &BufferPlacement,

@@ -1,5 +1,5 @@
-//! Functions of steps (see [`crate::step`]) in LLVM IR. Barriers, pieces of shares and what the caller is told are functions of
-//! the module ([`super::callbacks`]), so that a step is little more than calls.
+//! Functions of steps (see [`crate::step`]) in LLVM IR. Barriers, pieces of shares and reports to the caller
+//! are functions of the module ([`super::callbacks`]), so that a step is little more than calls.
 
 use super::callbacks::{StepCallbacks, share_type};
 use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
@@ -42,12 +42,12 @@ struct LlvmStepEmitter<'a, 'c> {
     kernels: &'a KernelFunctions<'c>,
     function: FunctionValue<'c>,
     ctx: PointerValue<'c>,
-    /// As given (i32), and in 64 bits.
+    /// The worker and the number of workers as given (i32), and in 64 bits.
     worker: LlvmValue<'c>,
     workers: LlvmValue<'c>,
     wide: [LlvmValue<'c>; 2],
     callbacks: StepCallbacks<'c>,
-    /// Where [`StepCallbacks::claim`] puts a share.
+    /// Memory for the result of [`StepCallbacks::claim`].
     share: PointerValue<'c>,
 }
 

@@ -82,7 +82,8 @@ impl LlvmMachine {
         Ok(LlvmMachine { tm, what: format!("{triple} {}", level.name) })
     }
 
-    /// An empty module for this machine. `name` ends up in the symbol table, so it must not be a path of this computer.
+    /// An empty module for this machine. `name` ends up in the symbol table, so it must not be a path of this
+    /// computer.
     pub fn module<'c>(&self, ctx: &'c Context, name: &str) -> Module<'c> {
         let module = ctx.create_module(name);
         module.set_triple(&self.tm.get_triple());
@@ -90,7 +91,7 @@ impl LlvmMachine {
         module
     }
 
-    /// What LLVM makes of a module depends on this, the module and the pipeline.
+    /// The identity of the target: LLVM's output depends on it, the module and the pipeline.
     pub fn identity(&self) -> String {
         let (major, minor, patch) = inkwell::support::get_llvm_version();
         let tm = &self.tm;
@@ -102,8 +103,8 @@ impl LlvmMachine {
         )
     }
 
-    /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results must not
-    /// depend on their judgement.
+    /// Verifies and optimizes. The vectorizers are off: kernels say themselves what is a vector, and results
+    /// must not depend on their judgement.
     pub fn optimize(&self, module: &Module<'_>, pipeline: LlvmPipeline) -> Result<(), CodegenError> {
         module.verify().map_err(|e| self.llvm_error("the module", e.to_string()))?;
         let options = PassBuilderOptions::create();

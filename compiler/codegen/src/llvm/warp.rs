@@ -1,4 +1,5 @@
-//! What threads of a GPU do together or behind each other's back: barriers, asynchronous copies, fragments in registers of 32 bits.
+//! Operations that threads of a GPU do together or asynchronously: barriers, copies, fragments in registers
+//! of 32 bits.
 
 use super::emit::{EmitResult, LlvmValue, vector_type};
 use super::kernel::{ExecutionModel, KernelEmitter};
@@ -32,8 +33,8 @@ impl<'c> KernelEmitter<'_, 'c> {
         self.e.inline_asm(asm, "~{memory}", &[], None, true).map(|_| ())
     }
 
-    /// An instruction that is spelled in PTX. Operands and results of more than 32 bits are several words; where the meaning asks for
-    /// the address of a load, that is one operand.
+    /// An instruction that is spelled in PTX. Operands and results of more than 32 bits are several words;
+    /// where the meaning asks for the address of a load, that is one operand.
     pub(super) fn ptx(
         &mut self,
         def: &InstrDef,

@@ -283,7 +283,8 @@ fn truncation_anywhere_is_an_error() {
     }
 }
 
-/// Flips bytes all over the file. Either it is found, or the byte means nothing (padding, the linker's old table).
+/// Flips bytes all over the file. Either it is found, or the byte means nothing (padding, the linker's old
+/// table).
 #[test]
 fn flipped_bytes_are_found_or_harmless() {
     if !toy::can_compile() {
@@ -313,7 +314,8 @@ fn flipped_bytes_are_found_or_harmless() {
     assert!(found > 100);
 }
 
-/// What `a_full_disk_leaves_nothing` runs inside a file system of 256 KiB; nothing in the plain test run.
+/// The part of `a_full_disk_leaves_nothing` that runs inside a file system of 256 KiB; nothing in the plain
+/// test run.
 #[test]
 fn child_on_a_full_disk() {
     let Some(folder) = std::env::var_os("MLCC_TEST_FULL_DISK") else { return };

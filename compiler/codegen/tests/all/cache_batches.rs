@@ -1,5 +1,6 @@
-//! Steps of several sequences whose caches share the pages of a model (`toy/cached.c`): what is refused, and what is then left of
-//! everybody. The bad input that compiled models know as well: `compiler/cli/tests/all/{batch,step}.rs`.
+//! Steps of several sequences whose caches share the pages of a model (`toy/cached.c`): what is refused, and
+//! what is then left of everybody. The bad input that compiled models know as well:
+//! `compiler/cli/tests/all/{batch,step}.rs`.
 
 use crate::page_histories::{load, logits};
 use mlcc_runtime::{Error, Model, OutputRows, Session, SessionInput};
@@ -61,7 +62,7 @@ fn a_step_without_pages_is_refused_and_changes_nothing() {
         .unwrap();
     assert_eq!(found, [all(&texts[0][..140]), all(&texts[2][..66])].concat());
     assert!(matches!(b.decode(texts[1][64]), Err(Error::NoPages { wanted: 1, free: 0, pages: 6 })));
-    // A sequence alone is told the same.
+    // A sequence alone gets the same error.
     let alone = [&texts[1][64..65], &texts[1][64..70]]
         .map(|piece| batch.step(&mut [SessionInput::new(b, piece)]).unwrap_err());
     assert!(alone.iter().all(|e| matches!(e, Error::NoPages { wanted: 1, free: 0, pages: 6 })), "{alone:?}");
@@ -111,7 +112,7 @@ fn pages_have_memory_ahead_of_need() {
     assert_eq!(c.logits(), all(&text));
 }
 
-/// The copy of a page that others have as well counts, and so does what a twin does not need any more.
+/// The copy of a page that others have as well counts, and so does a page that a fork does not need any more.
 #[test]
 fn copies_of_shared_pages_are_among_the_numbers() {
     let Some((_folder, model)) = load(&FLAGS, Some(5)) else { return };
@@ -129,7 +130,8 @@ fn copies_of_shared_pages_are_among_the_numbers() {
         ];
         batch.step(rows).map(|_| ())
     };
-    // The first one takes the last page for its copy; of the others one more needs a copy, the last one has the page alone.
+    // The first one takes the last page for its copy; of the others one more needs a copy, the last one has
+    // the page alone.
     assert!(matches!(step(&mut a, &mut b, &mut c), Err(Error::NoPages { free: 0, pages: 5, .. })));
     assert_eq!([a.past(), b.past(), c.past()], [200; 3]);
     // Below the shared page: it counts one less.
@@ -158,7 +160,7 @@ fn what_is_reserved_is_there() {
     assert_eq!((free(&model), b.past(), b.logits()), (2, 60, &all(&texts[1][..60])[..]));
     b.reserve(130).unwrap();
     assert_eq!(free(&model), 0);
-    // Both use what they have reserved, alone and in steps.
+    // Both use their reserved pages, alone and in steps.
     a.prefill(&texts[0][60..80]).unwrap();
     let mut batch = model.batch(2).unwrap();
     for at in (80..125).step_by(15) {
@@ -215,7 +217,7 @@ fn a_failed_step_loses_its_sequences_and_no_others() {
     assert!(matches!(error, Error::Step { entry: "step", .. }), "{error:?}");
     // Who was not in it goes on.
     assert_eq!(c.decode(texts[2][95]).unwrap(), all(&texts[2][..96]));
-    // Who was in it has the tokens of before, and can be begun anew.
+    // Sessions of the step have the tokens of before, and can start anew.
     assert_eq!([a.past(), b.past()], [95; 2]);
     for (session, text) in [(a, &texts[0]), (b, &texts[1])] {
         session.reset().unwrap();
@@ -225,7 +227,8 @@ fn a_failed_step_loses_its_sequences_and_no_others() {
     assert_eq!(free(&model), pages);
 }
 
-/// Files hold rows, so that they go from pages of one size to those of another. Without pages for them nothing changes.
+/// Files hold rows, so that they go from pages of one size to those of another. Without pages for them
+/// nothing changes.
 #[test]
 fn states_are_loaded_into_pages_of_another_size() {
     let Some((folder, model)) = load(&FLAGS, None) else { return };

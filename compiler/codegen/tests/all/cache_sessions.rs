@@ -149,7 +149,7 @@ fn an_announced_length_is_taken_back_when_the_prompt_fails() {
         let length = |session: &Session| session.state("length").unwrap().unwrap();
         session.prefill(&TOKENS[..4]).unwrap();
         assert_eq!(length(&session), 4i32.to_le_bytes(), "two pieces");
-        // The first piece of three tokens is fed, the second one is not.
+        // The first piece of three tokens is computed, the second one is not.
         let fed = match logits_of_all {
             false => session.prefill(&TOKENS[4..]).map(drop),
             true => session.prefill_logits(&TOKENS[4..]).map(drop),

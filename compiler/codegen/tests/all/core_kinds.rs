@@ -1,10 +1,11 @@
-//! Dynamic shares on processors with two kinds of cores: workers of the real dealer of pieces on a made-up clock.
+//! Dynamic shares on processors with two kinds of cores: workers of the real dealer of pieces on a made-up
+//! clock.
 
 use mlcc_ir::step::GuidedChunks;
 use mlcc_runtime::pool::WorkerPool;
 
-/// When all work of a launch is done, in units of what one share costs a core of speed 1. Whoever is free first takes the next
-/// piece, as threads would.
+/// The time at which all work of a launch is done, in units of the time of one share on a core of speed 1.
+/// The first free worker takes the next piece, as threads would.
 fn makespan(pool: &WorkerPool, speeds: &[f64], pieces: GuidedChunks) -> f64 {
     let workers = speeds.len();
     let mut free = vec![0.0f64; workers];
@@ -26,7 +27,8 @@ fn makespan(pool: &WorkerPool, speeds: &[f64], pieces: GuidedChunks) -> f64 {
     end
 }
 
-/// The time with static shares, and with dynamic ones of so many times the smallest piece, as multiples of the least possible.
+/// The time with static shares, and with dynamic ones of multiples of the smallest piece, as multiples of the
+/// least possible.
 fn over_the_least(speeds: &[f64], smallest: &[usize]) -> (f64, Vec<f64>) {
     let pool = WorkerPool::new(speeds.len()).unwrap();
     let least = speeds.len() as f64 / speeds.iter().sum::<f64>();
@@ -35,7 +37,8 @@ fn over_the_least(speeds: &[f64], smallest: &[usize]) -> (f64, Vec<f64>) {
     (1.0 / slowest / least, dynamic.collect())
 }
 
-/// Where bandwidth is not what limits: slower cores take fewer pieces, and the end comes soon after the least possible.
+/// A limit other than bandwidth: slower cores take fewer pieces, and the end comes soon after the least
+/// possible.
 #[test]
 fn slower_cores_take_fewer_pieces() {
     // Shares of a half, one, two, four and sixteen pieces of 128 KiB.

@@ -1,5 +1,5 @@
-//! The runtime's CUDA device against a fake driver (`toy/fake_cuda.c`): order of calls, arguments, graph, life of every
-//! handle. It stands in for a GPU in CI; `tests/gpu` runs the same code on a real one.
+//! The runtime's CUDA device against a fake driver (`toy/fake_cuda.c`): order of calls, arguments, graph,
+//! life of every handle. It replaces a GPU in CI; `tests/gpu` runs the same code on a real one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,7 +96,8 @@ fn run(expected: &[Vec<f32>]) {
             let graphs = (counters.get("fake_recordings"), counters.get("fake_graph_launches"));
             assert_eq!(graphs, (i.min(1) as i32, i as i32));
         }
-        // The logits that `softmax` was given above come from the session's own memory; weights went through pinned memory.
+        // The logits that `softmax` was given above come from the session's own memory; weights went through
+        // pinned memory.
         assert_eq!(counters.get("fake_copies"), counters.get("fake_pinned_copies") + 1);
         assert_eq!(session.performance_warning(), None);
         session.reset().unwrap();
@@ -213,7 +214,8 @@ fn child_with_failures() {
         let mut session = model.session().unwrap();
         session.prefill(&tokens).unwrap();
         assert_eq!(mapped(), (18 * 64, 0));
-        // The token is on its way to the device when the launch fails: pages may go to others only when it is there.
+        // The token is on its way to the device when the launch fails: pages may go to others only when it is
+        // there.
         counters.set("fake_good_launches", 0);
         session.decode(1).unwrap_err();
         assert_eq!(counters.get("fake_running"), 0);

@@ -1,4 +1,5 @@
-//! The three example programs of the runtime (Rust, C through the header alone, Python ctypes) on the toy artifact.
+//! The three example programs of the runtime (Rust, C through the header alone, Python ctypes) on the toy
+//! artifact.
 
 #[allow(dead_code)]
 #[path = "../../../../runtime/examples/generate.rs"]

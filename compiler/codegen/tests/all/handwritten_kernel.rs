@@ -1,5 +1,5 @@
-//! The worked example of docs/add-a-kernel.md: a kernel written by hand, held against the meaning of its ops in the
-//! kernel interpreter and as machine code.
+//! The worked example of docs/add-a-kernel.md: a kernel written by hand, held against the meaning of its ops
+//! in the kernel interpreter and as machine code.
 #![cfg(any(feature = "llvm", feature = "cranelift"))]
 
 // docs: begin
@@ -8,7 +8,8 @@ use mlcc_ir::kernel::{ExprType, Kernel};
 use mlcc_ir::types::DType;
 use mlcc_kernel_lang::Recorder;
 
-/// `out = gate * max(x, 0)^2` for matrices `f32[n, width]`: rows are shared among the workers, `lanes` columns at a time.
+/// `out = gate * max(x, 0)^2` for matrices `f32[n, width]`: rows are shared among the workers, `lanes`
+/// columns at a time.
 fn gated_square(width: i64, lanes: u32) -> Kernel {
     let k = Recorder::new("gated_square");
     let (n, shape) = (Dim::sym(SizeSymbol::N), [Dim::sym(SizeSymbol::N), width.into()]);

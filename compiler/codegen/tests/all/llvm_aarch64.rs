@@ -1,4 +1,5 @@
-//! The same kernels for AArch64, run by an emulator where one is installed: cross code generation and cross linking.
+//! The same kernels for AArch64, run by an emulator where one is installed: cross code generation and cross
+//! linking.
 #![cfg(feature = "llvm")]
 
 use crate::aarch64::{EmulatedDriver, KernelCall};

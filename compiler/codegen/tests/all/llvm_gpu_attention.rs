@@ -1,4 +1,5 @@
-//! Attention on tensor cores: PTX on the driver in software against the interpreter, to the bit, and what NVIDIA's assembler makes of it.
+//! Attention on tensor cores: PTX on the driver in software against the interpreter, to the bit, and what
+//! NVIDIA's assembler makes of it.
 #![cfg(feature = "llvm")]
 
 use crate::cases::values::tame;
@@ -71,7 +72,7 @@ fn what_is_executed() {
             let rows_of = |seed| tame(cache, (n + past) * kv * size, seed);
             let q = tame(DType::F32, n * heads * size, 1);
             let buffers = [q, rows_of(2), rows_of(3), KernelBuffer::zeros(DType::F32, out as usize)];
-            // Two slices of 64 keys, or blocks of so many rows.
+            // Two slices of 64 keys, or blocks of this many rows.
             let grid = if n == 1 { [2, 1, 1] } else { [(n * heads / rows) as u32, 1, 1] };
             let counts = counted(&kernel, "sm_90", grid, &buffers, &sizes);
             ["/instructions/warp", "/instructions/by_pipe/tensor", "/shared/bank_conflicts"]

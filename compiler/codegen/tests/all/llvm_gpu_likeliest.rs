@@ -1,4 +1,5 @@
-//! The largest elements of long rows: PTX on the driver in software and the interpreter against a sort, and what NVIDIA's assembler says.
+//! The largest elements of long rows: PTX on the driver in software and the interpreter against a sort, and
+//! what NVIDIA's assembler says.
 #![cfg(feature = "llvm")]
 
 use crate::software::{assembled, both, ptx};

@@ -1,4 +1,5 @@
-//! Products on tensor cores: PTX on the driver in software against the interpreter, to the bit, and what NVIDIA's assembler makes of it.
+//! Products on tensor cores: PTX on the driver in software against the interpreter, to the bit, and what
+//! NVIDIA's assembler makes of it.
 #![cfg(feature = "llvm")]
 
 use crate::cases::values::tame;
@@ -85,7 +86,8 @@ const WEIGHTS: [(&str, DType); 9] = [
     ("q4g32", DType::BF16),
 ];
 
-/// The same with the packing of the weights: fragments where activations are halves, and row-major ones for all.
+/// The same with the packing of the weights: fragments where activations are halves, and row-major ones for
+/// all.
 fn cases() -> impl Iterator<Item = (&'static str, DType, Packing)> {
     let rows = WEIGHTS.into_iter().map(|(weight, x)| (weight, x, Packing::RowMajor));
     let halves = WEIGHTS.into_iter().filter(|(_, x)| *x != DType::F32);
@@ -108,8 +110,8 @@ fn terms(weight: &str, x: DType) -> usize {
 
 #[test]
 fn ptx_computes_what_the_interpreter_does() {
-    // More rows and columns than a tile, of which eight blocks in a column are for neighbours in a row; and a ring that is more than a
-    // kernel may declare.
+    // More rows and columns than a tile, of which eight blocks in a column are for neighbours in a row; and a
+    // ring that is more than a kernel may declare.
     let wide = MatrixTile { stages: 4, ..tile_of("sm_90") };
     for ((weight, x, packing), tile) in
         cases().zip([tile_of("sm_80"), wide, tile_of("sm_90")].into_iter().cycle())
@@ -141,11 +143,13 @@ fn ptx_of_few_rows_computes_what_the_interpreter_does() {
     }
 }
 
-/// The same of a matrix with so many columns of results that a block has 128 of them. The driver runs the first blocks alone.
+/// Products with a matrix of so many columns of results that a block has 128 of them. The driver runs the
+/// first blocks alone.
 #[test]
 fn ptx_of_few_rows_and_many_columns_computes_what_the_interpreter_does() {
     const BLOCKS: usize = 3;
-    // The interpreter runs them all, so these are the tiles of the formats that ship most, and one of row-major weights.
+    // The interpreter runs them all, so these are the tiles of the formats that ship most, and one of
+    // row-major weights.
     let cases = [
         ("q4g32", DType::F16, Packing::Fragments, 16),
         ("q4g32", DType::F16, Packing::Fragments, 20),
@@ -172,8 +176,8 @@ fn ptx_of_few_rows_and_many_columns_computes_what_the_interpreter_does() {
     }
 }
 
-/// What a product of 8 rows executes: it multiplies 16 rows, not as many as a tile of a prompt has (which are all that there is where a tile
-/// is of 48 columns), and copies weights once.
+/// A product of 8 rows multiplies 16 rows, fewer than a tile of a prompt has (which is the only tile where it
+/// has 48 columns), and copies weights once.
 #[test]
 fn what_few_rows_take() {
     for (name, x, packing) in cases() {
@@ -192,7 +196,8 @@ fn what_few_rows_take() {
         });
         eprintln!("{weight} {x} {}: {few:?}, with tiles of 64 rows {many:?}", packing.name());
         assert_eq!(few[1] as usize, n / 8 * (k / 32) * 2 * terms(name, x));
-        // Scales of row-major weights are copied in pieces of 4 bytes; of fragments each lane copies those of two rows and two groups.
+        // Scales of row-major weights are copied in pieces of 4 bytes; of fragments each lane copies those of
+        // two rows and two groups.
         let scale = if packing == Packing::Fragments { 16 } else { 4 };
         let of_weight = if weight.is_packed() {
             [16, 32][usize::from(weight.to_string().starts_with("q8"))] + scale
@@ -208,19 +213,19 @@ fn what_few_rows_take() {
 /// Products in the text, wide accesses, no spills.
 #[test]
 fn what_is_assembled() {
-    // Few columns of results, and so many that blocks of few rows are wide.
+    // Few columns of results, and enough that blocks of few rows are wide.
     for (level, sm, n) in [("sm_80", 80, 2048), ("sm_90", 90, 2048), ("sm_90", 90, 28672)] {
         for (weight, x, packing) in cases().filter(|of| n == 2048 || of.2 == Packing::Fragments) {
             let tile = tile_for(level, weight, x);
             let stored = (DType::parse(weight).unwrap(), packing);
             let kernel = product(stored, x, (n, 4096), tile);
-            // As much as every machine of the level has.
+            // The shared memory that every machine of the level has.
             let most = mlcc_target::level(level).unwrap().unwrap().gpu.unwrap().max_shared_bytes();
             assert!(SharedMemory::bytes_of(&kernel) <= u64::from(most), "{level} {weight} {x} {packing:?}");
             let text = ptx(&kernel, level);
             let terms = terms(weight, x) as i64;
-            // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for many rows, one row of 4 for up to 16,
-            // and two of 4 for up to 64.
+            // Two for a slice of 32 columns and a fragment of sums. A warp has 4 x 8 or 2 x 8 of these for
+            // many rows, one row of 4 for up to 16, and two of 4 for up to 64.
             let [mt, nt] = tile.fragments();
             let fragments = mt * nt + 4 + 2 * 4;
             // Slices of packed weights in fragments have 64 columns.

@@ -86,7 +86,8 @@ fn instructions_mean_what_the_table_says() {
     check(instrs::instructions());
 }
 
-/// Also at levels that this machine cannot run: the spelling is used where the features are there, and only there.
+/// Also at levels that this machine cannot run: the spelling is used where the features are there, and only
+/// there.
 #[test]
 fn available_instructions_are_spelled() {
     let cases = prepare(instrs::instructions());

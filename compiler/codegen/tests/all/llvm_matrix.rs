@@ -1,5 +1,5 @@
-//! Tensor cores and asynchronous copies: what the interpreter says they mean and what their PTX does, in kernels that are right and in ones
-//! with a mistake put in.
+//! Tensor cores and asynchronous copies: what the interpreter says they mean and what their PTX does, in
+//! kernels that are right and in ones with a mistake put in.
 #![cfg(feature = "llvm")]
 
 use crate::software::{assembled, both, ptx};
@@ -36,7 +36,8 @@ fn gather<'k>(from: BufferView<'k, 2>, of: &Fragment, lane: Val<'k>, transposed:
     joined.named("fragment")
 }
 
-/// `y = a b^T + 1` of one warp, of which only the first `active` lanes multiply. `order` of the elements of `a`.
+/// `y = a b^T + 1` of one warp, of which only the first `active` lanes multiply. `order` of the elements of
+/// `a`.
 fn product(
     mma: &MmaLayout,
     dtype: DType,
@@ -171,11 +172,11 @@ fn rows_off_their_alignment() {
     assert!(b.contains("no multiple of 16"), "{b}");
 }
 
-/// What is wrong with a ring of stages.
+/// The mistake in a ring of stages.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum PipelineMistake {
     None,
-    /// Nobody waits.
+    /// Threads do not wait.
     NoWait,
     /// One group too many may be under way.
     ShortWait,
@@ -192,8 +193,8 @@ enum PipelineMistake {
 const STAGES: i64 = 3;
 const TILES: i64 = 7;
 
-/// `y[t] = sum over tiles of x[tile][(t + 1) % 64]`: tiles come through a ring in shared memory, each thread brings 4 floats of a tile, and
-/// reads what its neighbour has brought.
+/// `y[t] = sum over tiles of x[tile][(t + 1) % 64]`: tiles come through a ring in shared memory, each thread
+/// brings 4 floats of a tile, and reads what its neighbour has brought.
 fn ring(mistake: PipelineMistake) -> Kernel {
     let k = Recorder::new("ring");
     let x = k.builder(|kb| {
@@ -269,7 +270,8 @@ fn a_ring_of_stages() {
     assembled(&text, 80);
 }
 
-/// The interpreter locks the source of a copy. The driver judges writes over what another thread of the block reads in some orders only.
+/// The interpreter locks the source of a copy. The driver judges writes over what another thread of the block
+/// reads in some orders only.
 #[test]
 fn the_source_of_a_copy_is_locked() {
     let mut buffers = [numbers(DType::F32, 64 * TILES as usize, 3), KernelBuffer::zeros(DType::F32, 64)];

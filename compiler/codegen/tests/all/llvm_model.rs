@@ -1,4 +1,5 @@
-//! A whole toy model through LLVM: steps, table, several levels in one file, linking, and the runtime on the result.
+//! A whole toy model through LLVM: steps, table, several levels in one file, linking, and the runtime on the
+//! result.
 #![cfg(feature = "llvm")]
 
 use crate::toy::{self, reference};
@@ -182,7 +183,7 @@ fn equal_input_gives_equal_bytes() {
     assert_eq!(bytes(), bytes());
 }
 
-/// What threads, earlier builds and damage to what they left change: nothing.
+/// Threads, earlier builds and damage to their files change nothing.
 #[test]
 fn objects_of_earlier_builds_give_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
@@ -215,7 +216,8 @@ fn objects_of_earlier_builds_give_the_same_bytes() {
     }
 }
 
-/// Kernels that differ in their names alone, and those of levels whose further features they do not use, are compiled once.
+/// Kernels that differ in their names alone, and those of levels whose further features they do not use, are
+/// compiled once.
 #[test]
 fn equal_kernels_share_an_object() {
     let made = |toy: &ToyPrograms| compile(&toy.input(), "toy.so").unwrap();
@@ -329,7 +331,8 @@ fn greedy(prompt: &[i32], count: usize) -> Vec<i32> {
     tokens.split_off(prompt.len())
 }
 
-/// Cross-compiled, cross-linked, and run by an emulator: at the best level that a recent and an old processor have.
+/// Cross-compiled, cross-linked, and run by an emulator: at the best level that a recent and an old processor
+/// have.
 #[test]
 fn a_c_program_runs_it_on_aarch64() {
     for program in ["qemu-aarch64", "aarch64-linux-gnu-gcc"] {

@@ -1,6 +1,6 @@
-//! Matrix products compiled by LLVM for every level of this machine, and emulated for those of AArch64, against the interpreter: the counts of rows that
-//! take different paths (one row, few rows, strips), several pieces of k, short tiles and groups; and products of rows with
-//! the matrices that they chose.
+//! Matrix products compiled by LLVM for every level of this machine, and emulated for those of AArch64,
+//! against the interpreter: the counts of rows that take different paths (one row, few rows, strips), several
+//! pieces of k, short tiles and groups; and products of rows with the matrices that they chose.
 #![cfg(feature = "llvm")]
 
 use crate::aarch64::{EmulatedDriver, KernelCall};
@@ -23,8 +23,8 @@ use mlcc_kernels::quantize::CodeBlock;
 use mlcc_quant::{PackOptions, pack};
 use mlcc_target::{Arch, FeatureLevel};
 
-/// Levels that this machine runs. The dots of AVX-VNNI machines are those of AVX-512 in another encoding, so a machine
-/// with these also runs their kernels, of 256-bit vectors.
+/// Levels that this machine runs. The dots of AVX-VNNI machines are those of AVX-512 in another encoding, so
+/// a machine with these also runs their kernels, of 256-bit vectors.
 fn levels() -> Vec<FeatureLevel> {
     let have = mlcc_target::detected_features();
     let specs = mlcc_target::specs().unwrap();
@@ -39,7 +39,7 @@ fn levels() -> Vec<FeatureLevel> {
     levels
 }
 
-/// Activations; integers in so many planes.
+/// Activations; integers in this many planes.
 #[derive(Clone, Copy)]
 enum MatmulInput {
     F32,
@@ -206,13 +206,13 @@ fn check_emulated(problems: &[MatmulCase]) {
     }
 }
 
-/// Rows, weight rows, columns: one row; few rows that pass by together, in blocks of up to four and of eight; strips of one
-/// and of two pieces, with rows and tiles left over.
+/// Rows, weight rows, columns: one row; few rows that pass by together, in blocks of up to four and of eight;
+/// strips of one and of two pieces, with rows and tiles left over.
 const SHAPES: [(usize, usize, usize); 6] =
     [(1, 40, 160), (6, 56, 96), (21, 40, 160), (16, 200, 1100), (25, 56, 96), (26, 40, 544)];
 
-/// The plain types, q4g32 and q8g32 meet every shape; the other formats, whose products differ in how codes become numbers, two
-/// each, by turns.
+/// The plain types, q4g32 and q8g32 meet every shape; the other formats, whose products differ in how codes
+/// become numbers, two each, by turns.
 fn problems(weight: DType, x: MatmulInput) -> Vec<MatmulCase> {
     let turn = match weight {
         DType::Packed(QuantFormat::Q4G32 | QuantFormat::Q8G32) => None,
@@ -258,7 +258,8 @@ fn plain_weights() {
     check_weight(DType::BF16, MatmulInput::BF16);
 }
 
-/// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that nobody chose.
+/// Rows that each choose two of five matrices: one row; few and many rows of a matrix, and one that no row
+/// chose.
 #[test]
 fn chosen_matrices() {
     choices().chunks(3).for_each(check);

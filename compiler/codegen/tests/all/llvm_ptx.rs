@@ -1,5 +1,5 @@
-//! GPU kernels to PTX that NVIDIA's assembler accepts, at every level. Their meaning is held by the SIMT interpreter;
-//! here it runs each of these kernels too, so that what is assembled is a valid kernel.
+//! GPU kernels to PTX that NVIDIA's assembler accepts, at every level. Their meaning is held by the SIMT
+//! interpreter; here it runs each of these kernels too, so that what is assembled is a valid kernel.
 #![cfg(feature = "llvm")]
 
 use crate::cases::values::tame;
@@ -24,7 +24,8 @@ fn ptx(kernels: &[Kernel], level: &str) -> String {
     String::from_utf8(ptx_module(&target.triple, &input, EmitFormat::Assembly).unwrap()).unwrap()
 }
 
-/// Sum of every row of 256 elements: one block per row, a tree in shared memory, then shuffles in the first warp.
+/// Sum of every row of 256 elements: one block per row, a tree in shared memory, then shuffles in the first
+/// warp.
 fn row_sums() -> Kernel {
     let mut kb = KernelBuilder::new("row_sums");
     let n = Dim::sym(SizeSymbol::N);
@@ -214,7 +215,7 @@ fn the_text_has_the_intended_instructions() {
     }
 }
 
-/// What a kernel makes of buffers that may lie behind the rows of earlier tokens.
+/// A kernel on buffers that may lie behind the rows of earlier tokens.
 #[test]
 fn new_rows_of_a_cache_are_found_by_the_kernel() {
     let mut kb = KernelBuilder::new("append");

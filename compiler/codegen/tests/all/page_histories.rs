@@ -32,15 +32,15 @@ pub fn logits(tokens: &[i32], window: usize) -> Vec<f32> {
     (0..VOCAB).map(of).collect()
 }
 
-/// What happens to one of the sessions, chosen by the first number.
+/// An event of one of the sessions, chosen by the first number.
 #[derive(Clone, Debug)]
 enum SessionEvent {
     Feed(usize, usize),
-    /// Several at once, with so many tokens and wanted logits each.
+    /// Several sessions at once, with their tokens and output rows.
     Step(Vec<(usize, usize, OutputRows)>),
     Fork(usize),
     Drop(usize),
-    /// To so many thousandths of its tokens.
+    /// Truncates to this many thousandths of its tokens.
     Truncate(usize, usize),
     Keep(usize),
     Return(usize),
@@ -69,7 +69,7 @@ fn event() -> impl Strategy<Value = SessionEvent> {
 struct SessionHistory<'a> {
     model: &'a Model,
     batch: SessionBatch,
-    /// Whether all pages may be in use.
+    /// True if all pages may be in use.
     short: bool,
     folder: &'a std::path::Path,
     /// Most tokens of a sequence, and how many of them it sees.
@@ -183,7 +183,7 @@ fn next(seen: &[i32], n: usize, number: usize) -> Vec<i32> {
     (0..n).map(|i| ((number * 7 + seen.len() + i * i) % VOCAB) as i32).collect()
 }
 
-/// Whether there were pages for something; they may only be missing where they are `short`.
+/// True if there were pages for something; they may only be missing where they are `short`.
 fn there(short: bool, result: Result<()>) -> bool {
     match result {
         Ok(()) => true,
@@ -228,7 +228,8 @@ fn sessions_that_are_refused_pages_have_what_they_had() {
     check(&["-DTOY_CONTEXT=300", "-DTOY_CHUNK=20"], 300, usize::MAX, Some(8));
 }
 
-/// Windows of a few rows of a page, of whole pages with room for some to be dropped, and of nearly all that there is.
+/// Windows of a few rows of a page, of whole pages with room for some to be dropped, and of nearly all that
+/// there is.
 #[test]
 fn windows_have_what_they_see() {
     for (context, window) in [(40, 7), (300, 70), (200, 190)] {

@@ -145,7 +145,7 @@ fn taken_logits_stay_while_the_session_goes_on() {
         taken.push(session.take_logits(None).unwrap());
     }
     assert!(taken.iter().zip(&expected).all(|(taken, expected)| **taken == *expected));
-    // Memory that nobody reads any more is written to again.
+    // Memory without readers is written to again.
     let spare = taken.remove(0);
     let place = spare.as_ptr();
     session.decode(3).unwrap();
@@ -188,7 +188,8 @@ fn sessions_on_several_threads_share_the_pool() {
     });
 }
 
-/// Two models with one pool, each from threads of its own, and where the workers run: results are those of a model alone.
+/// Two models with one pool, each from threads of its own, and where the workers run: results are those of a
+/// model alone.
 #[test]
 fn models_share_workers() {
     if !toy::can_compile() {

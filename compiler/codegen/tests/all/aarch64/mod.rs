@@ -48,7 +48,8 @@ impl EmulatedDriver {
         Some(EmulatedDriver { driver, _folder: folder })
     }
 
-    /// Links kernels with their callers and makes the calls, one per kernel in order; gives the buffers afterwards.
+    /// Links kernels with their callers and makes the calls, one per kernel in order; gives the buffers
+    /// afterwards.
     pub fn run(
         &self,
         code: Vec<u8>,

@@ -21,7 +21,8 @@ pub fn loops_and_registers() -> Vec<KernelCase> {
     cases
 }
 
-/// y[r] = sum over k of w[r, k] x[k], n rows at run time, lanes accumulated in registers over an unrolled inner loop.
+/// y[r] = sum over k of w[r, k] x[k], n rows at run time, lanes accumulated in registers over an unrolled
+/// inner loop.
 fn dot_case(unroll: i64) -> KernelCase {
     let mut kb = KernelBuilder::new("dot");
     let rows = Dim::sym(SizeSymbol::N);

@@ -8,7 +8,8 @@ use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::instr::{InstrId, InstrSemantics};
 use mlcc_ir::kernel::*;
 
-/// Every instruction of the table that is an expression: with its spelling where a level has it, expanded elsewhere.
+/// Every instruction of the table that is an expression: with its spelling where a level has it, expanded
+/// elsewhere.
 pub fn instructions() -> Vec<KernelCase> {
     let expressions = InstrId::all().filter(|id| matches!(id.def().meaning, InstrSemantics::Expr(_)));
     expressions.filter_map(|id| Some(instr_case(id, id.def().ret?))).collect()

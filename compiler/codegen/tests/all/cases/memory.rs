@@ -101,7 +101,8 @@ pub fn memory_accesses() -> Vec<KernelCase> {
     cases
 }
 
-/// Copies `lanes` elements from 16t on, those below 16t + 2 only, at a stride; the others lie outside of the buffer.
+/// Copies `lanes` elements from 16t on, those below 16t + 2 only, at a stride; the others lie outside of the
+/// buffer.
 fn masked(kb: &mut KernelBuilder, input: BufId, out: BufId, t: ExprId, lanes: u32, stride: i64) {
     let at = kb.mul_int(t, 16);
     let far = kb.int(1 << 40);

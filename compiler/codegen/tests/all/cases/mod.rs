@@ -18,7 +18,7 @@ pub struct KernelCase {
     pub kernel: Kernel,
     pub buffers: Vec<KernelBuffer>,
     pub dims: SymValues,
-    /// For float results; integer ones must be equal.
+    /// Tolerance of float results; integer ones must be equal.
     pub tolerance: Tolerance,
 }
 
@@ -26,7 +26,7 @@ impl KernelCase {
     pub fn new(kernel: Kernel, buffers: Vec<KernelBuffer>) -> KernelCase {
         KernelCase { kernel, buffers, dims: SymValues::for_tokens(5), tolerance: Tolerance::EXACT }
     }
-    /// What the interpreter makes of it.
+    /// The results of the interpreter.
     pub fn expected(&self) -> Vec<KernelBuffer> {
         let mut buffers = self.buffers.clone();
         run(&self.kernel, &mut buffers, &self.dims).unwrap_or_else(|e| panic!("{e}"));

@@ -116,8 +116,8 @@ fn binary_operations() {
     check(&cases);
 }
 
-/// A comparison whose operand is used nowhere else: Cranelift is tempted to read it from memory while comparing, which
-/// faults without AVX.
+/// A comparison whose operand is used nowhere else: Cranelift is tempted to read it from memory while
+/// comparing, which faults without AVX.
 #[test]
 fn comparison_with_an_unaligned_operand() {
     let mut cases = Vec::new();

@@ -49,8 +49,8 @@ pub fn host_levels() -> Vec<(Arch, FeatureLevel)> {
     levels().into_iter().filter(runs_here).collect()
 }
 
-/// Runs all cases at all levels and worker counts; kernel names must differ. Levels that neither this host nor an
-/// emulator runs are compiled for, which checks that nothing is imported.
+/// Runs all cases at all levels and worker counts; kernel names must differ. Levels that neither this host
+/// nor an emulator runs are compiled for, which checks that nothing is imported.
 #[track_caller]
 pub fn check(cases: &[ClifCase]) {
     if let Err(message) = try_check(cases, &host_levels()) {
@@ -81,7 +81,7 @@ fn check_emulated(emulator: &EmulatedDriver, cases: &[ClifCase], code: Vec<u8>, 
     }
 }
 
-/// What the interpreter makes of the cases.
+/// The results of the interpreter for the cases.
 fn expected(cases: &[ClifCase]) -> Result<Vec<Vec<KernelBuffer>>, String> {
     let run = |case: &ClifCase| {
         let mut buffers = case.buffers.clone();

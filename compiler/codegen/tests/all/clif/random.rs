@@ -1,8 +1,8 @@
 //! Random straight-line programs over all types, against the interpreter.
 //!
-//! A program is a list of numbers; each adds one value to a pool by an operation on earlier ones. Left out is what has no
-//! single right answer: bits of floats (sign of zero, NaN payload), fused products of inexact numbers, division by tiny
-//! ones.
+//! A program is a list of numbers; each adds one value to a pool by an operation on earlier ones. Operations
+//! without a single right answer are left out: bits of floats (sign of zero, NaN payload), fused products of
+//! inexact numbers, division by tiny ones.
 
 use super::elementwise::{defined_operand, samples};
 use super::harness::{ClifCase, host_levels, try_check};

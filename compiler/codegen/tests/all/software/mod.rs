@@ -23,7 +23,8 @@ pub fn ptx(kernel: &Kernel, level: &str) -> String {
     String::from_utf8(cached_ptx(&target.triple, &input, &objects::cache()).unwrap()).unwrap()
 }
 
-/// What NVIDIA's assembler says of it; `None` where there is none. Equal versions say the same of the same text, so it is asked once.
+/// The report of NVIDIA's assembler; `None` where there is none. Equal versions give the same report for the
+/// same text, so it is asked once.
 pub fn assembled(text: &str, sm: u32) -> Option<ResourceUsage> {
     static FOUND: OnceLock<Option<PtxAssembler>> = OnceLock::new();
     let found = || find_ptxas().map(|_| PtxAssembler::find().unwrap_or_else(|e| panic!("{e}")));
@@ -41,13 +42,13 @@ pub fn assembled(text: &str, sm: u32) -> Option<ResourceUsage> {
     Some(usage)
 }
 
-/// What was written; `None` where it is not whole.
+/// The stored report; `None` where it is not whole.
 fn usage_of(answer: &[u8]) -> Option<ResourceUsage> {
     let (kernel, registers, spill_bytes, shared_bytes) = serde_json::from_slice(answer).ok()?;
     Some(ResourceUsage { kernel, registers, spill_bytes, shared_bytes })
 }
 
-/// What a launch does, counted: the entry of the kernel in the driver's report.
+/// Counts of a launch: the entry of the kernel in the driver's report.
 pub fn counted(
     kernel: &Kernel,
     level: &str,
@@ -125,8 +126,8 @@ fn executed(
     Ok((driver, params))
 }
 
-/// What the last buffer holds after the kernel: by the interpreter, which agrees with itself in three orders of blocks, and by PTX in three
-/// orders of warps, which agree, too.
+/// The last buffer after the kernel: by the interpreter, which agrees with itself in three orders of blocks,
+/// and by PTX in three orders of warps, which agree, too.
 pub fn both(
     kernel: &Kernel,
     level: &str,

@@ -32,7 +32,7 @@ pub fn reference(tokens: &[i32]) -> Vec<Vec<f32>> {
     out
 }
 
-/// Whether this machine can build the toy; says why not.
+/// True if this machine can build the toy; prints why it cannot.
 pub fn can_compile() -> bool {
     let found = Command::new("cc").arg("--version").output().is_ok();
     if !found {

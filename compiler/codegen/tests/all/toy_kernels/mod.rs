@@ -12,7 +12,7 @@ use mlcc_ir::types::DType;
 
 pub const CHUNK: usize = 3;
 
-/// Where independent iterations run.
+/// The place where independent iterations run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IterationPlace {
     Workers,
@@ -113,7 +113,7 @@ fn logits(place: IterationPlace, all: bool) -> Kernel {
     kb.finish()
 }
 
-/// The toy's stand-in for softmax: shares of the logits divided by the temperature.
+/// The toy's substitute for softmax: shares of the logits divided by the temperature.
 fn shares(place: IterationPlace) -> Kernel {
     let vocab = VOCAB as i64;
     let mut kb = KernelBuilder::new("toy.shares");
