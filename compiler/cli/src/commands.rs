@@ -101,7 +101,7 @@ pub(crate) fn model_name(metadata: &serde_json::Value, artifact: &Path) -> Strin
     name.map_or_else(|| artifact.display().to_string(), str::to_owned)
 }
 
-/// The same of a loaded model, for messages: an artifact that is kept in the cache has a name with two hashes.
+/// The name of a loaded model for messages: an artifact that is kept in the cache has a name with two hashes.
 pub(crate) fn name_of_artifact(model: &mlcc_runtime::Model) -> String {
     let metadata = serde_json::from_str(model.metadata()).unwrap_or(serde_json::Value::Null);
     model_name(&metadata, model.artifact().path())
@@ -181,7 +181,7 @@ pub(crate) fn load_to_run(
     load_to_serve(path, threads, None, ui)
 }
 
-/// The same, whose sequences have caches of so many tokens together.
+/// Loads a model whose sequences have caches of `cache_tokens` tokens together.
 pub(crate) fn load_to_serve(
     path: &Path,
     threads: &ThreadArgs,
@@ -193,7 +193,7 @@ pub(crate) fn load_to_serve(
     load_with(path, count, threads.placing, threads.huge_pages, cache_pages, ui)
 }
 
-/// Pages of so many tokens.
+/// The number of pages for `tokens` tokens.
 fn pages(tokens: u64) -> u64 {
     tokens.div_ceil(mlcc_runtime::PAGE_TOKENS as u64)
 }
@@ -216,7 +216,7 @@ pub(crate) fn load_beside(
     Ok(mlcc_runtime::Model::load(path, &options)?)
 }
 
-/// As [`load_to_run`].
+/// Loads a model like [`load_to_run`].
 pub(crate) fn load_placed(
     path: &Path,
     threads: Option<usize>,
@@ -260,7 +260,7 @@ fn load_with(
     Ok(model)
 }
 
-/// Where the weights are by now, in words; `None` if they are not placed.
+/// The present places of the weights, in words; `None` if they are not placed.
 pub(crate) fn placement(model: &mlcc_runtime::Model) -> Option<String> {
     let placement = model.placement()?;
     let on_node = |(node, bytes): &(usize, u64)| format!("{} on node {node}", ui::bytes(*bytes));
@@ -278,7 +278,7 @@ pub(crate) fn load(
     ranks::load(path, mlcc_runtime::LoadOptions { threads, verify_hashes, ..Default::default() })
 }
 
-/// How long the sequences of a model may become; `None`: as long as one likes.
+/// Limits on the length of a model's sequences; `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SequenceLimits {
     /// Tokens of one sequence.
@@ -301,7 +301,7 @@ impl SequenceLimits {
         SequenceLimits { context, prompt: SequenceLimits::min_limit(context, whole) }
     }
 
-    /// What holds for both.
+    /// The limits that hold for both.
     pub(crate) fn intersect(self, other: SequenceLimits) -> SequenceLimits {
         let least = SequenceLimits::min_limit;
         SequenceLimits {

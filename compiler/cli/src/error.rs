@@ -1,4 +1,4 @@
-//! What ends a command, and with which exit code.
+//! Errors that end a command, and their exit codes.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub enum CliError {
     Failed(String),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
-    /// Standard output is gone or full.
+    /// Standard output is closed or full.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
     #[error(transparent)]
@@ -35,7 +35,7 @@ pub enum CliError {
     Carried(#[from] mlcc_engine::artifact_text::ArtifactTokenizerError),
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
-    /// What `--json-schema` or `--grammar` names.
+    /// An error in the value of `--json-schema` or `--grammar`.
     #[error("{path}: {source}")]
     Grammar { path: PathBuf, source: mlcc_engine::GrammarError },
     #[error(transparent)]
@@ -90,7 +90,7 @@ impl CliError {
         }
     }
 
-    /// The reader of our output has gone, or the message was given: nothing to say.
+    /// The reader of our output has left, or the message was given: nothing to say.
     pub fn is_quiet(&self) -> bool {
         match self {
             CliError::Reported => true,

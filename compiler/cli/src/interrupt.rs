@@ -1,7 +1,8 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first asks the running command to end in order, so that nothing half-written stays behind, and
-//! the second ends the program at once, after files and folders that are not complete are removed. Where a command waits for its
-//! user there is nothing to end in order, and the first ends the program. SIGTERM and SIGHUP mean the whole program, also
-//! where Ctrl-C would only stop one answer of a chat. Who started the program with SIGHUP ignored (`nohup`) has it go on.
+//! Ctrl-C, SIGTERM and SIGHUP: the first asks the running command to end in order, so that nothing
+//! half-written stays behind, and the second ends the program at once, after files and folders that are not
+//! complete are removed. Where a command waits for its user there is nothing to end in order, and the first
+//! ends the program. SIGTERM and SIGHUP mean the whole program, also where Ctrl-C would only stop one answer
+//! of a chat. Who started the program with SIGHUP ignored (`nohup`) has it go on.
 
 use std::io::Write;
 use std::sync::Once;
@@ -18,13 +19,15 @@ static AT_PROMPT: AtomicBool = AtomicBool::new(false);
 static HAS_PROMPT: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
 
-/// A command that has not ended by then is doing something long (code of a large model): its user is told.
+/// A command that has not ended by then is doing something long (code of a large model): its user gets a
+/// message.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Exit code of a program that SIGINT ended, as shells count; SIGTERM and SIGHUP get no other.
 pub const EXIT_CODE: i32 = 130;
 
-/// Says that the command waits for its user, or no longer. A press that came before the prompt counts as answered.
+/// Says that the command waits for its user, or no longer. A press that came before the prompt counts as
+/// answered.
 pub fn wait_at_prompt(waits: bool) {
     HAS_PROMPT.store(true, Ordering::SeqCst);
     INTERRUPTED.store(false, Ordering::SeqCst);
@@ -58,7 +61,7 @@ fn receive(signal: i32) {
     std::thread::spawn(|| {
         std::thread::sleep(PATIENCE);
         if INTERRUPTED.load(Ordering::SeqCst) {
-            // The terminal may be gone.
+            // The terminal may be closed.
             let _ = writeln!(
                 std::io::stderr(),
                 "interrupted: what is being worked on comes to its end first; Ctrl-C again ends at once"

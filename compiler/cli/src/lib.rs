@@ -1,5 +1,5 @@
-//! The command line ([`cli`]) over the compiler (`mlcc_driver`), the runtime and the engine: one file per command in
-//! [`commands`].
+//! The command line ([`cli`]) over the compiler (`mlcc_driver`), the runtime and the engine: one file per
+//! command in [`commands`].
 
 mod allocator;
 pub mod cli;

@@ -1,9 +1,9 @@
-//! What the program inherits and changes of the system's answers to signals.
+//! Reactions to signals that the program inherits and changes.
 
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
-/// Whether the program was started so that this signal does nothing.
+/// True if the program was started with this signal ignored.
 pub fn is_ignored(signal: i32) -> bool {
     let mut now = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: nothing is set, and `now` is a place for what there is; zeros are a valid value of it.
@@ -14,13 +14,14 @@ pub fn is_ignored(signal: i32) -> bool {
     now.is_some_and(|now| now.sa_sigaction == libc::SIG_IGN)
 }
 
-/// A file that may not grow (`ulimit -f`) becomes an error of the write, which names it, instead of the end of the
-/// program. Programs that are started from here inherit that.
+/// A file that may not grow (`ulimit -f`) becomes an error of the write, which names it, instead of the end
+/// of the program. Programs that are started from here inherit that.
 pub fn let_writes_fail() {
     ignore(libc::SIGXFSZ);
 }
 
-/// A process that only follows another one ends with that one: launchers send their signals to all, and texts come to their end first.
+/// A process that only follows another one ends with that one: launchers send their signals to all, and texts
+/// are finished first.
 pub fn leave_to_first_rank() {
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().for_each(ignore);
 }

@@ -1,4 +1,4 @@
-//! Where output goes: results to standard output, everything else to standard error.
+//! The output of commands: results to standard output, everything else to standard error.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub use mlcc_driver::format::{bytes, format_count, format_seconds, format_table, pluralize};
 
-/// How much is said on standard error.
+/// The amount of messages on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
     Quiet,
@@ -50,7 +50,8 @@ impl Ui {
         let _ = writeln!(std::io::stderr(), "warning: {text}");
     }
 
-    /// Progress over bytes, for work that begins some time after this; invisible where standard error is no terminal.
+    /// Progress over bytes, for work that begins some time after this; invisible where standard error is no
+    /// terminal.
     pub fn bytes_progress(&self, what: &'static str) -> ByteProgress {
         let waiting = format!("{what:9} {{bar:30}} {{bytes}} of {{total_bytes}}  {{wide_msg}}");
         let running = format!(
@@ -85,8 +86,8 @@ fn set_template(bar: &ProgressBar, template: &str) {
     }
 }
 
-/// A bar of which rate and time left count from the start of its own work, not from when the bar was made, and are shown
-/// only once something is done.
+/// A bar of which rate and time left count from the start of its own work, not from when the bar was made,
+/// and are shown only once something is done.
 pub struct ByteProgress {
     bar: ProgressBar,
     waiting: String,

@@ -1,5 +1,5 @@
-//! Decode steps allocate nothing once they have begun, for one sequence or several together: counted on all threads. One
-//! test, alone in its process, so that nothing else runs beside it.
+//! Decode steps allocate nothing once they have started, for one sequence or several together: counted on all
+//! threads. One test, alone in its process, so that nothing else runs meanwhile.
 
 // Shared with the program `all`.
 #[allow(dead_code, reason = "a part of it is used here")]

@@ -1,14 +1,16 @@
-//! `mlcc bench`: speed, and how much of the machine's own limits it is.
+//! `mlcc bench`: speed, and its share of the machine's own limits.
 //!
-//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences together, `mxA+N` one
-//! step with the next tokens of A sequences and N of a prompt, `txAxN` makes the vectors of A texts of N tokens. A token costs at least the bytes that are read for it (weights once
-//! per call, for however many sequences; states of its own) and the multiplications of its matrices; the machine's read
-//! bandwidth and arithmetic peak, probed in the same run with as many threads, turn these into an upper limit of tokens per
-//! second.
+//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences
+//! together, `mxA+N` one step with the next tokens of A sequences and N of a prompt, `txAxN` makes the
+//! vectors of A texts of N tokens. A token costs at least the bytes that are read for it (weights once per
+//! call, for however many sequences; states of its own) and the multiplications of its matrices; the
+//! machine's read bandwidth and arithmetic peak, probed in the same run with as many threads, turn these into
+//! an upper limit of tokens per second.
 //!
-//! The processors of a virtual machine change places and share their memory with others, so that the limits move. All
-//! threads are busy for some seconds first, the limits are probed before and after every repetition, and each repetition is
-//! held against its own. Those for which a limit moved by more than a tenth give no share of it.
+//! The processors of a virtual machine change places and share their memory with others, so that the limits
+//! move. All threads are busy for some seconds first, the limits are probed before and after every
+//! repetition, and each repetition is compared with its own. Those for which a limit moved by more than a
+//! tenth give no share of it.
 //!
 //! On a GPU the limit is what it reads and writes while it copies its own memory, measured once.
 
@@ -50,7 +52,8 @@ pub struct BenchArgs {
     /// Prompt lengths (separated by commas; 0 = none) [default: 512, or what fits into the context]
     #[arg(short = 'p', long, visible_alias = "prompt-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_prompt: Option<Vec<usize>>,
-    /// Numbers of tokens to generate (separated by commas; 0 = none) [default: 128, or what fits into the context]
+    /// Numbers of tokens to generate (separated by commas; 0 = none) [default: 128, or what fits into the
+    /// context]
     #[arg(short = 'n', long, visible_alias = "gen-len", value_delimiter = ',', value_parser = parse_tokens)]
     n_gen: Option<Vec<usize>>,
     /// Positions before the generated tokens (separate several by commas)
@@ -59,12 +62,12 @@ pub struct BenchArgs {
     /// Number of sequences decoded together (separate several by commas; needs `mlcc build --max-batch`)
     #[arg(short = 'b', long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
-    /// Steps that mix decoding with a chunk of a prompt, for example `8+120` (separate several by commas): the next
-    /// token of 8 sequences, each after `--depth` others, and the first 120 tokens of one more
+    /// Steps that mix decoding with a chunk of a prompt, for example `8+120` (separate several by commas):
+    /// the next token of 8 sequences, each after `--depth` others, and the first 120 tokens of one more
     #[arg(long, value_name = "NEXT+PIECE", value_delimiter = ',')]
     mixed: Vec<MixedStep>,
-    /// For embedding models: number and length of the texts in one call, for example `64x256` (separate several by
-    /// commas) [default: 64x256, or what fits into the context]
+    /// For embedding models: number and length of the texts in one call, for example `64x256` (separate
+    /// several by commas) [default: 64x256, or what fits into the context]
     #[arg(long, value_name = "TEXTSxTOKENS", value_delimiter = ',', conflicts_with_all = ["n_prompt", "n_gen", "mixed", "predict"])]
     texts: Vec<TextCounts>,
     /// Number of runs of each test
@@ -75,25 +78,27 @@ pub struct BenchArgs {
     threads: Vec<u16>,
     #[command(flatten)]
     placing: PlacementArgs,
-    /// Put the weights in huge pages, which are faster to read: from the start, as in a process that has generated for
-    /// a while
+    /// Put the weights in huge pages, which are faster to read: from the start, as in a process that has
+    /// generated for a while
     #[arg(long, value_enum, default_value = "on", value_name = "WHEN")]
     huge_pages: HugePagesArg,
     /// Seconds to keep all threads busy before the first test
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true, value_parser = parse_seconds)]
     warm_up: f64,
-    /// Measure the time from process start to the first token after a prompt of 8 tokens, and the memory, instead
+    /// Measure the time from process start to the first token after a prompt of 8 tokens, and the memory,
+    /// instead
     #[arg(long)]
     start: bool,
     /// Show where the time goes, kernel by kernel, instead
     #[arg(long, conflicts_with = "start")]
     kernels: bool,
-    /// Measure the speed while N other programs are busy (separate several by commas), interleaved with the speed on
-    /// the idle machine, instead
+    /// Measure the speed while N other programs are busy (separate several by commas), interleaved with the
+    /// speed on the idle machine, instead
     #[arg(long, value_name = "PROGRAMS", value_delimiter = ',', conflicts_with_all = ["start", "kernels"], value_parser = clap::value_parser!(u16).range(1..=1024))]
     busy: Vec<u16>,
-    /// Predict from machine code how fast the artifact is on a GPU, which need not be present (`h200`, `h100`, `a100`);
-    /// nothing is measured. With `--kernels` kernel by kernel. Needs NVIDIA's ptxas and nvdisasm
+    /// Predict from machine code how fast the artifact is on a GPU, which need not be present (`h200`,
+    /// `h100`, `a100`); nothing is measured. With `--kernels` kernel by kernel. Needs NVIDIA's ptxas and
+    /// nvdisasm
     #[arg(long, value_name = "GPU", conflicts_with_all = ["start", "busy"])]
     predict: Option<String>,
     /// What the programs do that `--busy` starts
@@ -127,10 +132,10 @@ enum OutputFormat {
     Json,
 }
 
-/// What the machine can do with so many threads at one moment.
+/// The limits of the machine with some number of threads at one moment.
 #[derive(Clone, Copy, Debug)]
 struct MachineProbe {
-    /// Of a GPU that of copies, read and written.
+    /// Bandwidth of reads; on a GPU that of copies, read and written.
     read_bandwidth: f64,
     /// Operations per second of each arithmetic that the model uses ([`ComputeType::ALL`]).
     peaks: [f64; KINDS],
@@ -173,7 +178,7 @@ pub fn run(args: &BenchArgs, ui: &Ui) -> Result<(), CliError> {
             OutputFormat::Md => print(&report.markdown()),
         };
     }
-    // Nothing to measure is told before anything is read.
+    // A run without anything to measure is an error before anything is read.
     plan_tests(args, ArtifactCapacity::Unknown)?;
     if args.kernels {
         let model = load_placed(&args.artifact, threads, args.placing, args.huge_pages, ui)?;
@@ -286,7 +291,7 @@ pub(super) fn test_tokens(n: usize, vocab: u64) -> Vec<i32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// A prompt of so many tokens; of an encoder-decoder model a source text and the token behind it.
+/// A prompt of `n` tokens; for an encoder-decoder model a source text and the token behind it.
 pub(super) fn test_prompt(n: usize, model: &Model) -> Vec<i32> {
     let vocab = model.vocab() as u64;
     let Some(start) = model.plan().decoder_start() else { return test_tokens(n, vocab) };

@@ -43,7 +43,8 @@ pub struct BisectArgs {
     /// TOML file with per-tensor exceptions from the weight format
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
-    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
+    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32
+    /// weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
     /// Maximum number of tokens in one prefill call

@@ -36,7 +36,8 @@ pub(super) const MOST_POSITIONS: u64 = i32::MAX as u64;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc build --model ./rwkv-4-430m --target cpu --quant q4f16 -o rwkv.so")]
 pub struct BuildArgs {
-    /// Folder or file of a checkpoint, hf:org/repo, a preset name (see `mlcc models`), or a module in text form (.mlc, with --weights)
+    /// Folder or file of a checkpoint, hf:org/repo, a preset name (see `mlcc models`), or a module in text
+    /// form (.mlc, with --weights)
     #[arg(short, long, env = "MLCC_MODEL")]
     model: String,
     /// Folder or file with the weights, instead of the model's own
@@ -45,10 +46,12 @@ pub struct BuildArgs {
     /// Use random weights from this seed instead of reading weights, for benchmarks
     #[arg(long, value_name = "SEED")]
     random_weights: Option<u64>,
-    /// LoRA adapter in PEFT format to merge into the weights, with an optional scale (repeatable; adapters add up)
+    /// LoRA adapter in PEFT format to merge into the weights, with an optional scale (repeatable; adapters
+    /// add up)
     #[arg(long, value_name = "DIR[=SCALE]", conflicts_with = "weights_on_load")]
     lora: Vec<AdapterRequest>,
-    /// Reserve N slots for LoRA adapters that are selected per sequence at run time (`--lora` of run and chat)
+    /// Reserve N slots for LoRA adapters that are selected per sequence at run time (`--lora` of run and
+    /// chat)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), conflicts_with = "weights_on_load")]
     lora_slots: Option<u32>,
     /// Maximum rank of such an adapter; rounded up to a multiple of 16 [default: 16]
@@ -57,18 +60,20 @@ pub struct BuildArgs {
     /// Tokenizer file, instead of the one next to the model
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of Jinja text
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...) or a file of
+    /// Jinja text
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
     /// Build an embedding model that pools token vectors this way: the first token's (cls), the last token's
     /// (lasttoken), or their mean [default: as modules.json next to the weights says]
     #[arg(long, value_name = "HOW", value_parser = parse_pooling)]
     pooling: Option<PoolingMode>,
-    /// Build a reranker from a model that answers with one of two tokens: the score is the logit of the first minus
-    /// that of the second [default: yes,no for Qwen3-Reranker, else as modules.json says]
+    /// Build a reranker from a model that answers with one of two tokens: the score is the logit of the first
+    /// minus that of the second [default: yes,no for Qwen3-Reranker, else as modules.json says]
     #[arg(long, value_name = "YES,NO", value_parser = parse_answers, conflicts_with = "pooling")]
     rerank_by: Option<[String; 2]>,
-    /// Machine to compile for: cpu (this one) or a name from `mlcc targets`; separate several CPU levels by commas
+    /// Machine to compile for: cpu (this one) or a name from `mlcc targets`; separate several CPU levels by
+    /// commas
     #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
     /// Tuning file that `mlcc tune` wrote for a level of the target
@@ -80,42 +85,46 @@ pub struct BuildArgs {
     /// TOML file with per-tensor exceptions from the weight format
     #[arg(long, value_name = "FILE")]
     quant_policy: Option<PathBuf>,
-    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32 weights, else f16]
+    /// Storage of keys and values: f32, f16, bf16, or i8 with a scale per row and head [default: f32 with f32
+    /// weights, else f16]
     #[arg(long, value_name = "TYPE", value_parser = parse_cache)]
     kv_cache: Option<CacheType>,
-    /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} after the model for each --lora]
+    /// Artifact to write [default: {model}-{quant}-{target}.so, with +{adapter} after the model for each
+    /// --lora]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Maximum number of tokens in one prefill call; scratch memory grows with it [default: 128; 512 for models with
-    /// experts; 2048 on GPUs; up to 2048 for models that must read the whole prompt at once]
+    /// Maximum number of tokens in one prefill call; scratch memory grows with it [default: 128; 512 for
+    /// models with experts; 2048 on GPUs; up to 2048 for models that must read the whole prompt at once]
     #[arg(long, visible_alias = "prefill-chunk-size", value_parser = clap::value_parser!(u32).range(1..=65536))]
     chunk: Option<u32>,
-    /// Maximum number of sequences decoded together in one step; 1 omits the entry point for batches [default: 16 on
-    /// CPUs, 1 on GPUs]
+    /// Maximum number of sequences decoded together in one step; 1 omits the entry point for batches
+    /// [default: 16 on CPUs, 1 on GPUs]
     #[arg(long, visible_alias = "max-batch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_batch: Option<u32>,
-    /// Split the model among N ranks, each with a part of the weights and caches. Ranks are groups of threads in one
-    /// process or separate processes (always on GPUs); see docs/tensor-parallel.md [default: 1]
+    /// Split the model among N ranks, each with a part of the weights and caches. Ranks are groups of threads
+    /// in one process or separate processes (always on GPUs); see docs/tensor-parallel.md [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     tensor_parallel: Option<u32>,
-    /// What ranks exchange: gather (parts of values; bit-identical to one rank), codes (also bit-identical, with fewer
-    /// bytes if matmuls read 8-bit activations), reduce (also partial sums: fewer exchanges, different rounding), or
-    /// auto (gather or reduce, whichever costs less; --explain-passes says why) [default: gather]
+    /// What ranks exchange: gather (parts of values; bit-identical to one rank), codes (also bit-identical,
+    /// with fewer bytes if matmuls read 8-bit activations), reduce (also partial sums: fewer exchanges,
+    /// different rounding), or auto (gather or reduce, whichever costs less; --explain-passes says why)
+    /// [default: gather]
     #[arg(long, value_name = "MODE", requires = "tensor_parallel", value_parser = parse_tp_mode)]
     tp_mode: Option<TpMode>,
-    /// Make logits bit-identical whatever else is in the batch, also with 8-bit activations (see docs/same-bits.md).
-    /// Attention of single tokens gets slower. For CPUs
+    /// Make logits bit-identical whatever else is in the batch, also with 8-bit activations (see
+    /// docs/same-bits.md). Attention of single tokens gets slower. For CPUs
     #[arg(long)]
     batch_invariant: bool,
-    /// Add machine code for each GPU of --target to its PTX, which loads faster; needs NVIDIA's ptxas. Drivers that
-    /// cannot load it translate the PTX
+    /// Add machine code for each GPU of --target to its PTX, which loads faster; needs NVIDIA's ptxas.
+    /// Drivers that cannot load it translate the PTX
     #[arg(long)]
     cubin: bool,
-    /// Maximum number of tokens of one sequence [default: what the model was trained with, at most 4096; no limit for recurrent models]
+    /// Maximum number of tokens of one sequence [default: what the model was trained with, at most 4096; no
+    /// limit for recurrent models]
     #[arg(short = 'c', long, visible_alias = "context-window-size", value_parser = clap::value_parser!(u64).range(1..=MOST_POSITIONS))]
     ctx_size: Option<u64>,
-    /// Attention window in tokens, including attention sinks: the sequence has no maximum length, and older tokens are
-    /// dropped (rotary and ALiBi models) [default: the model's own window]
+    /// Attention window in tokens, including attention sinks: the sequence has no maximum length, and older
+    /// tokens are dropped (rotary and ALiBi models) [default: the model's own window]
     #[arg(long, visible_alias = "sliding-window-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     sliding_window: Option<u32>,
     /// Number of first tokens of the sequence that stay in the window [default: 0]
@@ -127,8 +136,8 @@ pub struct BuildArgs {
     /// Write the weights into a .safetensors file next to the artifact
     #[arg(long)]
     split_weights: bool,
-    /// Generate random weights at load time instead of storing them; distributed like those of --random-weights, with
-    /// other values
+    /// Generate random weights at load time instead of storing them; distributed like those of
+    /// --random-weights, with other values
     #[arg(long, requires = "random_weights", conflicts_with_all = ["split_weights", "debug_taps", "report", "eval_text", "max_kl"])]
     weights_on_load: bool,
     /// Fail if the model needs more memory than this at run time (1500000000, 1.5GB, 2GiB)
@@ -152,8 +161,8 @@ pub struct BuildArgs {
     /// Keep every layer's output for `mlcc verify --layers`; costs memory and some speed
     #[arg(long)]
     debug_taps: bool,
-    /// Measure the artifact on a text and store the results in it: perplexity, KL divergence from f32 and top-token
-    /// agreement [default: if a text (eval.txt, valid.txt) is next to the model]
+    /// Measure the artifact on a text and store the results in it: perplexity, KL divergence from f32 and
+    /// top-token agreement [default: if a text (eval.txt, valid.txt) is next to the model]
     #[arg(long, conflicts_with = "no_report")]
     report: bool,
     /// Do not measure
@@ -177,7 +186,8 @@ pub struct BuildArgs {
     /// Look for the model in this Hugging Face cache folder
     #[arg(long, value_name = "DIR")]
     hf_cache: Option<PathBuf>,
-    /// Download nothing: a preset or hf:org/repo must already be in the Hugging Face cache (also HF_HUB_OFFLINE=1)
+    /// Download nothing: a preset or hf:org/repo must already be in the Hugging Face cache (also
+    /// HF_HUB_OFFLINE=1)
     #[arg(long)]
     offline: bool,
     /// Print the report as JSON on standard output
@@ -260,7 +270,7 @@ fn report(report: &BuildReport, args: &BuildArgs, ui: &Ui) -> Result<(), CliErro
 }
 
 fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
-    // Mistakes in names are told before anything is read.
+    // Mistakes in names are errors before anything is read.
     let target = mlcc_target::resolve_target(&args.target).map_err(|e| CliError::usage(e.to_string()))?;
     if args.emit == Some(EmitArg::Ptx) && target.arch != Arch::Nvptx {
         return Err(CliError::usage("--emit ptx needs a GPU --target, for example cuda or sm_80"));
@@ -288,7 +298,7 @@ fn options(args: &BuildArgs, ui: &Ui) -> Result<BuildOptions, CliError> {
     }
     let backend = args.backend.map_or_else(Backend::default, BackendArg::backend);
     let keep_quant = args.quant.eq_ignore_ascii_case(KEEP);
-    // What `keep` stands for depends on the weights.
+    // The meaning of `keep` depends on the weights.
     let scheme = if keep_quant { BASE } else { args.quant.as_str() };
     let (quant, stands_for) = QuantScheme::from_name(scheme).map_err(|e| CliError::usage(e.to_string()))?;
     if let Some(note) = stands_for {
@@ -355,8 +365,8 @@ pub(super) fn offline_by_environment() -> bool {
     std::env::var("HF_HUB_OFFLINE").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }
 
-/// Shows each file; where that is not seen, a line for each. An interrupt ends the program here, and what has come stays in the
-/// cache, where the next attempt goes on with it.
+/// Shows each file; where that is not seen, a line for each. An interrupt ends the program here, and what has
+/// come stays in the cache, where the next attempt goes on with it.
 pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
     let (ui, bar) = (*ui, ui.bytes_progress("download"));
     let file = Mutex::new(String::new());

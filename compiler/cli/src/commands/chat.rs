@@ -1,5 +1,6 @@
-//! `mlcc chat`: a conversation with a compiled model. Answers and the results of commands go to standard output,
-//! everything else to standard error. Reads lines from a terminal or, one message per line, from a pipe.
+//! `mlcc chat`: a conversation with a compiled model. Answers and the results of commands go to standard
+//! output, everything else to standard error. Reads lines from a terminal or, one message per line, from a
+//! pipe.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -44,8 +45,8 @@ pub struct ChatArgs {
     /// System message at the start of the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text,
-    /// or `plain` for text that is simply continued
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of
+    /// Jinja text, or `plain` for text that is simply continued
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
     /// Maximum number of tokens of an answer; -1 generates until the model ends it
@@ -159,12 +160,12 @@ struct ChatLoop {
     /// Tokens that end texts, as the model's files say.
     eos: Vec<TokenId>,
     last: Option<TurnResult>,
-    /// Something was refused; told by the exit code where nobody looks at the messages.
+    /// True if something was refused; the exit code tells it where the messages are not read.
     failed: bool,
     ui: Ui,
 }
 
-/// Whether the conversation goes on.
+/// The flow of the conversation: whether it goes on.
 type ChatFlow = Result<ControlFlow<()>, CliError>;
 
 impl ChatLoop {

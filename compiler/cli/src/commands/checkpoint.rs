@@ -17,7 +17,8 @@ const FOLDER: &str = "artifacts";
 /// Variables of `mlcc build` that make another artifact.
 const VARIABLES: [&str; 3] = ["MLCC_TARGET", "MLCC_QUANT", "MLCC_BACKEND"];
 
-/// `path` itself, or if it is a folder with a checkpoint or a GGUF file, the artifact that `mlcc build` makes of it with `quant`.
+/// `path` itself, or if it is a folder with a checkpoint or a GGUF file, the artifact that `mlcc build` makes
+/// of it with `quant`.
 pub(crate) fn artifact_for(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<PathBuf, CliError> {
     if !path.is_dir() && path.extension().is_none_or(|end| end != "gguf") {
         return match quant {
@@ -57,7 +58,8 @@ pub(crate) fn artifact_for(path: &Path, quant: Option<&str>, ui: &Ui) -> Result<
     Ok(artifact)
 }
 
-/// The name of an artifact or a checkpoint: that of its folder (`Qwen2.5-0.5B`, all of it), or that of the file without its end.
+/// The name of an artifact or a checkpoint: that of its folder (`Qwen2.5-0.5B`, all of it), or that of the
+/// file without its end.
 pub(crate) fn model_name(path: &Path) -> Option<String> {
     let whole = path.canonicalize();
     let path = whole.as_deref().ok().filter(|whole| whole.is_dir()).unwrap_or(path);
@@ -65,7 +67,7 @@ pub(crate) fn model_name(path: &Path) -> Option<String> {
     name.map(|name| name.to_string_lossy().into_owned())
 }
 
-/// What is asked for: of which checkpoint, with what flags, by which compiler.
+/// The request: the checkpoint, the flags, and the compiler.
 fn build_request(path: &Path, quant: Option<&str>) -> String {
     let variables = VARIABLES.map(|name| std::env::var(name).unwrap_or_default());
     let (version, abi) = (env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION);

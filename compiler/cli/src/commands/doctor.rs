@@ -39,7 +39,7 @@ struct DoctorCheck {
     name: &'static str,
     status: CheckStatus,
     found: String,
-    /// What to do if it is needed.
+    /// Advice if it is needed.
     advice: Option<String>,
 }
 
@@ -226,7 +226,7 @@ fn ptxas() -> DoctorCheck {
 
 /// Looks for the driver's library without loading it.
 fn cuda() -> DoctorCheck {
-    // As the runtime chooses.
+    // The choice of the runtime.
     let name = std::env::var("MLCC_CUDA_DRIVER").ok().filter(|name| !name.is_empty());
     let name = name.unwrap_or_else(|| "libcuda.so.1".into());
     let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();

@@ -19,7 +19,8 @@ pub struct EmbedArgs {
     artifact: PathBuf,
     /// The texts [default: each line of standard input]
     texts: Vec<String>,
-    /// Name of the model's prompt to put before each text (query, document, ...) [default: the model's own choice]
+    /// Name of the model's prompt to put before each text (query, document, ...) [default: the model's own
+    /// choice]
     #[arg(long, value_name = "NAME", conflicts_with = "prompt_text")]
     prompt: Option<String>,
     /// Prompt text to put before each text
@@ -59,7 +60,8 @@ impl EmbeddingModelArgs {
     }
 }
 
-/// Texts that are given as arguments, or else stand on the lines of standard input. `what` they are, for the message that there are none.
+/// Texts that are given as arguments, or else are on the lines of standard input. `what` they are, for the
+/// message that there are none.
 pub(super) fn texts_or_lines(given: &[String], what: &str) -> Result<Vec<String>, CliError> {
     let texts: Vec<String> = match given.is_empty() {
         false => given.to_vec(),
@@ -111,7 +113,8 @@ pub(crate) fn text_model(
     Ok(EmbeddingModel::new(&model, tokenizer)?)
 }
 
-/// NumPy's format, version 1.0: magic, length of the header, a Python dictionary filled up to 64 bytes, the elements.
+/// NumPy's format, version 1.0: magic, length of the header, a Python dictionary filled up to 64 bytes, the
+/// elements.
 fn npy(vectors: &EmbeddingVectors) -> Vec<u8> {
     let shape = format!("({}, {})", vectors.rows().len(), vectors.dim);
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");

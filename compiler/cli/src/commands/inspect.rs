@@ -27,10 +27,12 @@ pub struct InspectArgs {
     /// Print the metadata as it is stored
     #[arg(long)]
     metadata: bool,
-    /// Print the machine code of the kernels of this name, of all CPU levels (`all` for every function); needs objdump
+    /// Print the machine code of the kernels of this name, of all CPU levels (`all` for every function);
+    /// needs objdump
     #[arg(long, value_name = "KERNEL", conflicts_with = "json")]
     asm: Option<String>,
-    /// Draw the graph that the kernels were made from, with the ops fused into each, as .dot or .svg (needs Graphviz)
+    /// Draw the graph that the kernels were made from, with the ops fused into each, as .dot or .svg (needs
+    /// Graphviz)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "asm", "metadata"])]
     graph: Option<PathBuf>,
     #[command(flatten)]
@@ -113,7 +115,7 @@ const DISASSEMBLERS: [&str; 4] = ["llvm-objdump-22", "llvm-objdump-19", "llvm-ob
 /// The functions of a kernel as a disassembler prints them.
 fn assembly(artifact: &Artifact, kernel: &str) -> Result<String, CliError> {
     let path = artifact.path();
-    // Without that, LLVM's names no instruction that the first AArch64 processors lacked.
+    // Without this flag, LLVM's names no instruction that the first AArch64 processors lacked.
     let aarch64 = artifact.machine_name() == "aarch64";
     let run = |program: &&str| {
         let mut command = std::process::Command::new(program);
@@ -284,7 +286,7 @@ fn image_text(image: &Value) -> String {
     format!("{} for {} (CUDA {})", text("kind"), text("for"), text("cuda"))
 }
 
-/// What a token adds to the state, where it grows.
+/// The bytes that a token adds to the state, where it grows.
 fn cache_text(metadata: &Value) -> String {
     let Some(cache) = metadata.pointer("/memory/cache").filter(|c| !c.is_null()) else {
         return String::new();

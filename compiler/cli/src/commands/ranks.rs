@@ -1,4 +1,5 @@
-//! Commands whose ranks are processes: `mpirun -n 2 mlcc run model.so` starts each of them with the same command line.
+//! Commands whose ranks are processes: `mpirun -n 2 mlcc run model.so` starts each of them with the same
+//! command line.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,7 +9,7 @@ use mlcc_runtime::{LoadOptions, Model, ProcessGroup};
 
 use crate::error::CliError;
 
-/// Those that were started together with this one, once they were asked for.
+/// The processes that were started together with this one, once they were requested.
 static TOGETHER: Mutex<Option<Option<ProcessGroup>>> = Mutex::new(None);
 
 fn launched_processes() -> Result<Option<ProcessGroup>, CliError> {
@@ -19,7 +20,8 @@ fn launched_processes() -> Result<Option<ProcessGroup>, CliError> {
     }
 }
 
-/// Loads the model of a command. The first process goes on with it; the others take part in its steps from here on, and end with it.
+/// Loads the model of a command. The first process goes on with it; the others take part in its steps from
+/// here on, and end with it.
 pub(crate) fn load(path: &Path, options: LoadOptions) -> Result<Model, CliError> {
     let processes = launched_processes()?;
     let rank = processes.as_ref().map_or(0, ProcessGroup::rank);

@@ -19,8 +19,8 @@ pub struct RerankArgs {
     query: String,
     /// The documents [default: each line of standard input]
     documents: Vec<String>,
-    /// Instruction that says which documents are relevant, for rerankers that answer with a token [default: what the
-    /// model was trained with]
+    /// Instruction that says which documents are relevant, for rerankers that answer with a token [default:
+    /// what the model was trained with]
     #[arg(long, value_name = "TEXT")]
     instruct: Option<String>,
     /// Print only the N best documents

@@ -1,4 +1,4 @@
-//! What a container asks Kubernetes for, to serve a compiled model.
+//! The resources that a container requests from Kubernetes to serve a compiled model.
 
 use std::path::Path;
 
@@ -11,8 +11,8 @@ use crate::error::CliError;
 /// Flags of `mlcc inspect --resources`; they mean what they do for `mlcc serve`.
 #[derive(Debug, clap::Args)]
 pub struct ResourceArgs {
-    /// Print what `mlcc serve` needs for it, as Kubernetes requests and limits: the memory that a server computes at
-    /// its start (loads the code)
+    /// Print what `mlcc serve` needs for it, as Kubernetes requests and limits: the memory that a server
+    /// computes at its start (loads the code)
     #[arg(long, conflicts_with_all = ["params", "metadata", "asm", "graph"])]
     pub resources: bool,
     /// With --resources: sequences that run together
@@ -21,8 +21,8 @@ pub struct ResourceArgs {
     /// With --resources: worker threads [default: physical cores]
     #[arg(short, long, requires = "resources", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// With --resources: capacity in tokens of the caches of all sequences together [default: enough for all sequences
-    /// at full length]
+    /// With --resources: capacity in tokens of the caches of all sequences together [default: enough for all
+    /// sequences at full length]
     #[arg(long, value_name = "N", requires = "resources", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     cache_tokens: Option<u64>,
     /// With --resources: the server keeps states in files

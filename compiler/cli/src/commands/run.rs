@@ -35,13 +35,15 @@ pub struct RunArgs {
     /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
-    /// The prompt; `-` reads it from standard input. A model with a chat template answers it, other models continue it
+    /// The prompt; `-` reads it from standard input. A model with a chat template answers it, other models
+    /// continue it
     #[arg(short, long, conflicts_with = "file")]
     prompt: Option<String>,
     /// File with the prompt; `-` is standard input
     #[arg(short, long)]
     file: Option<PathBuf>,
-    /// Continue the prompt as it is, without the model's chat template; implied by --load-state and --save-state
+    /// Continue the prompt as it is, without the model's chat template; implied by --load-state and
+    /// --save-state
     #[arg(long)]
     raw: bool,
     /// Number of tokens to generate; -1 generates until the model ends the text
@@ -202,8 +204,8 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     if let Some(drafts) = args.speculation.drafter(&model, &tokenizer, &args.threads)? {
         generator.draft_with((drafts.make_drafter)());
     }
-    // The prompt is repeated when it has been accepted: with the first text, or at the end.
-    // Neither a source text nor a message is what the text goes on from.
+    // The prompt is repeated when it has been accepted: with the first text, or at the end. A source text or
+    // a message is not continued by the text.
     let echo = !args.no_echo && format.is_none() && model.plan().decoder_start().is_none();
     let mut text = StdoutText::new(echo.then_some(prompt));
     let mut first = None;
@@ -231,7 +233,7 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
 
 /// Standard output, which may go away in the middle of the text.
 pub(crate) struct StdoutText {
-    /// What comes before the first piece.
+    /// Text before the first piece.
     echo: Option<String>,
     error: Option<std::io::Error>,
 }
@@ -308,7 +310,7 @@ fn message(format: &ChatFormat, text: &str) -> Result<String, CliError> {
     format.render(&messages, true, &TemplateInputs::default()).map_err(|error| suggest_raw(error.into()))
 }
 
-/// What the text may be, behind the reasoning that a template knows.
+/// The grammar of the text, behind the reasoning that a template knows.
 fn grammar(
     args: &RunArgs,
     model: &Model,
@@ -404,7 +406,7 @@ pub(crate) fn sampling(
     Ok(artifact_text::sampling(metadata)?.with(&flags))
 }
 
-/// What a sequence takes, as planned when the model was built.
+/// The memory of a sequence, as planned when the model was built.
 fn memory(model: &Model) -> String {
     let plan = model.plan();
     format!(

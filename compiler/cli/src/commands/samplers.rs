@@ -6,7 +6,8 @@ use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
 /// What is not given stays off.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SamplerArgs {
-    /// Keep the tokens whose surprise is nearest to the expected one, up to this total probability; 1 disables
+    /// Keep the tokens whose surprise is nearest to the expected one, up to this total probability; 1
+    /// disables
     #[arg(long, visible_alias = "typical", value_name = "P")]
     typical_p: Option<f32>,
     /// Probability that the most likely tokens are removed (XTC); 0 disables

@@ -1,5 +1,5 @@
-//! `mlcc serve`: compiled models over HTTP. Where it listens goes to standard output with `--json`, everything else to
-//! standard error.
+//! `mlcc serve`: compiled models over HTTP. Where it listens goes to standard output with `--json`,
+//! everything else to standard error.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -33,8 +33,8 @@ use crate::ui::{self, Ui};
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions --json '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct ServeArgs {
-    /// Compiled models, or checkpoints, which are compiled first and cached; requests choose one by name; the first is
-    /// the default
+    /// Compiled models, or checkpoints, which are compiled first and cached; requests choose one by name; the
+    /// first is the default
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
     artifacts: Vec<PathBuf>,
     /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
@@ -65,8 +65,8 @@ pub struct ServeArgs {
     /// Memory that the server may use, for example 8GB [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     memory: Option<u64>,
-    /// Capacity in tokens of the caches of all sequences of a model together, at least a full context; when it is used
-    /// up, the newest sequence waits [default: enough for all sequences at full length]
+    /// Capacity in tokens of the caches of all sequences of a model together, at least a full context; when
+    /// it is used up, the newest sequence waits [default: enough for all sequences at full length]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     cache_tokens: Option<u64>,
     #[command(flatten)]
@@ -74,27 +74,27 @@ pub struct ServeArgs {
     /// Model name for clients, once per artifact in the same order [default: the file's name without .so]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     alias: Vec<String>,
-    /// Key that clients have to send as `Authorization: Bearer KEY`; repeat it, or use commas, for several clients,
-    /// which then take turns. Other users of the machine can see keys on the command line: use the variable or
-    /// --api-key-file
+    /// Key that clients have to send as `Authorization: Bearer KEY`; repeat it, or use commas, for several
+    /// clients, which then take turns. Other users of the machine can see keys on the command line: use the
+    /// variable or --api-key-file
     #[arg(long, value_name = "KEY", env = "MLCC_API_KEY", hide_env_values = true, value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     api_key: Vec<String>,
     /// File with such keys, one per line
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Host name by which clients reach the server, in addition to its addresses and localhost: needed behind a proxy,
-    /// or if clients use the machine's name; `*` allows any name (repeatable)
+    /// Host name by which clients reach the server, in addition to its addresses and localhost: needed behind
+    /// a proxy, or if clients use the machine's name; `*` allows any name (repeatable)
     #[arg(long, value_name = "NAME", env = "MLCC_ALLOWED_HOST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     allowed_host: Vec<String>,
     /// Maximum size of a request's body
     #[arg(long, value_name = "SIZE", default_value = "8MB", value_parser = parse_bytes)]
     body_limit: u64,
-    /// Memory that all requests together may need; requests beyond that wait or are refused [default: 256 MiB, or 16
-    /// times --body-limit]
+    /// Memory that all requests together may need; requests beyond that wait or are refused [default: 256
+    /// MiB, or 16 times --body-limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     request_memory: Option<u64>,
-    /// Keep states of prompts and generated texts in this folder, so that they need not be computed again after a
-    /// restart
+    /// Keep states of prompts and generated texts in this folder, so that they need not be computed again
+    /// after a restart
     #[arg(long, value_name = "FOLDER")]
     cache_dir: Option<PathBuf>,
     /// Maximum size of the folder of --cache-dir; least recently used states are removed first
@@ -109,15 +109,15 @@ pub struct ServeArgs {
     /// How long requests may continue after SIGTERM or Ctrl-C, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_timeout: u32,
-    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of Jinja text,
-    /// or `plain` for text that is simply continued
+    /// Chat template to use instead of the model's own: a name (chatml, llama-2, llama-3, ...), a file of
+    /// Jinja text, or `plain` for text that is simply continued
     #[arg(long, value_name = "NAME|FILE")]
     template: Option<String>,
     /// Tokenizer file, instead of the one in the artifact
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// LoRA adapter in PEFT format, with an optional scale, that clients use as a model of this name; for the first
-    /// artifact, which must be built with --lora-slots (repeatable)
+    /// LoRA adapter in PEFT format, with an optional scale, that clients use as a model of this name; for the
+    /// first artifact, which must be built with --lora-slots (repeatable)
     #[arg(long, value_name = "NAME=DIR[=SCALE]")]
     lora: Vec<NamedAdapter>,
     /// Let clients load and unload adapters from folders below this one (/v1/load_lora_adapter, as in vLLM)
@@ -154,12 +154,12 @@ struct ArtifactLibrary {
     args: ServeArgs,
     options: ServeOptions,
     named: Vec<(String, PathBuf)>,
-    /// Of the first model; the others have the same workers.
+    /// Workers of the first model; the others have the same.
     workers: Mutex<Option<WorkerThreads>>,
     ui: Ui,
 }
 
-/// What an artifact is served as.
+/// The form in which an artifact is served.
 enum ServedArtifact {
     Ready(Box<ReadyModel>),
     /// Makes vectors of texts.
@@ -210,7 +210,7 @@ impl ArtifactLibrary {
         Ok(ServedArtifact::Ready(Box::new(ReadyModel::from_model(&model, served, &self.options, committed)?)))
     }
 
-    /// Those of the command line, if it is the artifact that they are for.
+    /// The adapters of the command line, if it is the artifact that they are for.
     fn adapters(&self, artifact: &str, model: &Model) -> Result<Vec<TextAdapter>, CliError> {
         let is_first = self.named.first().is_some_and(|(name, _)| name == artifact);
         let wanted = self.args.lora.iter().filter(|_| is_first);
@@ -221,7 +221,7 @@ impl ArtifactLibrary {
         wanted.map(load).collect()
     }
 
-    /// In the folder of `--models`, by their names in order.
+    /// The artifacts in the folder of `--models`, by their names in order.
     fn folder_artifacts(&self) -> Vec<(String, PathBuf)> {
         let entries = self.args.models.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
         let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
@@ -269,16 +269,17 @@ impl ModelLibrary for ArtifactLibrary {
     }
 }
 
-/// Whoever runs the server is told the whole of it, clients get it without folders.
+/// The operator of the server gets the whole of it, clients get it without folders.
 fn load_error(name: &str, error: &CliError) -> LoadError {
     warn(&format!("{name} is not loaded: {error}"));
     LoadError::Refused(error.to_string())
 }
 
-/// How long a state is not used before it is written to the folder of `--cache-dir`.
+/// The time without use after which a state is written to the folder of `--cache-dir`.
 const REST: Duration = Duration::from_secs(2);
 
-/// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients have asked.
+/// The folder of `--cache-dir`, which only its owner can read, as the files in it: they have what clients
+/// have asked.
 fn prefix_files(args: &ServeArgs) -> Result<Option<DiskCacheOptions>, CliError> {
     let Some(folder) = args.cache_dir.clone() else { return Ok(None) };
     let files = DiskCacheOptions { folder, max_bytes: args.cache_dir_size, idle_time: REST, warn };
@@ -291,7 +292,7 @@ fn warn(what: &str) {
 }
 
 fn log_line(line: &str) {
-    // Nobody may read it.
+    // The receiver may have left.
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 

@@ -26,7 +26,7 @@ enum SpeculateArg {
     Ngram,
 }
 
-/// Who drafts.
+/// The drafter.
 pub(crate) struct DraftSource {
     pub make_drafter: MakeDrafter,
     /// The model that does.
@@ -34,7 +34,7 @@ pub(crate) struct DraftSource {
 }
 
 impl SpeculationArgs {
-    /// Who drafts for `model`, if anybody shall.
+    /// The drafter for `model`, if one is requested.
     pub(crate) fn drafter(
         &self,
         model: &Model,
@@ -72,7 +72,7 @@ fn check_rollback(flag: &str, model: &Model) -> Result<(), CliError> {
     )))
 }
 
-/// Who drafts is fed a few tokens after each other.
+/// Checks that the model can draft: it computes a few tokens at a time.
 fn check_chunk(small: &Model) -> Result<(), CliError> {
     if can_draft(small) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! `mlcc tune`: finds values of the tune tables that are faster on this machine, or predicted to be so on a GPU, and writes them for
-//! `mlcc build --tuning`.
+//! `mlcc tune`: finds values of the tune tables that are faster on this machine, or predicted to be so on a
+//! GPU, and writes them for `mlcc build --tuning`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -31,8 +31,8 @@ mod source;
          mlcc build -m ./TinyLlama --quant q4i8 --tuning zen.toml
          mlcc tune llama-3-8b --quant q4f16_2 --target sm_90 --predict h200 -o hopper.toml")]
 pub struct TuneArgs {
-    /// Whatever `mlcc build --model` takes, or a compiled model with the wanted configuration and formats. Weights are
-    /// not read
+    /// Whatever `mlcc build --model` takes, or a compiled model with the wanted configuration and formats.
+    /// Weights are not read
     #[arg(value_name = "MODEL|ARTIFACT", env = "MLCC_MODEL")]
     model: String,
     /// Weight format: a name from `mlcc quants` [default: that of the artifact]
@@ -41,8 +41,8 @@ pub struct TuneArgs {
     /// Level to tune: a CPU level that runs here, or any GPU level with `--predict`
     #[arg(long, default_value = "cpu", env = "MLCC_TARGET")]
     target: String,
-    /// Judge by predicted times on this GPU (`h200`) instead of measured ones; for GPU levels. Needs NVIDIA's ptxas and
-    /// nvdisasm
+    /// Judge by predicted times on this GPU (`h200`) instead of measured ones; for GPU levels. Needs NVIDIA's
+    /// ptxas and nvdisasm
     #[arg(long, value_name = "GPU")]
     predict: Option<String>,
     /// Storage of keys and values, as for `mlcc build`
@@ -170,7 +170,7 @@ fn tune_by_predictions(args: &TuneArgs, level: &FeatureLevel, gpu: &str, ui: &Ui
     finish(args, ui, (&output, tuning), &outcome, begin)
 }
 
-/// What was found so far is written without its last comparison, if the user ends that.
+/// The comparisons; none if the user ends the last one, so that the result so far is written without it.
 fn unless_interrupted(
     last: Result<Vec<SpeedComparison>, CliError>,
 ) -> Result<Vec<SpeedComparison>, CliError> {

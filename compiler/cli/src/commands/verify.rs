@@ -41,8 +41,8 @@ pub struct VerifyArgs {
     layers: bool,
     #[command(flatten)]
     layer_args: layers::LayerArgs,
-    /// Largest permitted error, instead of the default: for plain formats against the reference, for packed ones
-    /// against the graph (or the reference, if the graph is too large to be interpreted)
+    /// Largest permitted error, instead of the default: for plain formats against the reference, for packed
+    /// ones against the graph (or the reference, if the graph is too large to be interpreted)
     #[arg(long, allow_negative_numbers = true, value_parser = parse_tolerance)]
     tolerance: Option<f64>,
     /// Worker threads [default: physical cores]
@@ -66,7 +66,7 @@ pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
     }
 }
 
-/// Reference results of another model are told before anything is computed.
+/// Reference results of another model are reported before anything is computed.
 pub(crate) fn check_golden(
     golden: &GoldenFile,
     path: &Path,
@@ -123,7 +123,7 @@ fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliE
     if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
 }
 
-/// The same of a model of texts.
+/// Verifies a model of texts.
 fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliError> {
     let golden = PoolingGoldenFile::read(golden_path)?;
     let model = super::load(&args.artifact, args.threads.map(usize::from), true)?;
@@ -151,8 +151,8 @@ fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliEr
     if outcome.ok { Ok(()) } else { Err(CliError::Reported) }
 }
 
-/// True where weights are packed, or caches hold less than the tolerance of the scheme allows for: then the distance from a
-/// reference says little about the kernels.
+/// True where weights are packed, or caches hold less than the tolerance of the scheme allows for: then the
+/// distance from a reference says little about the kernels.
 fn has_own_error(model: &Model, scheme: &str) -> bool {
     let packed = |p: &ParamInfo| DType::parse(&p.format).is_none_or(DType::is_packed);
     let small = |format: &str| format == DType::I8.name() || (scheme == "f32" && format != DType::F32.name());

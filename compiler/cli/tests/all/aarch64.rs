@@ -1,5 +1,6 @@
-//! Whole models on AArch64, by an emulator where one is installed: at every CPU level, against their reference cases and, in
-//! packed formats, against their own meaning. Prompts are long enough for the kernels of many rows, and enter token by token too.
+//! Whole models on AArch64, by an emulator where one is installed: at every CPU level, against their
+//! reference cases and, in packed formats, against their own meaning. Prompts are long enough for the kernels
+//! of many rows, and enter token by token too.
 #![cfg(feature = "llvm")]
 
 use std::path::{Path, PathBuf};

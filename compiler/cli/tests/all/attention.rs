@@ -1,5 +1,6 @@
-//! Attention kernels against a plain reference: interpreted for CPUs and a GPU, compiled by every back end at every level of
-//! this machine, for decode and prefill, over head sizes, groups, lengths and kinds of attention.
+//! Attention kernels against a plain reference: interpreted for CPUs and a GPU, compiled by every back end at
+//! every level of this machine, for decode and prefill, over head sizes, groups, lengths and kinds of
+//! attention.
 
 use std::collections::HashMap;
 
@@ -15,10 +16,11 @@ use mlcc_ir::types::DType;
 use mlcc_kernels::params::KernelTarget;
 use mlcc_target::FeatureLevel;
 
-/// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends, fewer keys than sinks.
+/// (queries, past) that fit an interpreter: within and across blocks of keys, ragged ends, fewer keys than
+/// sinks.
 const SMALL: [(usize, usize); 7] = [(1, 0), (1, 5), (1, 25), (1, 77), (3, 0), (19, 0), (9, 30)];
 
-/// With numbers of workers: every way to lay out the products of floats.
+/// Levels with numbers of workers: every way to lay out the products of floats.
 const LEVELS: [(&str, usize); 5] =
     [("x86-64-v3", 3), ("x86-64-v4", 1), ("x86-64-v4-bf16", 2), ("armv8.6", 2), ("sm_80", 1)];
 
@@ -51,8 +53,8 @@ fn interpreted_kernels_equal_the_definition() {
     }
 }
 
-/// Tiles of fragments on a GPU: every type of a cache, rows of several heads, all kinds of attention; fewer keys than a tile, and several
-/// tiles and slices. Other sizes of heads have none.
+/// Tiles of fragments on a GPU: every type of a cache, rows of several heads, all kinds of attention; fewer
+/// keys than a tile, and several tiles and slices. Other sizes of heads have none.
 #[test]
 fn tensor_cores_interpreted() {
     let target = target_of("sm_80").0;
@@ -87,8 +89,8 @@ fn tensor_cores_interpreted() {
     }
 }
 
-/// Rows so long that the shared memory holds 16 keys of them: a block of one query has one warp, and leaves unfinished sums where there are
-/// slices, as many warps do.
+/// Rows so long that the shared memory holds 16 keys of them: a block of one query has one warp, and leaves
+/// unfinished sums where there are slices, as many warps do.
 #[test]
 fn tensor_cores_of_one_warp_interpreted() {
     let target = target_of("sm_80").0;
@@ -157,7 +159,8 @@ fn integer_products_interpreted() {
     }
 }
 
-/// Rows that are no whole vectors of bytes meet queries as words where there is a dot instruction for these, too.
+/// Rows that are no whole vectors of bytes meet queries as words where there is a dot instruction for these,
+/// too.
 #[test]
 fn words_of_512_bits_interpreted() {
     let target = target_of("x86-64-v4-vnni").0;
@@ -176,7 +179,8 @@ fn words_of_512_bits_interpreted() {
     }
 }
 
-/// Products of several queries in integers, in all kinds of attention; other machines and single queries have none.
+/// Products of several queries in integers, in all kinds of attention; other machines and single queries have
+/// none.
 #[test]
 fn products_of_pairs_interpreted() {
     let mut all = vec![
@@ -210,7 +214,8 @@ fn products_of_pairs_interpreted() {
     assert!(!has_pairs(&AttentionCase::new(1, 2, 32).kernels(false, &target)[0]), "not permitted");
 }
 
-/// With batch invariance a query alone has the bits of the same query among several: in floats and codes, on every kind of machine.
+/// A query alone has the bits of the same query among several, with batch invariance: in floats and codes, on
+/// every kind of machine.
 #[test]
 fn a_query_alone_has_the_bits_of_several() {
     let mut all = vec![
@@ -252,8 +257,9 @@ fn operand(case: &AttentionCase, i: usize) -> usize {
     if case.cache == DType::I8 && i > 2 { i - 2 } else { i }
 }
 
-/// Codes as large as they get in all lanes, of one sign, keep sums within 32 bits; and where a key with small values has nearly
-/// all of the weight, as the first of a text often does, those of the others keep their precision.
+/// Codes as large as they get in all lanes, of one sign, keep sums within 32 bits; and where a key with small
+/// values has nearly all of the weight, as the first of a text often does, those of the others keep their
+/// precision.
 #[test]
 fn codes_of_extreme_rows() {
     let case = AttentionCase::new(1, 2, 32).on_codes();
@@ -343,7 +349,8 @@ fn compiled_kernels_equal_the_definition() {
         AttentionCase { value_size: 72, ..sized(1, 16, 48, DType::F16) },
         sized(2, 20, 16, DType::BF16),
         sized(2, 8, 64, DType::I8),
-        // Integer products: fewer heads than lanes have room for, other sizes of rows, several sets, kinds of attention.
+        // Integer products: fewer heads than lanes have room for, other sizes of rows, several sets, kinds of
+        // attention.
         sized(1, 7, 128, DType::I8),
         sized(2, 4, 64, DType::I8),
         AttentionCase { value_size: 128, ..sized(2, 2, 64, DType::I8) },

@@ -1,5 +1,5 @@
-//! Checkpoints that cannot be built, and builds that cannot be written: each is one message that names the place and
-//! says what to do, and leaves no file.
+//! Checkpoints that cannot be built, and builds that cannot be written: each is one message that names the
+//! place and says what to do, and leaves no file.
 
 use std::path::Path;
 
@@ -300,7 +300,7 @@ fn outputs_that_cannot_be_written() {
     };
     fails_with(&mut build(&folder.path().join("no/such/x.so")), &["x.so", "folder does not exist", "-o"]);
     fails_with(&mut build(folder.path()), &["folder"]);
-    // Nobody may create files there, root included.
+    // No user may create files there, root included.
     if Path::new("/sys/kernel").is_dir() {
         fails_with(&mut build(Path::new("/sys/kernel/x.so")), &["/sys/kernel/x.so", "-o"]);
     }

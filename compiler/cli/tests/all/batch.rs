@@ -1,5 +1,6 @@
-//! Sequences decoded together against the same sequences decoded alone: graph, kernels by interpretation, artifacts.
-//! They have different lengths, join and leave between steps, and drop rows where the model has a window.
+//! Sequences decoded together against the same sequences decoded alone: graph, kernels by interpretation,
+//! artifacts. They have different lengths, join and leave between steps, and drop rows where the model has a
+//! window.
 
 use std::path::Path;
 
@@ -105,7 +106,8 @@ fn session(model: &Model, prompt: &[i32]) -> Session {
     session
 }
 
-/// Steps with all three, with two (one has left), with another one that has joined; each against a twin that decodes alone.
+/// Steps with all three, with two (one has left), with another one that has joined; each against a session
+/// that decodes alone.
 pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions {
     let prompts = prompts(dir);
     assert_eq!(model.max_batch(), u64::from(BATCH));
@@ -135,7 +137,7 @@ pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions
     twins
 }
 
-/// Sequences go on beyond their caches while others have just begun.
+/// Sequences go on beyond their caches while others have just started.
 #[test]
 fn windows_move_for_each_sequence() {
     let Some(dir) = find("mistral-swa") else { return };
@@ -200,7 +202,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(rows, session.logits());
 }
 
-/// With one worker, which is the thread of the caller, threads do not wait for each other.
+/// One worker is the thread of the caller, so threads do not wait for each other.
 #[test]
 fn sessions_of_several_threads_know_nothing_of_each_other() {
     let backend = backends().next().expect("a back end is built in");
@@ -229,7 +231,8 @@ fn sessions_of_several_threads_know_nothing_of_each_other() {
     }
 }
 
-/// Steps by ever other numbers of workers give what one worker gives, bit for bit: prompts, single tokens and batches.
+/// Steps by ever other numbers of workers give what one worker gives, bit for bit: prompts, single tokens and
+/// batches.
 #[test]
 fn the_number_of_workers_may_change_from_step_to_step() {
     let backend = backends().next().expect("a back end is built in");

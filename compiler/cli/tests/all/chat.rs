@@ -188,7 +188,8 @@ fn without_a_template_texts_are_continued() {
     assert!(told.contains("rwkv4-tiny-books"), "{told}");
 }
 
-/// What `run` is given is a message where the model has a template, and a text to go on with where it has none or --raw says so.
+/// The argument of `run` is a message where the model has a template, and a text to go on with where it has
+/// none or --raw says so.
 #[test]
 fn run_answers_by_the_template() {
     let folder = tempfile::tempdir().unwrap();
@@ -321,7 +322,8 @@ fn mistakes_are_named_and_end_nothing() {
     assert!(failure(&mut chat, 1).contains("not a saved conversation"));
 }
 
-/// The trained transformer: a conversation gives what one prompt of the same text gives, and goes back in its cache.
+/// The trained transformer: a conversation gives what one prompt of the same text gives, and goes back in its
+/// cache.
 #[test]
 fn caches_give_what_one_prompt_gives() {
     let shared = std::env::var_os("MLCC_SHARED");
@@ -349,7 +351,7 @@ fn caches_give_what_one_prompt_gives() {
     assert!(!first.is_empty() && second == again, "{out:?}");
     let whole = format!("The old man{first} and the");
     assert_eq!(talk(&whole)[0], *second);
-    // All that was fed is reused, but for a last token that may go on otherwise.
+    // All computed tokens are reused, but for a last token that may go on otherwise.
     assert!(number(stats, " of them in the context before") > 6, "{stats}");
     let mut loaded = mlcc();
     loaded.arg("chat").arg(&path).args([

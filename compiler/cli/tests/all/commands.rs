@@ -1,4 +1,4 @@
-//! What each command does when all goes well: results on standard output, everything else on standard error.
+//! Output of each command when all goes well: results on standard output, everything else on standard error.
 
 use crate::cases;
 use crate::program::{
@@ -150,7 +150,7 @@ fn a_lowered_module_is_interpreted_and_edited() {
     let mut interp = mlcc();
     interp.arg("interp").arg("--model").arg(&lowered).arg("--weights").arg(&model).args(["--prompts", "1"]);
     interp.arg("--golden").arg(model.join("golden.json")).assert().success();
-    // What does not fit is told with its place, and nothing is written.
+    // Misfits are reported with their place, and nothing is written.
     let text = std::fs::read_to_string(&lowered).unwrap();
     let wrong = folder.path().join("wrong.mlc");
     let artifact = folder.path().join("wrong.so");
@@ -495,7 +495,8 @@ fn tables_of_what_there_is() {
     assert!(text(mlcc().arg("--version")).contains("back ends: "));
 }
 
-/// Builds that take code from earlier ones, make it anew, or keep none of it write the same file; `doctor` shows the folder.
+/// Builds that take code from earlier ones, make it anew, or do not keep it write the same file; `doctor`
+/// shows the folder.
 #[test]
 fn code_of_earlier_builds() {
     let folder = tempfile::tempdir().unwrap();
@@ -531,8 +532,8 @@ fn code_of_earlier_builds() {
     assert_eq!(build(&[]).1["from_cache"], 0);
 }
 
-/// Devices without an end and files with the wrong name are errors of one kind, whoever reads them. A file with a hole is large without
-/// taking room.
+/// Devices without an end and files with the wrong name are errors of one kind, whoever reads them. A file
+/// with a hole is large without taking room.
 #[test]
 #[cfg(unix)]
 fn texts_have_limits() {

@@ -1,8 +1,9 @@
-//! Artifacts that are damaged where the loader and the runtime look, with hashes that were made to fit: none may end a program by a
-//! signal, keep it busy for ever or take memory without bound. Machine code itself is left alone: nobody can check that.
+//! Artifacts that are damaged where the loader and the runtime look, with hashes that were made to fit: none
+//! may end a program by a signal, keep it busy for ever or take memory without bound. Machine code itself is
+//! left alone: it cannot be checked.
 //!
-//! `MLCC_DAMAGED_TABLES=5000 cargo test -p mlcc damaged_tables` runs so many cases instead of a few hundred; a number
-//! with `#` before it is the one case to look at.
+//! `MLCC_DAMAGED_TABLES=5000 cargo test -p mlcc damaged_tables` runs that many cases instead of a few
+//! hundred; a number with `#` before it is the one case to look at.
 #![cfg(target_os = "linux")]
 
 use std::ops::Range;
@@ -41,7 +42,7 @@ impl TableRandom {
     }
 }
 
-/// Where the parts of an artifact lie in its file.
+/// The places of the parts of an artifact in its file.
 struct ArtifactParts {
     /// The model table and what it points to.
     table: Range<usize>,
@@ -142,7 +143,7 @@ fn model(name: &str, folder: &Path) -> DamagedModel {
     DamagedModel { good: std::fs::read(&path).unwrap(), golden: case(name).join("golden.json") }
 }
 
-/// What went wrong with a case.
+/// The fault of a case.
 fn check(number: u64, models: &[DamagedModel], folder: &Path) -> Result<(), String> {
     let model = &models[number as usize % models.len()];
     let mut random = TableRandom(number);

@@ -1,5 +1,5 @@
-//! Positions up to 131071 of scaled rotary embeddings, against the formulas in f64: a Llama of one layer, whose keys and values
-//! depend on the token and its position alone.
+//! Positions up to 131071 of scaled rotary embeddings, against the formulas in f64: a Llama of one layer,
+//! whose keys and values depend on the token and its position alone.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const ORIGINAL: f64 = 16_384.0;
 /// Keys that a token of a model with a window sees.
 const WINDOW: usize = 2048;
 
-/// How queries and keys are turned, and how far a query sees.
+/// The rotation of queries and keys, and the distance that a query sees.
 struct RotationTables {
     frequencies: Vec<f64>,
     scale: f64,
@@ -53,7 +53,7 @@ impl ReferenceMatrix {
 /// The weights; norms have ones.
 struct ReferenceWeights {
     embedding: ReferenceMatrix,
-    /// Of queries, keys, values and the output.
+    /// Weights of queries, keys, values and the output.
     attention: [ReferenceMatrix; 4],
     /// Gate, up, down.
     mlp: [ReferenceMatrix; 3],
@@ -103,8 +103,8 @@ impl ReferenceWeights {
         std::fs::write(path, file).unwrap();
     }
 
-    /// Logits of the last of some tokens, of which it sees those of its window; angles are products of f32, as implementations have
-    /// them.
+    /// Logits of the last of some tokens, of which it sees those of its window; angles are products of f32,
+    /// as implementations have them.
     fn logits(
         &self,
         tokens: &[i32],

@@ -1,5 +1,5 @@
-//! Manifests, the Containerfile and the unit of systemd start the program with flags that it has: its own parser reads them.
-//! What needs kustomize and schemas is in `tests/deploy/run`.
+//! Manifests, the Containerfile and the unit of systemd start the program with flags that it has: its own
+//! parser reads them. What needs kustomize and schemas is in `tests/deploy/run`.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// What stands after `begin` in the only line that begins so.
+/// The text after `begin` in the only line that begins so.
 fn line<'a>(text: &'a str, begin: &str) -> &'a str {
     let found: Vec<&str> = text.lines().filter_map(|line| line.trim().strip_prefix(begin)).collect();
     assert_eq!(found.len(), 1, "{begin}: {found:?}");
@@ -36,7 +36,7 @@ fn args_of_unit(text: &str) -> Vec<String> {
 
 fn args_of_image(text: &str, program: &str) -> Vec<String> {
     assert_eq!(line(text, "ENTRYPOINT "), format!("[\"/usr/local/bin/{program}\"]"));
-    // Behind a continued line stands another one of these.
+    // The line after a continued one is another one of these.
     let last = text.lines().rfind(|line| line.starts_with("CMD ")).unwrap();
     serde_json::from_str(&last["CMD ".len()..]).unwrap()
 }
@@ -114,7 +114,7 @@ fn artifact(folder: &Path, build: &[&str]) {
     command.arg("-o").arg(folder.join("model.so")).assert().success();
 }
 
-/// What `inspect --resources` says of it with these flags, for the texts of the Deployment.
+/// The output of `inspect --resources` with these flags, for the texts of the Deployment.
 fn inspected(folder: &Path, flags: &[&str]) -> Value {
     let manifest = args_of_manifest(&read("deploy/k8s/base/deployment.yaml"));
     let mut command = mlcc();
@@ -123,8 +123,8 @@ fn inspected(folder: &Path, flags: &[&str]) -> Value {
     json(&mut command)
 }
 
-/// The limits of memory of TinyLlama's shapes in mebibytes, by the flags of `inspect`, where weights cannot be left out of the file: from some of
-/// its layers, since every layer has as much as another.
+/// The limits of memory of TinyLlama's shapes in mebibytes, by the flags of `inspect`, where weights cannot
+/// be left out of the file: from some of its layers, since every layer has as much as another.
 fn memory_by_layers<const N: usize>(folder: &Path, build: &[&str], flags: [&[&str]; N]) -> [u64; N] {
     let config = json!({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32,
         "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5});
@@ -138,7 +138,7 @@ fn memory_by_layers<const N: usize>(folder: &Path, build: &[&str], flags: [&[&st
     std::array::from_fn(|i| (two[i] + 20 * (three[i] - two[i])).div_ceil(1 << 20))
 }
 
-/// The value of a line that stands under `requests:` and under `limits:`.
+/// The value of a line under `requests:` and under `limits:`.
 fn amount(overlay: &str, name: &str) -> String {
     let found: Vec<&str> = overlay.lines().filter_map(|line| line.trim().strip_prefix(name)).collect();
     assert!(found.len() == 2 && found[0] == found[1], "{name} {found:?}");
@@ -219,7 +219,8 @@ fn the_overlay_for_ranks_is_that_of_the_plan() {
     holds(&group, each + shared);
 }
 
-/// The first pod of the overlay for several machines, which has one rank and its GPU; the others ask for the same.
+/// The first pod of the overlay for several machines, which has one rank and its GPU; the others ask for the
+/// same.
 fn machines(image: &str, flags: &str) -> String {
     let [overlay, whole, script] = [
         "k8s/overlays/machines/group.yaml",
@@ -248,7 +249,7 @@ fn machines(image: &str, flags: &str) -> String {
     leader.to_owned()
 }
 
-/// Of a model that is split a container has all ranks, or one of them; no GPU is asked for what it needs.
+/// A container of a split model has all ranks, or one of them; no GPU is asked for its needs.
 #[test]
 fn containers_of_ranks_have_their_part() {
     let folder = tempfile::tempdir().unwrap();
@@ -277,13 +278,13 @@ fn containers_of_ranks_have_their_part() {
             let found = json(command.env("MLCC_CUDA_DRIVER", "/nowhere/libcuda.so"));
             let gpus = found["resources"]["limits"]["nvidia.com/gpu"].as_str().map(str::to_owned);
             let number = |name: &str| found[name].as_u64().unwrap();
-            // Requests come to one rank, whichever that is.
+            // Requests reach one rank, whichever that is.
             ([number("weights_bytes"), number("need_bytes") - number("requests_bytes")], gpus)
         };
         let (([weights, need], all_gpus), ([own_weights, own], own_gpus)) =
             (found(&[]), found(&["--each-rank"]));
         assert_eq!(weights, 2 * own_weights, "{target}");
-        // Logits and what becomes of them are on the first rank, or on each.
+        // Logits and everything made of them are on the first rank, or on each.
         assert!(own > need * 4 / 10 && own < need * 6 / 10, "{target}: {own} of {need}");
         assert_eq!((all_gpus.as_deref(), own_gpus.as_deref()), (gpus, gpus.map(|_| "1")), "{target}");
     }

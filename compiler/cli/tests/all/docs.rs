@@ -1,5 +1,6 @@
-//! The tables of docs/ are made from the program: flags from clap, formats, machines, models and passes from their
-//! registries. They stand between `<!-- generated: NAME -->` and `<!-- end -->`. `MLCC_BLESS=1` rewrites them.
+//! The tables of docs/ are made from the program: flags from clap, formats, machines, models and passes from
+//! their registries. They are between `<!-- generated: NAME -->` and `<!-- end -->`. `MLCC_BLESS=1` rewrites
+//! them.
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +50,7 @@ fn flags() -> String {
     out
 }
 
-/// Rows of a command's arguments; global flags stand only under the program itself.
+/// Rows of a command's arguments; global flags are only under the program itself.
 fn arguments(command: &Command, cli: &Command, global: bool) -> String {
     let ours = |arg: &&Arg| {
         let is_global = cli.get_arguments().any(|a| a.get_id() == arg.get_id() && a.is_global_set());
@@ -191,7 +192,8 @@ fn keys(fields: &[mlcc_target::TuneField], by: &str) -> String {
     table(&["key", "what it is", by, "values that are tried"], rows)
 }
 
-/// Rust code of a file of the project: without its header, or between the lines `// docs: begin` and `// docs: end`.
+/// Rust code of a file of the project: without its header, or between the lines `// docs: begin` and
+/// `// docs: end`.
 fn rust(file: &str) -> String {
     let path = docs().join("..").join(file);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

@@ -1,5 +1,5 @@
-//! Artifacts in programs that have nothing of ours but the header: the examples in C and Python with models that want more
-//! than one token after the other, and what entry points may rely on.
+//! Artifacts in programs that have only our header: the examples in C and Python with models that need more
+//! than single tokens in order, and the guarantees of entry points.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ fn stdout(command: &mut Command) -> String {
     String::from_utf8(out.stdout).unwrap().trim().to_owned()
 }
 
-/// Models that take a prompt only whole (ChatGLM-6B), that have to know how long it will be (dynamic and LongRoPE scaling), and
-/// one that does not care.
+/// Models that take a prompt only whole (ChatGLM-6B), that have to know how long it will be (dynamic and
+/// LongRoPE scaling), and one that does not care.
 #[test]
 fn examples_continue_as_the_reference_does() {
     let folder = tempfile::tempdir().unwrap();
@@ -99,8 +99,8 @@ fn examples_continue_as_the_reference_does() {
     }
 }
 
-/// Texts of several pages, with caches of every type: the examples in C and Python choose what a session of ours does. The one
-/// text is read in pieces beside the next tokens of the other.
+/// Texts of several pages, with caches of every type: the examples in C and Python choose what a session of
+/// ours does. The one text is read in pieces beside the next tokens of the other.
 #[test]
 fn mixed_steps_of_examples_go_over_pages() {
     let folder = tempfile::tempdir().unwrap();
@@ -141,8 +141,8 @@ fn words<T: ToString>(ids: &[T]) -> Vec<String> {
     ids.iter().map(ToString::to_string).collect()
 }
 
-/// Nothing depends on what memory held before, for caches of every kind, also with fewer keys than attention sinks; several
-/// rows of softmax; a negative length is refused and writes nothing.
+/// Nothing depends on what memory held before, for caches of every kind, also with fewer keys than attention
+/// sinks; several rows of softmax; a negative length is refused and writes nothing.
 #[test]
 fn entry_points_rely_on_nothing() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Encoder-decoder models against their reference cases: graph, kernels by interpretation, artifacts in several formats; their
-//! sessions kept, forked, cut and batched; what the commands do and refuse.
+//! Encoder-decoder models against their reference cases: graph, kernels by interpretation, artifacts in
+//! several formats; their sessions kept, forked, cut and batched; what the commands do and refuse.
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ use mlcc_passes::{CacheType, PIPELINE, TpMode};
 use mlcc_runtime::{Error, Model, Session, SessionInput};
 use serde_json::json;
 
-/// T5 1.1 (gated, a head of its own), T5 1.0 (not gated, tied, scaled) and UMT5 (distances in every layer); sizes of heads, and
-/// layers of encoder and decoder, that differ.
+/// T5 1.1 (gated, a head of its own), T5 1.0 (not gated, tied, scaled) and UMT5 (distances in every layer);
+/// sizes of heads, and layers of encoder and decoder, that differ.
 const CASES: [&str; 3] = ["t5", "t5-relu", "umt5"];
 
-/// Of the largest logit; measured are up to 5e-7.
+/// Tolerance relative to the largest logit; measured are up to 5e-7.
 const F32: f64 = 1e-5;
 
 /// Source texts come in one call; what is behind them does not.
@@ -71,7 +71,8 @@ fn kernels_give_the_reference_without_any_optional_pass() {
     }
 }
 
-/// No matrix of scores is in memory: every attention is one kernel, of the encoder, of the target, and across.
+/// No matrix of scores is in memory: every attention is one kernel, of the encoder, of the target, and
+/// across.
 #[test]
 fn attentions_are_fused() {
     for (name, encoder, decoder) in [("t5", 3, 2), ("t5-relu", 2, 3), ("umt5", 3, 2)] {
@@ -194,7 +195,7 @@ fn sessions_are_kept_in_the_middle_to_the_bit() {
     for other in &mut others {
         assert_eq!(other.past(), past);
         assert_eq!(go_on(other, &[30, 31]), expected);
-        // As the file of the state says it.
+        // The form of the state's file.
         assert_eq!(other.state("source.length").unwrap().unwrap(), (prompt.len() as i32 - 1).to_le_bytes());
     }
     // Back to some token of the target, but not of the source.
@@ -317,7 +318,7 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     assert_eq!(prompt, [86, 8, 75, 1, 0]);
     assert_eq!(tokenizer.as_prompt(vec![86, 1]), [86, 1, 0]);
     assert_eq!(tokenizer.encode_prompt("w86<pad>").unwrap(), [86, 1, 0], "the start is no part of a source");
-    // What `mlcc run` writes is what the session says, and the source is not repeated.
+    // The output of `mlcc run` is that of the session, and the source is not repeated.
     let mut session = model.session().unwrap();
     let mut expected = vec![argmax(session.prefill(&prompt).unwrap()) as i32];
     for _ in 0..4 {

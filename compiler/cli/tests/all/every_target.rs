@@ -1,6 +1,6 @@
-//! Every family's case and every preset, and every target that `mlcc targets` lists, in all its levels: from the configuration to steps
-//! with addresses. What ends in an error here nobody can build. Code is not generated, which would take hours; presets have their first
-//! layers, in which all kinds of layers are.
+//! Every family's case and every preset, and every target that `mlcc targets` lists, in all its levels: from
+//! the configuration to steps with addresses. An error here means that the build is impossible. Code is not
+//! generated, which would take hours; presets have their first layers, in which all kinds of layers are.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,7 +14,8 @@ use mlcc_passes::verify::verify_program;
 use mlcc_target::{Arch, CompileTarget};
 use serde_json::{Map, Value};
 
-/// Layers of a preset: attention stands at the sixth place in some, and a half of these shares keys with the others.
+/// Layers of a preset: attention is at the sixth place in some, and a half of these shares keys with the
+/// others.
 const LAYERS: usize = 10;
 /// Formats of weights, of which models take turns.
 const FORMATS: [&str; 5] = ["q4f16_2", "q8i8", "f32", "f16", "q4i8"];
@@ -37,7 +38,7 @@ impl TargetCase {
         TargetCase { name: format!("{name} in {format}"), options, texts: false }
     }
 
-    /// Why it cannot be built for a target.
+    /// The reason why it cannot be built for a target.
     fn error(&self, target: &CompileTarget) -> Option<String> {
         let options = BuildOptions { target: target.name.clone(), ..self.options.clone() };
         let mut wrong = None;
@@ -156,7 +157,7 @@ fn errors(pairs: &[(&TargetCase, &CompileTarget)]) -> Vec<String> {
     errors
 }
 
-/// How many cases share the targets that take turns.
+/// The number of cases that share the targets that take turns.
 const TURNS: usize = 8;
 
 #[test]
@@ -166,8 +167,8 @@ fn every_model_is_planned_for_every_target() {
     let (mixed, single) = targets();
     let mut pairs = Vec::new();
     for (number, case) in families.iter().chain(&presets).enumerate() {
-        // All in every pair would take minutes more. What presets add to the cases of families is sizes, by which GPU kernels are
-        // chosen; a single level does what it does beside others but for packings.
+        // All in every pair would take minutes more. What presets add to the cases of families is sizes, by
+        // which GPU kernels are chosen; a single level does what it does beside others but for packings.
         let whole = |target: &CompileTarget| number < families.len() || target.arch == Arch::Nvptx;
         let turn = |at: usize| at % TURNS == number % TURNS;
         let of_mixed = mixed.iter().enumerate().filter(|(at, target)| whole(target) || turn(*at));

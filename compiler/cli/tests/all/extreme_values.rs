@@ -1,5 +1,6 @@
-//! Every flag that takes a number, with numbers that are no sizes: too large, zero, negative, no finite ones. They are refused by
-//! their names or do what they say; none ends in an internal error, by a signal or in an allocation that fails.
+//! Every flag that takes a number, with numbers that are no sizes: too large, zero, negative, no finite ones.
+//! They are refused by their names or do what they say; none ends in an internal error, by a signal or in an
+//! allocation that fails.
 #![cfg(unix)]
 
 use std::path::Path;

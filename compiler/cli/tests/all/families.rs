@@ -1,7 +1,8 @@
-//! The model families as artifacts against their reference cases: whole prompts (which the runtime cuts into chunks),
-//! prompts in pieces and token by token, greedy continuations, weight formats, passes switched off.
+//! The model families as artifacts against their reference cases: whole prompts (which the runtime cuts into
+//! chunks), prompts in pieces and token by token, greedy continuations, weight formats, passes switched off.
 //!
-//! Cases are in `tests/goldens`, or in a folder of reference cases beside the project; one that is in neither is skipped.
+//! Cases are in `tests/goldens`, or in a folder of reference cases beside the project; one that is in neither
+//! is skipped.
 
 use std::path::Path;
 
@@ -16,11 +17,11 @@ use mlcc_passes::{CacheType, PIPELINE};
 
 /// f32 arithmetic in another order than the reference's; measured are up to 4e-6.
 const F32: f32 = 2e-5;
-/// As the reference cases state it for half-precision weights and activations.
+/// The tolerance of the reference cases for half-precision weights and activations.
 const F16: f32 = 2e-2;
 
-/// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head; windows and
-/// bounds by tanh; experts; ALiBi with odd heads.
+/// Few that have most of what the others have: scaled rotary embedding, shared key heads and a tied head;
+/// windows and bounds by tanh; experts; ALiBi with odd heads.
 const SAMPLE: [&str; 4] = ["llama3-gqa-tied", "gemma2", "qwen3-moe", "bloom-alibi"];
 
 fn golden(dir: &Path) -> GoldenFile {
@@ -39,8 +40,8 @@ fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
     options
 }
 
-/// Prefix attention, and rotary embeddings whose angles depend on the length of what comes together (in chunks all the
-/// same).
+/// Prefix attention, and rotary embeddings whose angles depend on the number of rows in a call (in chunks
+/// nevertheless).
 fn needs_whole_prompts(dir: &Path) -> bool {
     ["chatglm-6b-tiny", "llama-dynamic", "phi3-longrope"].iter().any(|case| dir.ends_with(case))
 }
@@ -136,8 +137,8 @@ fn half_precision_is_within_its_tolerance() {
     SAMPLE.iter().for_each(|case| check_case(case, "f16", backend, None, F16));
 }
 
-/// Two cases with every pass, each other one with one pass in turn. `MLCC_ALL_CASES=all`, or the names of cases joined by
-/// commas, takes those with every pass.
+/// Two cases with every pass, each other one with one pass in turn. `MLCC_ALL_CASES=all`, or the names of
+/// cases joined by commas, takes those with every pass.
 #[test]
 fn every_optional_pass_can_be_switched_off() {
     let backend = backends().last().expect("a back end is built in");
@@ -152,7 +153,8 @@ fn every_optional_pass_can_be_switched_off() {
     }
 }
 
-/// Against the interpreter on the same quantized weights: what is left is the error of kernels, not of quantization.
+/// Against the interpreter on the same quantized weights: what is left is the error of kernels, not of
+/// quantization.
 #[test]
 fn packed_weights_equal_their_own_meaning() {
     let backend = backends().last().expect("a back end is built in");

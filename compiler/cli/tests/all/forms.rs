@@ -1,4 +1,5 @@
-//! `--json-schema` and `--grammar` of `mlcc run` and `mlcc chat`, with the small model of the project, which by itself writes no JSON.
+//! `--json-schema` and `--grammar` of `mlcc run` and `mlcc chat`, with the small model of the project, which
+//! by itself writes no JSON.
 
 use std::path::Path;
 

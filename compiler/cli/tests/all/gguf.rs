@@ -1,7 +1,9 @@
-//! GGUF files end to end: their own quantization kept or replaced, what the report of a build says of it, and layer by layer.
+//! GGUF files end to end: their own quantization kept or replaced, what the report of a build says of it, and
+//! layer by layer.
 //!
-//! The files are Llamas of one layer whose blocks are random bytes. How blocks read back is held against the `gguf` package
-//! in `models/tests/all/gguf.rs`; here the truth is the graph interpreter on what they read back as.
+//! The files are Llamas of one layer whose blocks are random bytes. How blocks read back is held against the
+//! `gguf` package in `models/tests/all/gguf.rs`; here the truth is the graph interpreter on what they read
+//! back as.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +17,7 @@ const KEEP: &str = "keep";
 const KEPT: &str = "kept: the same values";
 const AGAIN: &str = "dequantized and quantized again";
 
-/// What kernels may add to the meaning of a format: see `matrix.rs`.
+/// The permitted error of kernels, in addition to that of a format: see `matrix.rs`.
 const PACKED: f32 = 5e-4;
 
 /// The width of a block of the K formats, and of all matrices.
@@ -23,7 +25,8 @@ const WIDTH: usize = 256;
 const VOCAB: usize = 48;
 const KEY: usize = 64;
 
-/// Number of the type, weights and bytes of a block, bytes of it that are half floats and how large those are.
+/// Number of the type, weights and bytes of a block, bytes of it that are half floats and how large those
+/// are.
 struct BlockType {
     name: &'static str,
     number: u32,
@@ -72,7 +75,8 @@ impl BlockType {
             let size = size * (0.75 + random.next() as f32 / u64::MAX as f32 / 2.0);
             bytes[at..at + 2].copy_from_slice(&half::f16::from_f32(size).to_le_bytes());
         }
-        // As ggml quantizes: the largest weight of a block has the largest code, the least one code 0 where there is a minimum.
+        // The quantization of ggml: the largest weight of a block has the largest code, the least one code 0
+        // where there is a minimum.
         match self.name {
             "Q8_0" => {
                 bytes[2..34].iter_mut().filter(|b| **b == 128).for_each(|b| *b = 127);
@@ -168,7 +172,8 @@ fn prompts() -> Vec<Vec<i32>> {
     vec![(0..11).map(|i| (i * 17 + 5) % VOCAB as i32).collect(), vec![3]]
 }
 
-/// Builds, runs against the graph of the same stored weights, and returns the rows of the report and the artifact.
+/// Builds, runs against the graph of the same stored weights, and returns the rows of the report and the
+/// artifact.
 fn check(file: &Path, quant: &str, folder: &Path) -> (Vec<(String, String, usize, String)>, PathBuf) {
     let options = options(file, quant);
     let (path, report) = cases::artifact(&options, folder, "model.so");
@@ -246,7 +251,7 @@ fn another_format_is_quantized_again() {
     }
 }
 
-/// A block whose largest code is not the largest of the type: its scale is found all the same.
+/// A block whose largest code is not the largest of the type: its scale is found nevertheless.
 #[test]
 fn blocks_without_the_largest_code_are_kept() {
     let folder = tempfile::tempdir().unwrap();
@@ -289,7 +294,8 @@ fn layers_of_kept_weights() {
     assert_eq!(report["trials"].as_array().map(Vec::len), Some(0), "{report}");
 }
 
-/// Kept formats are judged by what they store: the distance from a golden of the file's own values is reported.
+/// Kept formats are judged by what they store: the distance from a golden of the file's own values is
+/// reported.
 #[test]
 fn kept_weights_are_verified_by_what_is_stored() {
     let folder = tempfile::tempdir().unwrap();

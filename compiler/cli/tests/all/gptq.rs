@@ -1,5 +1,6 @@
-//! GPTQ of widths that no reference case has, 2 and 8 bits with both versions of the zero points: what is read are the values that the
-//! codes stand for, what is built keeps all of them, and its logits are those of the same values in f32.
+//! GPTQ of widths that no reference case has, 2 and 8 bits with both versions of the zero points: reading
+//! gives the values of the codes, a build keeps all of them, and its logits are those of the same values in
+//! f32.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ struct GptqLayer {
     format: &'static str,
 }
 
-/// A weight in codes: `values` are what they stand for, `[rows, columns]`.
+/// A weight in codes: `values` are their values, `[rows, columns]`.
 struct GptqCodes {
     words: Vec<u32>,
     zeros: Vec<u32>,
@@ -95,7 +96,7 @@ impl CheckpointFile {
     }
 }
 
-/// The matrices of a reference case in these codes, and what they stand for, in folders of their own.
+/// The matrices of a reference case in these codes, and their values, in folders of their own.
 fn write(gptq: &GptqLayer, original: &Checkpoint, [packed, plain]: [&Path; 2]) {
     let (mut codes_file, mut plain_file) = (CheckpointFile::default(), CheckpointFile::default());
     for info in original.tensors() {

@@ -12,7 +12,8 @@ use crate::software_gpu::{driver, in_child};
 /// Products of several rows take activations as two bf16, those of one as f32.
 const TOLERANCE: f32 = 2e-4;
 
-/// Logits of sequences with adapters and without: in pieces, token by token so often that graphs are recorded, copied, in a batch.
+/// Logits of sequences with adapters and without: in pieces, token by token so often that graphs are
+/// recorded, copied, in a batch.
 fn texts(model: &Model) -> Vec<Vec<f32>> {
     let adapters = [loaded(model, &peft(1.0)), loaded(model, &peft(-2.0))];
     let mut sessions = [Some(&adapters[0]), None, Some(&adapters[1])].map(|adapter| session(model, adapter));

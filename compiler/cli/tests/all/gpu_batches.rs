@@ -1,5 +1,5 @@
-//! Steps and batches of several sequences on a GPU against the same sequences alone, by the driver in software: formats of weights and of
-//! caches, windows, experts, recurrent and mixed models.
+//! Steps and batches of several sequences on a GPU against the same sequences alone, by the driver in
+//! software: formats of weights and of caches, windows, experts, recurrent and mixed models.
 
 use std::path::PathBuf;
 
@@ -11,12 +11,14 @@ use crate::software_gpu::{build, driver, in_child};
 use crate::together::PairedSessions;
 use crate::{batch, step, together};
 
-/// A reference case, flags of its build, the order of warps, how far a row among several may be off from one alone.
+/// A reference case, flags of its build, the order of warps, how far a row among several may be off from one
+/// alone.
 type BatchFn = (&'static str, &'static [&'static str], &'static str, &'static str);
 
 /// Sums of a row alone and of one among several are made in another order.
 const F32: &str = "2e-5";
-/// Products of several rows take activations as two bf16, those of one as f32. rwkv6-hf is off by a little more than 5e-5.
+/// Products of several rows take activations as two bf16, those of one as f32. rwkv6-hf is off by a little
+/// more than 5e-5.
 const MATRIX: &str = "2e-4";
 /// Another sum turns a bit of a key or a value in f16 over.
 const HALF: &str = "5e-4";
@@ -44,8 +46,9 @@ fn child_with_batches() {
     assert_close("again", alone.softmax(0.8).unwrap(), b.softmax(0.8).unwrap(), tolerance);
 }
 
-/// Activations stay f32 where sums in another order are compared: one that falls on the other side of a rounding edge of f16 moves by 2^-11, up to
-/// 6e-4 of the largest logit in these models, and hides what tolerances are for.
+/// Activations stay f32 where sums in another order are compared: one that falls on the other side of a
+/// rounding edge of f16 moves by 2^-11, up to 6e-4 of the largest logit in these models, and hides what
+/// tolerances are for.
 const SUMS: [&str; 2] = ["--disable-pass", "halve_activations"];
 
 /// Random steps of pieces and single tokens of three sequences, and batches of one token of each.
@@ -126,7 +129,7 @@ fn child_with_neighbours() {
     }
 }
 
-/// Activations in f16: a row has the same bits whatever is computed beside it.
+/// Activations in f16: a row has the same bits whatever else is computed.
 #[test]
 fn rounded_rows_know_nothing_of_their_neighbours() {
     let Some(driver) = driver() else { return };
@@ -150,13 +153,13 @@ fn child_with_windows() {
     step::windows(&dir, &load("f16.so"), 5e-5);
 }
 
-/// Sequences go on beyond their caches while others have just begun.
+/// Sequences go on beyond their caches while others have just started.
 #[test]
 fn windows_move_for_each_sequence() {
     let Some(driver) = driver() else { return };
     let folder = tempfile::tempdir().unwrap();
     for quant in ["f32", "f16"] {
-        // Bits of caches in f16 would be turned over by another order of sums.
+        // Bits of caches in f16 would be flipped by another order of sums.
         let flags = ["--quant", quant, "--kv-cache", "f32", "--ctx-size", "24", "--chunk", "4"];
         let flags = [&flags[..], &SUMS, &["--max-batch", "3", "--target", "sm_90"]].concat();
         build(&case("mistral-swa"), folder.path(), &format!("{quant}.so"), &flags);

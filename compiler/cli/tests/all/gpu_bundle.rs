@@ -1,5 +1,5 @@
-//! `tests/gpu/pack` and `tests/gpu/run` on a machine without a GPU: artifacts for the CPU through the same scripts, and a driver
-//! that is none.
+//! `tests/gpu/pack` and `tests/gpu/run` on a machine without a GPU: artifacts for the CPU through the same
+//! scripts, and a driver that is none.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ fn done(output: Output, code: i32) -> String {
     text + &errors
 }
 
-/// What a run wrote, by the name of the case (or by kind, where there is none).
+/// The results of a run, by the name of the case (or by kind, where there is none).
 fn results(folder: &Path) -> BTreeMap<String, Value> {
     let text = std::fs::read_to_string(folder.join("mlcc-gpu-results.jsonl")).unwrap();
     let objects = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -102,7 +102,8 @@ fn run(bundle: &Path, flags: &[&str]) -> Command {
     run
 }
 
-/// The bundle's case under other names: one that fits, a miss, one that hangs, one that is killed and a damaged artifact.
+/// The bundle's case under other names: one that fits, a miss, one that hangs, one that is killed and a
+/// damaged artifact.
 const NAMES: [&str; 5] = ["fits", "misses", "hangs", "dies", "damaged"];
 
 fn bundle_with_failures() -> Option<tempfile::TempDir> {
@@ -131,7 +132,7 @@ fn bundle_with_failures() -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-/// Each failure is told, and the others go on.
+/// Each failure is reported, and the others go on.
 #[test]
 fn failures_are_told_and_the_rest_goes_on() {
     let Some(folder) = bundle_with_failures() else { return };
@@ -169,7 +170,8 @@ fn failures_are_told_and_the_rest_goes_on() {
     assert!(shown.matches("not run: no time left").count() >= 5, "{shown}");
 }
 
-/// Texts may leave the reference where two tokens are as likely, and nowhere else; log probabilities have a tolerance.
+/// Texts may leave the reference where two tokens are equally probable, and nowhere else; log probabilities
+/// have a tolerance.
 #[test]
 fn texts_leave_the_reference_at_ties_alone() {
     let flags = ["--no-bench", "--format", "f32", "--folder"];
@@ -230,7 +232,7 @@ fn gpus_are_looked_for_first() {
     let (Some((bundle, _)), Some(driver)) = (bundle("cuda"), fake_driver(folder.path())) else {
         return;
     };
-    // It knows the kernels of toys only, so the case fails, and all that is known of the GPU is told.
+    // It knows the kernels of toys only, so the case fails, and all that is known of the GPU is reported.
     let shown = done(run(bundle.path(), &[]).env("MLCC_CUDA_DRIVER", driver).output().unwrap(), 1);
     assert!(shown.starts_with("Fake GPU, compute capability 8.6, copies "), "{shown}");
     let results = results(&bundle.path().join("results"));

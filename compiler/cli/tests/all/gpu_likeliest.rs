@@ -1,4 +1,5 @@
-//! Tokens that are chosen among the likeliest ones, which the GPU has found, are those that all logits lead to.
+//! Tokens that are chosen among the likeliest ones, which the GPU has found, are those that all logits lead
+//! to.
 
 use std::path::PathBuf;
 
@@ -45,7 +46,7 @@ fn child_with_lists() {
         of_all.accept(token);
     }
     assert_eq!((a.past(), a.performance_warning()), (b.past(), None));
-    // Logits that somebody wants are there again, and so are their probabilities.
+    // Requested logits are there again, and so are their probabilities.
     assert_eq!(a.decode(token).unwrap(), b.decode(token).unwrap());
     assert_eq!(a.softmax(0.5).unwrap(), b.softmax(0.5).unwrap());
 }

@@ -1,4 +1,5 @@
-//! A GPU that has less memory than its pool of pages may have, since other programs have the rest, by the driver in software.
+//! A GPU that has less memory than its pool of pages may have, since other programs have the rest, by the
+//! driver in software.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ fn load(folder: &Path, pages: u64) -> Model {
     Model::load(folder.join("gpu.so"), &options).unwrap()
 }
 
-/// Bytes of all pages of a model of which the device maps so many.
+/// Bytes of all pages of a model of which the device maps `pages`.
 fn mapped(pages: u64) -> String {
     // llama3-gqa-tied in f32: three layers, 64 rows of keys and of values of one head of 16.
     let page: u64 = 3 * 2 * 64 * 16 * 4;
@@ -138,7 +139,7 @@ fn child_with_logits() {
         );
         assert!(error.to_string().contains(&wanted.to_string()) && batch.logits().is_empty());
         assert_eq!((a.past(), b.past(), model.cache_pages().free), (5, 9, free));
-        // One sequence alone is told the same.
+        // One sequence alone gets the same error.
         let alone = a.prefill_logits(&tokens[5..36]).map(drop);
         assert!(matches!(alone, Err(Error::OutOfMemory { bytes, .. }) if bytes == wanted), "{alone:?}");
         assert_eq!(a.past(), 5);

@@ -1,4 +1,5 @@
-//! What makes a GPU slower than it could be is told on standard error by the commands that find out, once, by the driver in software.
+//! Notices about what makes a GPU slower than it could be: on standard error, by the commands that find out,
+//! once, by the driver in software.
 
 use std::path::Path;
 use std::process::Stdio;

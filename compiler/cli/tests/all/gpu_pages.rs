@@ -1,5 +1,5 @@
-//! Caches in pages on a GPU, on the driver in software: random histories of sessions that share pages against the CPU build, and
-//! pools that are used up.
+//! Caches in pages on a GPU, on the driver in software: random histories of sessions that share pages against
+//! the CPU build, and pools that are used up.
 
 use std::path::{Path, PathBuf};
 
@@ -104,7 +104,7 @@ impl TokenHistory {
         }
     }
 
-    /// What one of them has goes to another one, by a snapshot or by a file.
+    /// Copies the state of one of them to another one, by a snapshot or by a file.
     fn copy(&mut self, from: usize, to: usize) {
         if self.random.below(2) == 0 {
             let (gpu, cpu) =
@@ -170,7 +170,8 @@ fn histories(name: &str, flags: &[&str], tokens: &str, events: &str, switches: &
         ("MLCC_TEST_SEED", "11"),
         ("MLCC_TEST_TOKENS", tokens),
         ("MLCC_TEST_EVENTS", events),
-        // A sum in another order turns few codes over, by one: two of 11,136 where logits are off by 9e-5. Measured are up to 1.3e-4.
+        // A sum in another order turns few codes over, by one: two of 11,136 where logits are off by 9e-5.
+        // Measured are up to 1.3e-4.
         ("MLCC_TEST_TOLERANCE", if flags.contains(&"i8") { "5e-4" } else { "2e-5" }),
     ];
     in_child("gpu_pages::child_with_histories", &driver, &[&given, switches].concat());
@@ -207,7 +208,7 @@ fn child_with_few_pages() {
     sessions[2].prefill(&tokens[..64]).unwrap();
     sessions[3].prefill(&tokens[..20]).unwrap();
     assert!(matches!(sessions[2].decode(7), Err(Error::NoPages { wanted: 1, free: 0, pages: 6 })));
-    // In a step of both, the one that has room is not fed either.
+    // In a step of both, the one that has room is not computed either.
     let [full, .., short, last] = &mut sessions[..] else { unreachable!() };
     let mut batch = model.batch(2).unwrap();
     let error =

@@ -1,5 +1,6 @@
-//! Predicted times of kernels as a table that is kept: what a change makes slower, or faster, is seen where it is made. `MLCC_BLESS=1` rewrites
-//! the table. It runs where the assembler and the disassembler are found, in the versions that the table was made with.
+//! Predicted times of kernels as a table that is kept: what a change makes slower, or faster, is seen where
+//! it is made. `MLCC_BLESS=1` rewrites the table. It runs where the assembler and the disassembler are found,
+//! in the versions that the table was made with.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ const HEAD: &str = "model\ttest\tkernel\tblocks\tlaunches\tus\tbound\tregisters"
 /// A time that grows or shrinks by more has changed.
 const SHARE: f64 = 0.03;
 
-/// What is built, and which predictions are made of it.
+/// A build, and the predictions that are made of it.
 struct PredictedCase {
     preset: &'static str,
     quant: &'static str,
@@ -158,7 +159,7 @@ fn read(text: &str) -> BTreeMap<PredictedKey, PredictedKernel> {
     lines.map(row).collect()
 }
 
-/// What has changed, a line each: first what fails, and whether something does.
+/// The changes, a line each: first those that fail, and whether there are any.
 fn compared(
     kept: &BTreeMap<PredictedKey, PredictedKernel>,
     found: &BTreeMap<PredictedKey, PredictedKernel>,

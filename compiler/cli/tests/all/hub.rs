@@ -17,9 +17,10 @@ struct FakeHub {
     files: BTreeMap<String, Vec<u8>>,
     /// Requests need this token.
     token: Option<&'static str>,
-    /// Answers end after so many bytes, the first time that a larger file is asked for as a whole.
+    /// The number of bytes after which answers end, the first time that a larger file is requested as a
+    /// whole.
     breaks_after: Option<usize>,
-    /// What it says in place of the truth.
+    /// Its answers in place of the truth.
     lies: HubLies,
     /// `GET path range` of each request.
     requests: Arc<Mutex<Vec<String>>>,
@@ -31,9 +32,9 @@ struct HubLies {
     sha: Option<String>,
     commit: Option<String>,
     etag: Option<String>,
-    /// Names that are listed beside those of the files.
+    /// Names that are listed in addition to those of the files.
     names: Vec<String>,
-    /// Where each file is said to be.
+    /// The location that is given for each file.
     location: Option<String>,
     /// Bytes that each file is said to have.
     size: Option<usize>,

@@ -1,10 +1,12 @@
-//! Sessions of models that keep a state of fixed size, with caches beside it or without, and of those whose caches have a form of their
-//! own: kept, loaded, forked and put back in the middle of a text, they go on with the same bits.
+//! Sessions of models that keep a state of fixed size, with caches or without, and of those whose caches have
+//! a form of their own: kept, loaded, forked and put back in the middle of a text, they go on with the same
+//! bits.
 
 use crate::cases::{artifact, load, options};
 use mlcc_runtime::{Model, Session};
 
-/// Windows by layer, latent rows, caches that several layers read, experts, a logit in the softmax's sum; kept formats.
+/// Windows by layer, latent rows, caches that several layers read, experts, a logit in the softmax's sum;
+/// kept formats.
 const CACHED: [&str; 6] =
     ["gemma4-e", "gpt-oss-mxfp4", "deepseek-v2-lite", "mistral4", "muse-glimmer", "exaone4"];
 

@@ -1,6 +1,7 @@
-//! The reference cases through the interpreters: operations on tensors before any pass, and kernels for CPUs and for
-//! GPUs (in lockstep, with bounds, poison and races checked) after all passes and with each optional one switched off.
-//! Interpreting kernels is slow, so they get short prompts, whose logits the graph interpreter knows.
+//! The reference cases through the interpreters: operations on tensors before any pass, and kernels for CPUs
+//! and for GPUs (in lockstep, with bounds, poison and races checked) after all passes and with each optional
+//! one switched off. Interpreting kernels is slow, so they get short prompts, whose logits the graph
+//! interpreter knows.
 
 use crate::cases::{
     self, FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
@@ -127,7 +128,7 @@ fn kernels_equal_the_graph_without_any_one_pass() {
 fn kernels_of_packed_weights_equal_the_graph() {
     for quant in ["f16", "bf16bf16", "q8f16_1", "q4f16_2", "q4i8"] {
         let tolerance = match cases::scheme(quant).activation {
-            // As in matrix.rs: block floating point, and int8 codes at a rounding edge.
+            // The same bounds as in matrix.rs: block floating point, and int8 codes at a rounding edge.
             ActivationType::F32 => 1e-3,
             ActivationType::BF16 => 1.6e-2,
             ActivationType::I8 => 2e-2,

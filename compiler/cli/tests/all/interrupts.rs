@@ -51,15 +51,15 @@ fn a_build_whose_terminal_is_gone_leaves_nothing() {
     a_build_that_gets("-HUP");
 }
 
-/// Whether this program, and so the ones that it starts, ignore SIGHUP.
+/// True if this program, and so the ones that it starts, ignore SIGHUP.
 fn hangup_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
-/// A build of `x.so` in a folder, with temporary files in another one, in the middle of the weights: they take long for a
-/// model of this size.
+/// A build of `x.so` in a folder, with temporary files in another one, in the middle of the weights: they
+/// take long for a model of this size.
 fn build_in(folder: &Path, mut program: Command) -> Child {
     let temporary = folder.join("temporary");
     std::fs::create_dir(&temporary).unwrap();
@@ -182,7 +182,7 @@ fn a_terminated_chat_ends_in_the_middle_of_an_answer() {
     let mut chat = program();
     chat.arg("chat").arg(artifact()).args(["--template", "plain", "-n", "200000"]);
     let mut child = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // Both pipes stay open, so that neither is what ends the chat.
+    // Both pipes stay open, so that neither ends the chat.
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"It was\n").unwrap();
     let mut out = child.stdout.take().unwrap();
@@ -191,7 +191,7 @@ fn a_terminated_chat_ends_in_the_middle_of_an_answer() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
-/// What Linux tells of a process after its name: its condition and its parent.
+/// Fields of a process in Linux after its name: its condition and its parent.
 #[cfg(target_os = "linux")]
 fn condition_and_parent(process: u32) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
@@ -207,7 +207,7 @@ fn children(parent: u32) -> Vec<u32> {
     processes.filter(|&p| condition_and_parent(p).is_some_and(|(_, of)| of == parent)).collect()
 }
 
-/// Whether the process runs: it is neither gone nor only waits to be asked how it ended.
+/// True if the process runs: it is neither gone nor only waits to be asked how it ended.
 #[cfg(target_os = "linux")]
 fn runs(process: u32) -> bool {
     condition_and_parent(process).is_some_and(|(condition, _)| condition != "Z")
@@ -259,7 +259,7 @@ fn a_closed_pipe_is_no_error() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
-/// What a program on a terminal has shown so far.
+/// The screen of a program on a terminal so far.
 #[derive(Clone, Default)]
 struct TerminalScreen(Arc<Mutex<Vec<u8>>>);
 
@@ -291,8 +291,8 @@ impl Drop for EndedProcess {
     }
 }
 
-/// Ctrl-C on a terminal (util-linux's `script` gives the program one): in an answer it ends the answer, at typed text it
-/// drops the text, and at an empty prompt it ends the chat.
+/// Ctrl-C on a terminal (util-linux's `script` gives the program one): in an answer it ends the answer, at
+/// typed text it drops the text, and at an empty prompt it ends the chat.
 #[test]
 #[cfg(target_os = "linux")]
 fn control_c_in_a_chat_on_a_terminal() {

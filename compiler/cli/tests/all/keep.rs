@@ -1,4 +1,5 @@
-//! `--quant keep`, the default: weights stay in the types that they are stored in, whatever the kind of checkpoint.
+//! `--quant keep`, the default: weights stay in the types that they are stored in, whatever the kind of
+//! checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -112,12 +113,12 @@ fn each_tensor_keeps_its_own_type() {
     assert_eq!(types.len(), 3, "{types:?}");
     assert_eq!(report["quant"], format!("keep ({})", types[0]));
     verify(&path, &model);
-    // Commands that compile again come to the same weights.
+    // Commands that compile again get the same weights.
     mlcc().arg("bisect").arg(folder.path()).args(["--tokens", "1,2,3"]).assert().success();
 }
 
-/// AWQ, GPTQ, compressed-tensors, MXFP4 and FP8: codes, scales and zero points go into a format of their own, and results are those
-/// of the published values.
+/// AWQ, GPTQ, compressed-tensors, MXFP4 and FP8: codes, scales and zero points go into a format of their own,
+/// and results are those of the published values.
 #[test]
 fn packed_checkpoints_keep_their_codes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! `mlcc verify --golden` of packed formats: kernels are held against the artifact's own graph on the weights that it stores, and
-//! what the format costs is reported beside.
+//! `mlcc verify --golden` of packed formats: kernels are held against the artifact's own graph on the weights
+//! that it stores, and what the format costs is reported beside.
 
 use std::path::{Path, PathBuf};
 
@@ -84,7 +84,7 @@ fn wrong_lower(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<us
     Ok(kernels)
 }
 
-/// What 4-bit formats were permitted to be off the reference before kernels were judged by themselves.
+/// The bar of 4-bit formats for the distance from the reference before kernels were judged by themselves.
 const OLD_BAR: f64 = 0.35;
 
 #[test]

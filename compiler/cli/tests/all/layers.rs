@@ -1,5 +1,5 @@
-//! Outputs of layers: `mlcc verify --layers` on right builds, and `mlcc bisect`'s search on builds with a wrong pass or a
-//! wrong kernel.
+//! Outputs of layers: `mlcc verify --layers` on right builds, and `mlcc bisect`'s search on builds with a
+//! wrong pass or a wrong kernel.
 
 use std::sync::atomic::AtomicBool;
 
@@ -86,7 +86,8 @@ fn what_cannot_be_compared_is_refused() {
     mlcc().args(["verify", "--layers"]).arg(&path).assert().code(2);
 }
 
-/// The pipeline with one pass replaced. Few passes count as optional, because the search builds once without each.
+/// The pipeline with one pass replaced. Few passes count as optional, because the search builds once without
+/// each.
 fn with(
     name: &str,
     run: fn(&mut LoweredProgram, &mut PassContext) -> Result<usize, PassError>,
@@ -114,14 +115,15 @@ fn bisect_for(mut options: BuildOptions) -> BisectVerdict {
 
 #[test]
 fn nothing_is_found_where_nothing_is_wrong() {
-    // In attention of prompts on 16-bit codes the kernels would differ from the graph by more than other kernels may. One level for
-    // every machine, whose bits are the same everywhere: no code may fall on the other side of its edge.
+    // In attention of prompts on 16-bit codes the kernels would differ from the graph by more than other
+    // kernels may. One level for every machine, whose bits are the same everywhere: no code may fall on the
+    // other side of its edge.
     for (case, quant) in [(RWKV4[1], "q4i8"), ("qwen2", "q4i8"), ("llama-yarn", "q8i8")] {
         let verdict = bisect_for(BuildOptions { target: "x86-64-v3".into(), ..options(case, quant) });
         assert!(verdict.whole.ok() && verdict.trials.is_empty(), "{case}: {}", verdict.sentence());
         let error = verdict.whole.layers.as_ref().map(|layers| layers.worst);
         assert!(error.is_some_and(|e| e < 1e-3), "{case}: {error:?}");
-        // What the format costs is told, however large it is, and nobody is guilty of it.
+        // The cost of the format is reported, however large it is, and no pass is at fault.
         let cost = verdict.whole.costs.iter().find(|cost| cost.pass == "quantize");
         assert!(cost.is_some_and(|cost| cost.error > 1e-3 && cost.error.is_finite()), "{case}: {cost:?}");
     }

@@ -1,4 +1,5 @@
-//! The own loader and the system's map the same code: texts are equal, and a profiler is told names where it asks for them.
+//! The own loader and the system's map the same code: texts are equal, and a profiler gets names where it
+//! asks for them.
 
 use std::process::Stdio;
 

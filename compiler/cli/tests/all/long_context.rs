@@ -1,5 +1,5 @@
-//! Sessions over the caches of compiled transformers: memory on demand, going back, windows beyond the context, chats.
-//! The models are reference cases; the one with a tokenizer is not part of the project.
+//! Sessions over the caches of compiled transformers: memory on demand, going back, windows beyond the
+//! context, chats. The models are reference cases; the one with a tokenizer is not part of the project.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use mlcc_driver::interpret::GraphModel;
 use mlcc_engine::LanguageModel;
 use mlcc_runtime::{LoadOptions, Model};
 
-/// A reference case, of the project or else of the folder of reference files; `None`, with a printed reason, where it
-/// is absent.
+/// A reference case, of the project or else of the folder of reference files; `None`, with a printed reason,
+/// where it is absent.
 fn reference_case(name: &str) -> Option<PathBuf> {
     let own = case(name);
     if own.exists() {
@@ -25,7 +25,7 @@ fn reference_case(name: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Built with a context of so many tokens, in f32: that is what the references are computed in.
+/// Builds with a context of `context` tokens, in f32: the references are computed in that.
 fn build(model: &Path, folder: &Path, context: &str) -> PathBuf {
     build_with(model, folder, context, &[])
 }
@@ -110,7 +110,8 @@ fn sessions_go_back_and_on_otherwise() {
         let expected = fresh.prefill(&other).unwrap();
         session.prefill(&first).unwrap();
         let mut fork = session.fork().unwrap();
-        // At the end of a chunk, so that the same pieces are computed: int8 codes would show another rounding.
+        // At the end of a chunk, so that the same pieces are computed: int8 codes would show another
+        // rounding.
         session.truncate(32).unwrap();
         assert!(distance(session.prefill(&other[32..]).unwrap(), expected) < 1e-4, "{cache}");
         fork.truncate(20).unwrap();
@@ -153,8 +154,8 @@ fn windows_go_on_beyond_the_context() {
     );
 }
 
-/// A window of 16 tokens with 4 sinks on a model that was trained with neither: an independent computation by the recipe
-/// of the paper, at every length of piece, far beyond the rows of the cache.
+/// A window of 16 tokens with 4 sinks on a model that was trained with neither: an independent computation by
+/// the recipe of the paper, at every length of piece, far beyond the rows of the cache.
 #[test]
 fn streams_equal_their_definition() {
     let Some(model) = reference_case("llama-linear") else { return };
@@ -267,7 +268,8 @@ fn streams_that_cannot_be() {
     refused("chatglm-6b-tiny", &["--sliding-window", "16"], &["whole prompt"]);
 }
 
-/// ChatGLM-6B, whose tokens see later ones of the prompt: it may be as long as the context, unless `--chunk` says less.
+/// ChatGLM-6B, whose tokens see later ones of the prompt: it may be as long as the context, unless `--chunk`
+/// says less.
 #[test]
 fn whole_prompts_are_not_cut() {
     let Some(model) = reference_case("chatglm-6b-tiny") else { return };

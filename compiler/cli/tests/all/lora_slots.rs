@@ -1,4 +1,4 @@
-//! Adapters in slots: a sequence that has one gives what the merged model gives, one that has none what it gives without slots.
+//! Adapters in slots: sequences with one equal the merged model, others equal those without slots.
 
 use std::path::{Path, PathBuf};
 
@@ -157,7 +157,7 @@ fn the_graph_with_factors_gives_what_peft_gives() {
     assert_close("the graph", &prompt.logits_last, &out[0].to_f32(), 1e-4);
 }
 
-/// Several adapters in one step, and a sequence without one: each as alone, and the last to the bit as without slots.
+/// Several adapters in one step, and a sequence without one: each as alone, the last as without slots.
 #[test]
 fn sequences_of_a_batch_have_adapters_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
@@ -209,7 +209,8 @@ fn sequences_of_a_batch_have_adapters_of_their_own() {
     }
 }
 
-/// Other families, with tensors of odd sizes; and a session that has none gives the bits of an artifact without slots.
+/// Other families, with tensors of odd sizes; and a session that has none gives the bits of an artifact
+/// without slots.
 #[test]
 fn products_of_other_families_take_adapters() {
     for name in ["qwen2", "lfm2"] {
@@ -257,7 +258,7 @@ fn ranks_have_adapters() {
             logits
         };
         let (one, two) = (texts(&one), texts(&two));
-        // Sums of attention are in another order, and codes of activations beside an edge fall on its other side.
+        // Sums of attention are in another order, and codes of activations may cross a rounding edge.
         assert_close(quant, &one, &two, if quant == "f32" { 1e-5 } else { 2e-2 });
     }
 }
@@ -289,7 +290,7 @@ fn ranks_that_are_processes_have_adapters() {
     assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
 }
 
-/// A request of a client loads an adapter on both ranks of a server; sequences with it, and without it, go together.
+/// A client's request loads an adapter on both ranks of a server; sequences with and without it go together.
 #[test]
 fn processes_that_serve_load_adapters() {
     let folder = tempfile::tempdir().unwrap();
@@ -342,7 +343,7 @@ fn copies_of_a_sequence_keep_its_adapter() {
     let mut twin = first.fork().unwrap();
     assert_close("a fork", &expected, twin.prefill(&[7, 8]).unwrap(), 1e-5);
     assert!(matches!(twin.set_adapter(None), Err(Error::AdapterTooLate { past: 5 })));
-    // The same adapter in another slot: what stands in the file is not the number of a slot.
+    // The same adapter in another slot: the number in the file is not that of a slot.
     drop((first, twin, other));
     let moved = {
         let taken = loaded(&model, &peft(5.0));
@@ -457,7 +458,7 @@ fn run_and_chat_choose_an_adapter() {
     assert!(text(mlcc().arg("inspect").arg(&slots)).contains("2 slots of rank 16"));
 }
 
-/// Texts of several adapters and of none, written together, are those of `run`; nothing that was read with one is known to another.
+/// Texts of several adapters and of none, together, are those of `run`; adapters share no prefixes.
 #[test]
 fn serve_has_adapters_as_models() {
     let folder = tempfile::tempdir().unwrap();

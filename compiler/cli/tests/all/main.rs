@@ -1,5 +1,5 @@
-//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
-//! Beside it stand programs that have to be alone in their process.
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per
+//! subject. Programs that have to be alone in their process are next to it.
 
 mod aarch64;
 mod attention;

@@ -1,5 +1,6 @@
-//! The reference cases as artifacts, by every back end, at every CPU level of this machine, in every weight format:
-//! whole prompts (which the runtime cuts into chunks), prompts in pieces and token by token, with 1, 2 and 3 workers.
+//! The reference cases as artifacts, by every back end, at every CPU level of this machine, in every weight
+//! format: whole prompts (which the runtime cuts into chunks), prompts in pieces and token by token, with 1,
+//! 2 and 3 workers.
 
 use std::path::Path;
 
@@ -134,7 +135,8 @@ fn every_weight_format_equals_its_own_meaning() {
     }
 }
 
-/// The same of a transformer in the packed formats with float activations: rows of 224 weights are several groups of any of them, the last one short.
+/// A transformer in the packed formats with float activations: rows of 224 weights are several groups of any
+/// of them, the last one short.
 #[test]
 fn every_packed_format_of_a_transformer_equals_its_own_meaning() {
     const CASE: &str = "llama3-gqa-tied";
@@ -151,7 +153,7 @@ fn every_packed_format_of_a_transformer_equals_its_own_meaning() {
     }
 }
 
-/// The same of models whose states are matrices and whose thin matrices keep more bits.
+/// Models whose states are matrices and whose thin matrices keep more bits.
 #[test]
 fn formats_of_matrix_states_equal_their_own_meaning() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,13 +220,14 @@ fn device_code_of_matrix_states_assembles_without_spills() {
     }
 }
 
-/// What kernels may add to the meaning of a format.
+/// The permitted error of kernels, in addition to that of a format.
 fn format_tolerance(activation: ActivationType) -> f32 {
     match activation {
-        // Activations enter products with packed weights as 16-bit block floating point, 2^-15 of the largest of 32.
-        // Measured are up to 5e-5; plain 16-bit weights give 5e-7.
+        // Activations enter products with packed weights as 16-bit block floating point, 2^-15 of the largest
+        // of 32. Measured are up to 5e-5; plain 16-bit weights give 5e-7.
         ActivationType::F32 => 5e-4,
-        // A sum that falls on the other side of a rounding edge moves an activation by a step of bf16, and then others.
+        // A sum that falls on the other side of a rounding edge moves an activation by a step of bf16, and
+        // then others.
         ActivationType::BF16 => 1.6e-2,
         // The same, or a code by one of 127.
         ActivationType::I8 => 2e-2,

@@ -1,5 +1,5 @@
-//! docs/model-table.md: every reference case in every weight format for every kind of target, with the error that was
-//! found. It is made by running the cases:
+//! docs/model-table.md: every reference case in every weight format for every kind of target, with the error
+//! that was found. It is made by running the cases:
 //!
 //! ```text
 //! MLCC_MODEL_TABLE=all cargo test -p mlcc model_table          # all cases that are there
@@ -7,11 +7,13 @@
 //! MLCC_MODEL_TABLE=granite,opt cargo test -p mlcc model_table  # these rows anew
 //! ```
 //!
-//! Cases run side by side, and the page is written after each, so that a run that was ended goes on with `missing`. Cases
-//! that hold the weights of another one in another file are left out: the readers' tests have them.
+//! Cases run side by side, and the page is written after each, so that a run that was ended goes on with
+//! `missing`. Cases that hold the weights of another one in another file are left out: the readers' tests
+//! have them.
 //!
-//! Without the variable the test looks at the page only: nothing failed, every case has all formats, and cases of the project
-//! that are not in it yet are printed. `MLCC_MODEL_TABLE=check` refuses those, for a release.
+//! Without the variable the test looks at the page only: nothing failed, every case has all formats, and
+//! cases of the project that are not in it yet are printed. `MLCC_MODEL_TABLE=check` refuses those, for a
+//! release.
 
 use crate::cases;
 use std::collections::BTreeMap;
@@ -55,7 +57,7 @@ fn is_case(folder: &Path) -> bool {
     folder.join("golden.json").exists() && !of_texts && !ALIKE.iter().any(|name| folder.ends_with(name))
 }
 
-/// Reference cases: those of the project, and those in a shared folder beside it.
+/// Reference cases: those of the project, and those in a shared folder.
 fn folders() -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for place in [cases::shared().join("goldens"), cases::workspace().join("tests/goldens")] {

@@ -1,7 +1,8 @@
-//! The trained checkpoints on their held-out text, in every weight format, against the reference's perplexity.
+//! The trained checkpoints on their held-out text, in every weight format, against the reference's
+//! perplexity.
 //!
-//! The texts, and one of the checkpoints, are no part of the project: they are looked for in `$MLCC_SHARED`, or in a folder
-//! `shared` beside the checkout.
+//! The texts, and one of the checkpoints, are no part of the project: they are looked for in `$MLCC_SHARED`,
+//! or in a folder `shared` beside the checkout.
 
 use crate::cases;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ fn shared(model: &str) -> PathBuf {
     cases::shared().join("models").join(model)
 }
 
-/// Where the checkpoint is: in the project, or in the shared folder.
+/// The path of the checkpoint: in the project, or in the shared folder.
 fn checkpoint(model: &str) -> PathBuf {
     let own = cases::workspace().join("assets").join(model);
     if own.is_dir() { own } else { shared(model) }
@@ -58,8 +59,9 @@ fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: EvalProtoc
     perplexity(&windows, &mut model.session().unwrap(), |_| {}).unwrap().perplexity()
 }
 
-/// Largest relative distance from the reference in f32. What fewer bits cost beyond rounding is a property of the format,
-/// so those bounds only catch what is broken; the reference itself finds 1.1 % for 4 bits and 0.02 % for 8.
+/// Largest relative distance from the reference in f32. What fewer bits cost beyond rounding is a property of
+/// the format, so those bounds only catch what is broken; the reference itself finds 1.1 % for 4 bits and
+/// 0.02 % for 8.
 fn permitted(scheme: &QuantScheme) -> f64 {
     match scheme.linear {
         DType::F32 => 0.001,

@@ -1,4 +1,5 @@
-//! The script that is process 1 of a container with all ranks (`deploy/ranks/ranks`), between this program and a stand-in for `mpirun`.
+//! The script that is process 1 of a container with all ranks (`deploy/ranks/ranks`), between this program
+//! and a stand-in for `mpirun`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ use crate::program::{program, workspace};
 use crate::rank_processes::plugin;
 use crate::rank_serving::{begin, split};
 
-/// Starts what it is told as Open MPI does; SIGTERM ends all at once.
+/// Starts its arguments as Open MPI does; SIGTERM ends all at once.
 const MPIRUN: &str = r#"#!/bin/bash
 [ "$1" = --bind-to ] && [ "$2" = none ] && [ "$3" = -n ] || { echo "mpirun $*" >&2; exit 2; }
 export OMPI_COMM_WORLD_SIZE=$4
@@ -59,7 +60,7 @@ fn start(folder: &Path, plugin: &Path, ranks: usize) -> RankContainer {
     RankContainer { process, stdout, client: TestClient { address } }
 }
 
-/// What starts ranks is a script of bash.
+/// True if there is bash, for the script that starts ranks.
 fn has_bash() -> bool {
     let found = Command::new("bash").arg("--version").output().is_ok();
     if !found {
@@ -68,7 +69,7 @@ fn has_bash() -> bool {
     found
 }
 
-/// What a container gets is passed on to the ranks, whose texts come to their end.
+/// Signals to a container are passed on to the ranks, whose texts are finished.
 #[test]
 fn a_container_of_ranks_drains() {
     if !has_bash() {
@@ -93,7 +94,8 @@ fn script(folder: &Path, name: &str, text: &str) {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The first pod of a group waits for the others and tells `mpirun` of them; what is missing is an error that names it.
+/// The first pod of a group waits for the others and tells `mpirun` of them; what is missing is an error that
+/// names it.
 #[test]
 fn the_first_pod_of_a_group_starts_the_ranks_of_all() {
     if !has_bash() {

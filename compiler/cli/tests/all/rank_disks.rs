@@ -1,4 +1,5 @@
-//! Ranks that are processes, where the disk of one of them is full: here a limit of the size of files, which needs no file system of its own.
+//! Ranks that are processes, where the disk of one of them is full: here a limit of the size of files, which
+//! needs no file system of its own.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use crate::program::{books, program};
 use crate::rank_processes::{LaunchedGroup, plugin, stderr, stdout};
 use crate::rank_serving::{ready, signal, split};
 
-/// The program, whose files have at most so many blocks of 512 or 1024 bytes.
+/// The program, whose files have at most this many blocks of 512 or 1024 bytes.
 fn limited(blocks: Option<usize>, arguments: &[&str]) -> Command {
     let own = program();
     let mut command = Command::new("sh");

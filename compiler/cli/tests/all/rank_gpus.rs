@@ -1,5 +1,5 @@
-//! Ranks on GPUs, without any: processes that the plug-in of [`rank_processes`](crate::rank_processes) joins, each with a CUDA driver in software, and
-//! a libnccl of these tests that really carries what they exchange.
+//! Ranks on GPUs, without any: processes that the plug-in of [`rank_processes`](crate::rank_processes) joins,
+//! each with a CUDA driver in software, and a libnccl of these tests that really carries what they exchange.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -12,7 +12,7 @@ use crate::program::{books, case, json, text};
 use crate::rank_processes::{LaunchedGroup, library, plugin, stderr, stdout};
 use crate::software_gpu::{build, driver, on_gpu};
 
-/// What two processes need to be ranks.
+/// The libraries that two processes need to be ranks.
 struct RankLibraries {
     folder: TempDir,
     driver: PathBuf,
@@ -47,7 +47,7 @@ impl RankLibraries {
         LaunchedGroup::start_with(&self.plugin, &[arguments; 2], None, &of_rank)
     }
 
-    /// What the first one says when both have ended well, and what went through NCCL.
+    /// The output of the first one when both have ended well, and the traffic through NCCL.
     fn run(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (String, [Vec<String>; 2]) {
         let (outputs, _, folder) = self.start(arguments, variables).wait_and_keep();
         for (rank, output) in outputs.iter().enumerate() {
@@ -71,8 +71,8 @@ impl RankLibraries {
     }
 }
 
-/// How well a reference case is met, to the last bit. The bar of a format is left out: weights are moved at random in the order in which
-/// they are stored, which differs between one GPU and two.
+/// The comparison with a reference case, to the last bit. The bar of a format is left out: weights are moved
+/// at random in the order in which they are stored, which differs between one GPU and two.
 fn outcome(text: &str) -> Value {
     let mut outcome: Value = serde_json::from_str(text).unwrap();
     outcome
@@ -176,7 +176,7 @@ fn what_ranks_on_gpus_lack_is_named() {
         &fails(&[("TEST_NCCL_FAULT", "refuse:1:0"), ("MLCC_RANK_TIMEOUT", "4")]),
         &["ncclAllGather", "unhandled system error"],
     );
-    // Alone there is nobody to exchange with.
+    // Alone there is no other rank to exchange with.
     let mut alone = on_gpu(&with.driver, &[]);
     let out = alone.arg("run").arg(&two).args(["-p", "x", "-n", "1"]).output().unwrap();
     assert!(

@@ -1,5 +1,6 @@
-//! Ranks that are processes, without MPI: a plug-in of these tests carries their messages through sockets, checks that each process says
-//! what the others wait for, and writes down all calls. The program is started as `mpirun` starts it.
+//! Ranks that are processes, without MPI: a plug-in of these tests carries their messages through sockets,
+//! checks that each process says what the others wait for, and writes down all calls. The program is started
+//! as `mpirun` starts it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -87,7 +88,7 @@ impl LaunchedGroup {
         std::fs::read_to_string(self.folder.path().join(format!("{rank}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a rank has come to so many exchanges.
+    /// Waits until a rank has reached this many all-gathers.
     pub fn wait_for(&self, rank: usize, exchanges: usize) {
         let begin = Instant::now();
         while self.log(rank).lines().filter(|line| line.starts_with("exchange ")).count() < exchanges {
@@ -96,7 +97,7 @@ impl LaunchedGroup {
         }
     }
 
-    /// What they have written when all have ended, and their logs.
+    /// Their outputs when all have ended, and their logs.
     pub fn wait(self) -> (Vec<Output>, Vec<Vec<String>>) {
         let (outputs, logs, _) = self.wait_and_keep();
         (outputs, logs)
@@ -153,11 +154,11 @@ fn processes_write_the_text_of_one() {
     assert_eq!(stdout(&outputs[0]), one);
     assert_eq!(stdout(&outputs[1]), "", "the other rank only follows");
 
-    // Both come to the same exchanges in the same order; the first one are their greetings.
+    // Both reach the same all-gathers in the same order; the first one are their greetings.
     let exchanges = calls(&logs[0], "exchange ");
     assert!(exchanges == calls(&logs[1], "exchange "), "{logs:#?}");
     assert_eq!(exchanges[0], "1 256");
-    // What rank 0 tells is what the other one hears.
+    // The messages of rank 0 are those that the other one gets.
     let told: Vec<String> = calls(&logs[0], "tell ").iter().map(|len| format!("0 {len}")).collect();
     assert_eq!(told, calls(&logs[1], "hear "), "{logs:#?}");
     assert_eq!(calls(&logs[0], "hear ").len() + calls(&logs[1], "tell ").len(), 0);
@@ -175,7 +176,7 @@ fn processes_write_the_text_of_one() {
     assert!(tokens.iter().all(|step| *step == tokens[0]), "steps differ");
 }
 
-/// What a model of the reference gives, in both ways to split it.
+/// Results of a model of the reference, in both ways to split it.
 #[test]
 fn processes_replay_a_golden() {
     let folder = tempfile::tempdir().unwrap();
@@ -240,7 +241,8 @@ fn processes_that_go_wrong_end_together() {
     }
 }
 
-/// A rank that is killed while it greets the others, while it loads, in the prompt, among tokens: the other one ends at once.
+/// A rank that is killed while it greets the others, while it loads, in the prompt, among tokens: the other
+/// one ends at once.
 #[test]
 fn a_rank_that_is_killed_ends_all() {
     let folder = tempfile::tempdir().unwrap();
@@ -251,7 +253,7 @@ fn a_rank_that_is_killed_ends_all() {
     let [file, golden] = [&split, &golden].map(|path| path.to_str().unwrap());
     let arguments = ["verify", file, "--golden", golden, "-t", "1"];
     for number in [0, 1, 5, 40, 90] {
-        // It stands still in this exchange until it is killed.
+        // It waits in this all-gather until it is killed.
         let mut group = LaunchedGroup::start(2, &plugin, &arguments, Some(&format!("drop:1:{number}")));
         group.wait_for(1, number + 1);
         let mut other = group.children.pop().unwrap();
@@ -291,13 +293,14 @@ fn ranks_of_other_artifacts_are_named() {
         assert!(told.contains("rank 1 (process ") && told.contains(", rank 0 (process "), "{told}");
         assert!(told.contains("Give all ranks the same files"), "{told}");
     }
-    // As many processes as the artifact has ranks.
+    // The number of processes equals that of the artifact's ranks.
     for told in run([&three, &three]) {
         assert!(told.contains("3 ranks") && told.contains("2 processes were started"), "{told}");
     }
 }
 
-/// One of the processes greets as another version would: all name both versions, and end before anything is computed.
+/// One of the processes greets as another version would: all name both versions, and end before anything is
+/// computed.
 #[test]
 fn ranks_of_other_versions_are_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +310,7 @@ fn ranks_of_other_versions_are_named() {
     let arguments = ["run", split.to_str().unwrap(), "-q", "-p", "x", "-n", "1", "-t", "1"];
     let own = env!("CARGO_PKG_VERSION");
     let abi = mlcc_abi::ABI_VERSION;
-    // Texts of the version and of the name stand first, then two hashes.
+    // Texts of the version and of the name come first, then two hashes.
     for (greeting, expected) in [
         ("0:0.0.9", ["version 0.0.9 of mlcc".to_owned(), format!("version {own} of mlcc")]),
         ("152:c", ["version 99 of the ABI".to_owned(), format!("version {abi} of the ABI")]),

@@ -37,7 +37,7 @@ fn serve(plugin: &Path, flags: &[&str]) -> (LaunchedGroup, TestClient) {
     (group, client)
 }
 
-/// Where they serve, once they do.
+/// The client of the server, once it serves.
 pub fn ready(group: &mut LaunchedGroup) -> TestClient {
     let mut line = String::new();
     let mut stdout = BufReader::new(group.children[0].stdout.take().unwrap());
@@ -110,9 +110,9 @@ fn ranks_without_memory_for_the_plan_do_not_serve() {
     let (outputs, _) = start(&plugin, &less.each_ref().map(String::as_str)).wait();
     let told = stderr(&outputs[0]);
     assert!(told.contains("3 sequences of") && told.contains("--memory less"), "{told}");
-    // The other one is told that there is nothing to do.
+    // The other one learns that there is nothing to do.
     assert_eq!([0, 1].map(|rank: usize| outputs[rank].status.code()), [Some(1), Some(0)], "{told}");
-    // As threads of one process they have the same sum.
+    // Threads of one process have the same sum.
     let mut alone = mlcc();
     alone.arg("serve").arg(split()).args(["--port", "0", "-t", "2"]).args(&less);
     assert!(failure(&mut alone, 1).contains("3 sequences of"));

@@ -1,5 +1,5 @@
-//! Models that are split among ranks: kernels by interpretation, in lockstep and with workers apart, and artifacts whose ranks are
-//! threads. Every rank computes what one rank does, and all of them the same bits.
+//! Models that are split among ranks: kernels by interpretation, in lockstep and with workers apart, and
+//! artifacts whose ranks are threads. Every rank computes what one rank does, and all of them the same bits.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,9 @@ use mlcc_passes::{LoweredProgram, TpMode};
 use mlcc_runtime::{Error, LoadOptions, Model, WorkerThreads};
 use serde_json::json;
 
-/// Key heads that are fewer than ranks, experts, states that are matrices, heads that share what writes to the state, convolutions, a
-/// low rank, queries that are normed over all heads; heads, rows and a vocabulary that do not divide among ranks.
+/// Key heads that are fewer than ranks, experts, states that are matrices, heads with a shared write to the
+/// state, convolutions, a low rank, queries that are normed over all heads; heads, rows and a vocabulary that
+/// do not divide among ranks.
 const CASES: [(&str, &str, usize); 10] = [
     ("llama3-gqa-tied", "q4i8", 2),
     ("qwen3-moe", "f32", 2),
@@ -116,8 +117,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// What ranks give is what one gives. Sums of attention are in another order where a rank has fewer query heads of a key head, which its
-/// kernels take together; everything else has the same bits.
+/// Checks that ranks have the results of one. Sums of attention are in another order where a rank has fewer
+/// query heads of a key head, which its kernels take together; everything else has the same bits.
 #[track_caller]
 fn same(what: &str, case: &str, one: &[f32], ranks: &[f32]) {
     assert_close(what, one, ranks, if case.starts_with("rwkv") { 0.0 } else { F32 });
@@ -192,8 +193,8 @@ fn programs_of_ranks_print_and_parse() {
     }
 }
 
-/// Sums over ranks: kernels with workers apart between barriers and artifacts give what one rank gives, within the tolerance, and every
-/// rank and number of threads the same bits.
+/// Sums over ranks: kernels with workers apart between barriers and artifacts give what one rank gives,
+/// within the tolerance, and every rank and number of threads the same bits.
 #[test]
 fn sums_over_ranks_are_close_to_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -235,8 +236,8 @@ fn sums_over_ranks_are_close_to_one() {
     }
 }
 
-/// Gathers of codes: kernels with workers apart between barriers, and artifacts, have the bits of gathers of floats, which are those of one
-/// rank where each has all queries of its key heads.
+/// Gathers of codes: kernels with workers apart between barriers, and artifacts, have the bits of gathers of
+/// floats, which are those of one rank where each has all queries of its key heads.
 #[test]
 fn codes_of_ranks_give_what_floats_give() {
     let folder = tempfile::tempdir().unwrap();
@@ -400,7 +401,8 @@ fn too_few_workers_are_refused() {
 /// Something that is asked for beside ranks.
 type ModelChange = dyn Fn(&mut BuildOptions);
 
-/// What does not go with ranks is refused by name, and what does not divide with the numbers that do.
+/// Parts that do not go with ranks are refused by name, and those that do not divide with the numbers that
+/// do.
 #[test]
 fn what_does_not_go_with_ranks_is_named() {
     let Some(dir) = find("llama3-gqa-tied") else { return };

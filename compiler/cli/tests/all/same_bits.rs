@@ -1,5 +1,5 @@
-//! The logits of a row as bits, however its sequence came there: at once, in pieces, token by token, beside others, by any number
-//! of threads. The table of docs/same-bits.md says for which schemes they are the same.
+//! The logits of a row as bits, however its sequence came there: at once, in pieces, token by token, beside
+//! others, by any number of threads. The table of docs/same-bits.md says for which schemes they are the same.
 
 use std::path::Path;
 
@@ -58,7 +58,7 @@ fn decoded_beside_others(model: &Model, text: &[i32]) -> Vec<f32> {
     sessions[2].logits().to_vec()
 }
 
-/// In ragged pieces of these lengths beside those of others.
+/// The text in ragged pieces of these lengths, together with those of others.
 fn in_ragged_steps(model: &Model, text: &[i32], pieces: [usize; 6]) -> Vec<f32> {
     let mut sessions: Vec<_> = (0..3).map(|_| model.session().unwrap()).collect();
     let mut batch = model.batch(3).unwrap();
@@ -95,7 +95,8 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What feeds the text in pieces of several tokens: single ones have the attention kernel of one query.
+/// True if the text is computed in pieces of several tokens: single ones have the attention kernel of one
+/// query.
 fn of_several(feeding: &str) -> bool {
     !matches!(feeding, "pieces of 1" | "decode_batch" | "step with single rows")
 }
@@ -128,12 +129,13 @@ fn differing_in(case: &str, quant: &str, batch_invariant: bool) -> Option<Vec<(&
     Some(differing(&path, &text(case)))
 }
 
-/// A line of the table: whether the bits are those of the text at once, for models of attention and dense products.
+/// A line of the table: whether the bits are those of the text at once, for models of attention and dense
+/// products.
 pub struct BitsPromise {
     pub schemes: &'static [&'static str],
-    /// In pieces of several tokens and in steps, then token by token, where nothing is asked of the build.
+    /// In pieces of several tokens and in steps, then token by token, in a build without flags.
     pub usual: [bool; 2],
-    /// In any way, with --batch-invariant.
+    /// True for any way, with --batch-invariant.
     pub batch_invariant: bool,
 }
 
@@ -180,8 +182,8 @@ fn in_pieces_alone(model: &Model, text: &[i32]) -> Vec<f32> {
     session.logits().to_vec()
 }
 
-/// In a build without the flag a single row of `step` has the bits of `decode`, in integer schemes. So next tokens can go with pieces of
-/// prompts in one call, and every text is that of a session alone.
+/// A single row of `step` has the bits of `decode` in a build without the flag, in integer schemes. So next
+/// tokens can go with pieces of prompts in one call, and every text is that of a session alone.
 #[test]
 fn single_rows_of_a_step_have_the_bits_of_decode() {
     for case in ["llama3-gqa-tied", "rwkv4-hf-odd", "rwkv5-hf", "mistral-swa"] {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "It was a dark and";
 
-/// What `mlcc run` writes.
+/// The output of `mlcc run`.
 fn run(prompt: &str, tokens: usize, seed: u64) -> String {
     let mut run = mlcc();
     run.arg("run").arg(artifact()).args(["-p", prompt, "--no-echo", "--temp", "0.8", "-t", "1"]);
@@ -388,7 +388,7 @@ fn a_second_server_knows_what_the_first_has_read() {
     let broken = files();
     let server = start();
     assert_eq!(ask(&server), (text.clone(), 0, tokens));
-    // They are written anew once nobody uses them, and stay when the server is killed.
+    // They are written anew once they are not in use, and stay when the server is killed.
     for _ in 0..600 {
         if files().iter().all(|(path, bytes)| broken.get(path) != Some(bytes)) {
             break;
@@ -436,7 +436,8 @@ fn what_cannot_be_served_is_refused_at_the_start() {
     assert!(message.contains("no-such-template"), "{message}");
 }
 
-/// The sum of `inspect --resources` is the one that the server looks at: with one byte less it does not start.
+/// The sum of `inspect --resources` is the one that the server looks at: with one byte less it does not
+/// start.
 #[test]
 fn inspect_tells_the_memory_that_a_server_asks_for() {
     let inspect = |args: &[&str]| {

@@ -117,7 +117,8 @@ fn a_checkpoint_is_built_once_and_run() {
         .args(["--quant", "q4i8", "-t", "1"]);
     chat.args(["--template", "plain", "-n", "4"]).write_stdin("She\n").assert().success();
     assert_eq!(artifacts(), built, "chat takes what run has built");
-    // Every command that takes an artifact takes that of a checkpoint, and has the model's name in what it says.
+    // Every command that takes an artifact takes that of a checkpoint, and has the model's name in what it
+    // says.
     let text = cache.path().join("text.txt").display().to_string();
     std::fs::write(&text, "The sea was calm. ".repeat(80)).unwrap();
     let golden = books().join("golden.json").display().to_string();

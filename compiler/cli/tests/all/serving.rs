@@ -1,8 +1,9 @@
-//! The engine over artifacts: the tokens of every text are those of a session of its own, whatever runs beside it and in whatever
-//! pieces its prompt is read.
+//! The engine over artifacts: the tokens of every text are those of a session of its own, whatever else runs
+//! and in whatever pieces its prompt is read.
 //!
-//! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every case, the others but
-//! where a single row is compared with several (states that generated tokens have left). RWKV-6, RWKV-7 and experts round differently.
+//! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every
+//! case, the others but where a single row is compared with several (states that generated tokens have left).
+//! RWKV-6, RWKV-7 and experts round differently.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -24,7 +25,7 @@ use mlcc_serve::{ModelSetup, ReadyModel, ServeOptions};
 /// Vectors as states, matrices as states, caches with few key heads.
 const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
 
-/// Of which single rows have the bits of several, too.
+/// The case in which single rows have the bits of several, too.
 const ALWAYS_EQUAL: &str = "rwkv4-hf-odd";
 
 /// Numbers without a pattern, the same in each run.
@@ -162,7 +163,8 @@ fn batch_invariant_texts_share_steps() {
     }
 }
 
-/// A row has the same bits alone and among others, and however its prompt is cut, as long as no piece is a single row.
+/// A row has the same bits alone and among others, and however its prompt is cut, as long as no piece is a
+/// single row.
 #[test]
 fn rows_do_not_depend_on_their_company() {
     for case in CASES {
@@ -196,7 +198,7 @@ fn rows_do_not_depend_on_their_company() {
     }
 }
 
-/// What was read as a prompt may be the begin of another one.
+/// Tokens that were read as a prompt may be the begin of another one.
 #[test]
 fn known_prefixes_change_no_text() {
     for case in CASES {
@@ -226,7 +228,8 @@ fn known_prefixes_change_no_text() {
     }
 }
 
-/// Drafts of the model itself, of what came before and of nobody: their rows are checked in steps of several rows.
+/// Drafts of the model itself, of earlier tokens and random ones: their rows are checked in steps of several
+/// rows.
 #[test]
 fn drafts_change_no_text() {
     let folder = tempfile::tempdir().unwrap();
@@ -267,7 +270,7 @@ fn drafts_change_no_text() {
     }
 }
 
-/// By a model that cannot roll back, and is mostly wrong.
+/// Drafts by a model that cannot roll back, and is mostly wrong.
 #[test]
 fn drafts_of_a_recurrent_model_change_no_text() {
     let folder = tempfile::tempdir().unwrap();
@@ -317,8 +320,8 @@ fn with_pages(case: &str, context: impl Into<Option<u64>>, pages: u64, folder: &
     Some(Model::load(path, &options).unwrap())
 }
 
-/// Texts that have used up the pages of the model give way, and go on as if nothing had been: with caches alone, with a window that drops
-/// pages, and with states whose snapshots have rows.
+/// Texts that have used up the pages of the model give way, and go on as if nothing had been: with caches
+/// alone, with a window that drops pages, and with states whose snapshots have rows.
 #[test]
 fn texts_give_way_when_pages_are_short() {
     for (case, context) in [("llama3-gqa-tied", 256), ("mistral-swa", 192), ("falcon-h1", 256)] {
@@ -355,7 +358,7 @@ pub fn give_way(case: &str, model: &Model, tokens: usize) {
     let stats = engine.stats();
     assert!(stats.preempted > 0 && stats.failed == 0, "{case}: {stats:?}");
     let cache = stats.cache.map(|cache| (cache.block_tokens, cache.blocks, cache.used));
-    // Those that four texts can have.
+    // The blocks that four texts can have.
     let blocks = model.cache_pages().all.min(4 * model.plan().pages() as usize);
     assert_eq!(cache, Some((64, blocks, 0)), "{case}: what nobody runs in is not in use");
     drop(engine);
@@ -377,21 +380,21 @@ fn limits_are_those_of_the_model() {
     assert!(error.contains("65 tokens") && error.contains("at most 64"), "{error}");
 }
 
-/// Prompts that share a begin, and turns that are edited, go on from states inside of others: recurrent ones, some with caches in pages, and
-/// those of a window that has dropped rows.
+/// Prompts that share a begin, and turns that are edited, go on from states inside of others: recurrent ones,
+/// some with caches in pages, and those of a window that has dropped rows.
 #[test]
 fn prompts_go_on_from_states_inside_of_others() {
     for (case, context) in [("rwkv7-hf", None), ("falcon-h1", Some(256)), ("mistral-swa", Some(192))] {
         let folder = tempfile::tempdir().unwrap();
         let Some(model) = with_pages(case, context, 16, folder.path()) else { continue };
         let tokenizer = tokenizer();
-        // All states together have no more pages than full contexts of so many.
+        // All states together have no more pages than full contexts of that many sequences.
         let engine = engine(&model, &tokenizer, 4);
         let mut numbers = LogitNumbers(6);
         let mut some = |count: usize| -> Vec<TokenId> {
             (0..count).map(|_| numbers.below(model.vocab()) as TokenId).collect()
         };
-        // Of what was read and written, the last token is chosen and not fed.
+        // The last token, of those read and written, is sampled and not computed.
         let ask = |prompt: Vec<TokenId>, borders: Vec<usize>, cached: usize| {
             let text =
                 EngineRequest { cache_breakpoints: borders, max_tokens: Some(12), ..greedy(prompt.clone()) };
@@ -404,7 +407,8 @@ fn prompts_go_on_from_states_inside_of_others() {
                 }
             }
             assert_eq!(found, alone(&model, &tokenizer, &text), "{case}, {} tokens", prompt.len());
-            // Where no rows are dropped yet a window goes back anywhere, also in a text that went on from here.
+            // Where no rows are dropped yet a window goes back anywhere, also in a text that went on from
+            // here.
             let more = case == "mistral-swa" && known > cached;
             assert!(known == cached || more, "{case}, {} tokens: {known} for {cached}", prompt.len());
             [prompt, found].concat()
@@ -429,7 +433,7 @@ fn prompts_go_on_from_states_inside_of_others() {
     }
 }
 
-/// States go into files and come back: caches in pages, with a window, and with recurrent states beside them.
+/// States go into files and come back: caches in pages, with a window, and with recurrent states.
 #[test]
 fn states_outlive_the_engine_in_files() {
     for (case, context) in [("llama3-gqa-tied", 256), ("mistral-swa", 192), ("falcon-h1", 256)] {
@@ -468,7 +472,8 @@ fn states_outlive_the_engine_in_files() {
     }
 }
 
-/// What a server is refused with counts the model that drafts, and pages that are fewer than those of full contexts.
+/// The memory in a server's refusal counts the model that drafts, and pages that are fewer than those of full
+/// contexts.
 #[test]
 fn a_server_counts_drafts_and_pages() {
     let folder = tempfile::tempdir().unwrap();

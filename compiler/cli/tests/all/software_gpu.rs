@@ -1,5 +1,6 @@
-//! CUDA artifacts through the real runtime, on the driver in software that executes their PTX (`tests/gpu/softcuda`): reference cases,
-//! the text and the sessions of the CPU build, and what a driver may refuse.
+//! CUDA artifacts through the real runtime, on the driver in software that executes their PTX
+//! (`tests/gpu/softcuda`): reference cases, the text and the sessions of the CPU build, and what a driver may
+//! refuse.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -42,7 +43,8 @@ pub fn build(model: &Path, folder: &Path, name: &str, flags: &[&str]) -> PathBuf
     path
 }
 
-/// Runs a test of this program, which says that it ran, in a process of its own that has these variables and the driver.
+/// Runs a test of this program, which says that it ran, in a process of its own that has these variables and
+/// the driver.
 pub fn in_child(test: &str, driver: &Path, variables: &[(&str, &str)]) {
     let out = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -57,8 +59,9 @@ pub fn in_child(test: &str, driver: &Path, variables: &[(&str, &str)]) {
 /// A reference case, flags of its build, switches of the driver.
 type SoftwareCase = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
-/// States of vectors and of matrices, caches in three formats, windows, experts, positions that
-/// count from the end, every kind of weights, also those that stay as published; latent rows; prompts in pieces, so that `past` is not 0.
+/// States of vectors and of matrices, caches in three formats, windows, experts, positions that count from
+/// the end, every kind of weights, also those that stay as published; latent rows; prompts in pieces, so that
+/// `past` is not 0.
 #[rustfmt::skip]
 const GOLDENS: [SoftwareCase; 14] = [
     ("rwkv4-hf", &["--target", "cuda", "--quant", "f32"], &[]),
@@ -130,7 +133,7 @@ fn a_text_is_that_of_the_cpu_build() {
     }
 }
 
-/// Logits of a session that is fed in pieces, token by token, forked, saved, loaded and cut.
+/// Logits of a session that computes in pieces, token by token, is forked, saved, loaded and cut.
 fn steps(session: &mut Session, folder: &Path) -> Vec<f32> {
     let ids: Vec<i32> = (0..14).map(|i| 3 + i * 7 % 40).collect();
     let mut all = vec![];
@@ -259,7 +262,8 @@ fn child_with_refusals() {
         "{:?}",
         session.performance_warning()
     );
-    // Rows of caches that the device has no memory for: the call fails, the sequence goes on from what it was.
+    // Rows of caches that the device has no memory for: the call fails, the sequence goes on from what it
+    // was.
     let rows = ids
         .chunks(8)
         .map(|piece| (piece.len(), session.prefill(piece).map(|_| ())))

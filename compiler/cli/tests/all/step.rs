@@ -1,6 +1,6 @@
-//! Steps of rows of several sequences against the same sequences alone: random pieces of prompts and single tokens go together,
-//! with logits of none, the last or all of their rows. Graph, kernels by interpretation with workers apart, artifacts, and the
-//! reference cases in random cuts.
+//! Steps of rows of several sequences against the same sequences alone: random pieces of prompts and single
+//! tokens go together, with logits of none, the last or all of their rows. Graph, kernels by interpretation
+//! with workers apart, artifacts, and the reference cases in random cuts.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn texts(dir: &Path) -> [Vec<i32>; 3] {
     [11, 14, 7].map(|n| longest.iter().copied().cycle().skip(n / 2).take(n).collect())
 }
 
-/// What a step feeds: the number of a sequence, its tokens, and what is wanted of it.
+/// The input of a step: the number of a sequence, its tokens, and the outputs.
 #[derive(Clone, Debug)]
 struct FedSequence {
     sequence: usize,
@@ -44,8 +44,8 @@ struct FedSequence {
     want: OutputRows,
 }
 
-/// Steps that feed all of the texts: each has a random choice of sequences, in any order, with some of their tokens each. A
-/// prompt of a model that reads it as a whole is the first half of its text.
+/// Steps that feed all of the texts: each has a random choice of sequences, in any order, with some of their
+/// tokens each. A prompt of a model that reads it as a whole is the first half of its text.
 fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut StepRandom) -> Vec<Vec<FedSequence>> {
     let mut done = vec![0; texts.len()];
     let mut steps = Vec::new();
@@ -89,7 +89,7 @@ fn inputs(texts: &[Vec<i32>], step: &[FedSequence]) -> (Vec<i32>, Vec<i32>, usiz
     (tokens, wanted, count)
 }
 
-/// How many rows are wanted.
+/// The number of output rows.
 fn rows(fed: &FedSequence) -> usize {
     match fed.want {
         OutputRows::Nothing => 0,
@@ -160,8 +160,9 @@ fn lowered_steps_print_and_parse() {
     }
 }
 
-/// Runs the kernels of a case by the interpreter, which finds accesses out of bounds and races within a launch, and by workers
-/// that are apart as far as barriers allow, which finds missing barriers: both give the same bits.
+/// Runs the kernels of a case by the interpreter, which finds accesses out of bounds and races within a
+/// launch, and by workers that are apart as far as barriers allow, which finds missing barriers: both give
+/// the same bits.
 fn check_kernels(what: &str, program: &LoweredProgram, source: &BuildSource, texts: &[Vec<i32>]) {
     let level = &program.levels[0];
     let kernels = &level.lowered.kernels;
@@ -226,7 +227,7 @@ fn workers_of_a_step_meet_at_its_barriers() {
     }
 }
 
-/// Random steps of an artifact, each piece against the same piece of a twin alone.
+/// Random steps of an artifact, each piece against the same piece of a session alone.
 pub fn feed(what: &BatchComparison, dir: &Path, model: &Model) -> PairedSessions {
     let texts = &texts(dir);
     let mut twins = PairedSessions::new(model, texts.len());
@@ -299,7 +300,7 @@ fn reference_cases_in_random_cuts() {
     }
 }
 
-/// Sequences go on beyond their caches while others have just begun.
+/// Sequences go on beyond their caches while others have just started.
 #[test]
 fn windows_move_for_each_sequence() {
     let Some(dir) = find("mistral-swa") else { return };

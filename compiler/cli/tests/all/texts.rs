@@ -1,5 +1,5 @@
-//! Models of texts as artifacts against their reference cases: embeddings and scores of single texts and of many together,
-//! passes switched off, weight formats.
+//! Models of texts as artifacts against their reference cases: embeddings and scores of single texts and of
+//! many together, passes switched off, weight formats.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, Model};
 use serde::Deserialize;
 
-/// As the reference cases state it; measured are up to 1e-6.
+/// The tolerance of the reference cases; measured are up to 1e-6.
 pub const F32: f32 = 1e-5;
 
 #[derive(Deserialize)]
@@ -33,7 +33,7 @@ impl GoldenInput {
         self.score.map_or_else(|| self.embedding.clone(), |score| vec![score])
     }
 
-    /// Ids as they are fed: those of further token types come after those of the first.
+    /// Ids as they are computed: those of further token types come after those of the first.
     fn ids(&self, vocab: i32) -> Vec<i32> {
         let types = self.token_type_ids.iter().copied().chain(std::iter::repeat(0));
         self.input_ids.iter().zip(types).map(|(id, kind)| id + kind * vocab).collect()
@@ -343,7 +343,7 @@ fn the_command_orders_documents() {
     assert!(!ok && err.contains("mlcc rerank"), "{err}");
 }
 
-/// What `mlcc rerank` prints for documents, in their order.
+/// The output of `mlcc rerank` for documents, in their order.
 fn printed_scores(so: &Path, more: &[&str], documents: &[&str]) -> Vec<f32> {
     let args = [&["rerank", so.to_str().unwrap(), "tree", "--json"], more, documents].concat();
     let (ok, out, err) = mlcc(&args, "");
@@ -370,7 +370,8 @@ fn pairs_have_token_types() {
     assert!(!ok && err.contains("answer with a token"), "{err}");
 }
 
-/// An embedding is of one text, so ids of callers are those of the vocabulary; `verify` feeds the other types too.
+/// An embedding is of one text, so ids of callers are those of the vocabulary; `verify` feeds the other types
+/// too.
 #[test]
 fn embeddings_know_token_types() {
     let folder = tempfile::tempdir().unwrap();
@@ -394,7 +395,7 @@ fn embeddings_know_token_types() {
     assert!(error.to_string().contains(&format!("token {vocab} is not one of the {vocab}")), "{error}");
 }
 
-/// A template in which each text stands at its place.
+/// A template in which each text is at its place.
 const PAIR: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }} {% endif %}{% endfor %}\
     {{ messages[-2].content }} in {{ messages[-1].content }}{% if add_generation_prompt %} :{% endif %}";
 
@@ -414,7 +415,8 @@ fn answers_are_scores() {
     assert_eq!(printed_scores(&so, &["--instruct", "search"], &["summer"]), scores[2..]);
 }
 
-/// A model of chats becomes a reranker where that is asked for, or by its name, with the template of Qwen3-Reranker.
+/// A model of chats becomes a reranker where that is asked for, or by its name, with the template of
+/// Qwen3-Reranker.
 #[test]
 fn chat_models_become_rerankers() {
     use mlcc_engine::ChatSource;

@@ -1,4 +1,5 @@
-//! Encoders as GGUF files (`tools/gguf_encoders.py`): the vectors of the checkpoints that they were made from.
+//! Encoders as GGUF files (`tools/gguf_encoders.py`): the vectors of the checkpoints that they were made
+//! from.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Sequences that are computed together against twins alone: what tests of batches and of steps have in common. One artifact of a
-//! case is for both.
+//! Sequences that are computed together against sessions alone: the common parts of tests of batches and of
+//! steps. One artifact of a case is for both.
 
 use std::path::Path;
 
@@ -14,8 +14,9 @@ pub const BATCH: u32 = 3;
 /// The same sums in another order.
 pub const F32: f32 = 2e-5;
 
-/// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads, a window,
-/// experts, a bias instead of positions, positions found in the prompt, angles that depend on the length; a convolution.
+/// A recurrent model with vectors as states and odd sizes, one with matrices, and caches with: few key heads,
+/// a window, experts, a bias instead of positions, positions found in the prompt, angles that depend on the
+/// length; a convolution.
 const SAMPLE: [&str; 9] = [
     "rwkv4-hf-odd",
     "rwkv7-hf",
@@ -40,7 +41,7 @@ pub fn options(dir: &Path, quant: &str, backend: Backend) -> BuildOptions {
     options
 }
 
-/// What is compared, by how many threads, and how far it may be off.
+/// The name of a comparison, the number of threads, and the tolerance.
 pub struct BatchComparison {
     pub name: String,
     pub threads: usize,
@@ -67,12 +68,13 @@ impl PairedSessions {
     }
 }
 
-/// Feeds sequences together and alone, and compares what comes of it.
+/// Computes sequences together and alone, and compares the results.
 type FeedingFn = fn(&BatchComparison, &Path, &Model) -> PairedSessions;
 
 const FEEDINGS: [(&str, FeedingFn); 2] = [("batches", batch::feed), ("steps", step::feed)];
 
-/// Batches and steps of a case, with the pass `disabled` off; a tolerance of 0 means a build with batch invariance.
+/// Batches and steps of a case, with the pass `disabled` off; a tolerance of 0 means a build with batch
+/// invariance.
 fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tolerance: f32) {
     let Some(dir) = find(case) else { return };
     let folder = tempfile::tempdir().unwrap();
@@ -119,7 +121,7 @@ fn rounded_activations_together_equal_single_ones() {
     check("llama3-gqa-tied", "bf16bf16", backend, None, 1.6e-2);
 }
 
-/// With batch invariance not a bit differs, by either back end.
+/// All bits are equal with batch invariance, by either back end.
 #[test]
 fn integer_activations_together_have_the_bits_of_single_ones() {
     for backend in backends() {

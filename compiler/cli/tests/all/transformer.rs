@@ -1,5 +1,5 @@
-//! A small transformer with random weights: prompts in pieces and token by token through the planned steps, interpreted
-//! and compiled, against the graph interpreter.
+//! A small transformer with random weights: prompts in pieces and token by token through the planned steps,
+//! interpreted and compiled, against the graph interpreter.
 
 use crate::cases::{assert_close, backends, host_levels};
 use crate::transformer_model::{
@@ -25,7 +25,8 @@ fn check(what: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) 
     }
 }
 
-/// Rows of a cache that are multiples of 64 bytes are written by the kernel that makes them, others are copied.
+/// Rows of a cache that are multiples of 64 bytes are written by the kernel that makes them, others are
+/// copied.
 fn configs() -> Vec<(&'static str, TransformerConfig)> {
     let tiny = TransformerConfig::tiny();
     let bias = AttentionOp { alibi: true, prefix: true, ..tiny.attention.clone() };
@@ -93,7 +94,8 @@ fn artifacts_equal_the_graph() {
     }
 }
 
-/// Against the interpreter on the same stored weights and caches: what kernels add is rounding on another side of an edge.
+/// Against the interpreter on the same stored weights and caches: what kernels add is rounding on another
+/// side of an edge.
 #[test]
 fn stored_types_keep_their_meaning() {
     let tiny = TransformerConfig::tiny();

@@ -203,7 +203,8 @@ fn a_lowered_module_takes_no_tuning() {
     fails_with(again.arg("--weights").arg(case("rwkv4-hf")), &["--tuning", "leave the flag out"]);
 }
 
-/// Without time nothing is found, and the file says so; what a search finds is tested beside it, on a machine that is made up.
+/// Without time nothing is found, and the file says so; the results of a search are tested elsewhere, on a
+/// machine that is made up.
 #[test]
 fn a_tuning_is_written_and_read_back() {
     if !Backend::default().is_built_in() || level().is_none() {
@@ -299,7 +300,8 @@ fn without_nvidias_programs_nothing_is_predicted() {
     fails_with(&mut tune, &["--predict needs ptxas", "MLCC_PTXAS"]);
 }
 
-/// Without time nothing is found, and the file has predictions of the level as it is. What a search finds is tested beside it.
+/// Without time nothing is found, and the file has predictions of the level as it is. The results of a search
+/// are tested elsewhere.
 #[test]
 fn predicted_tunings_are_equal_and_say_what_they_are() {
     if !Backend::Llvm.is_built_in() {

@@ -46,7 +46,7 @@ fn spread(path: &Path) -> f64 {
     (squares / logits.len() as f64).sqrt()
 }
 
-/// In every format and for both kinds of model, logits differ, and by as much as those of weights in the file.
+/// Logits differ in every format and for both kinds of model, and by as much as those of weights in the file.
 #[test]
 fn every_format_computes() {
     let folder = tempfile::tempdir().unwrap();

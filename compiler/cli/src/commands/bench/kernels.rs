@@ -1,8 +1,9 @@
 //! `mlcc bench --kernels`: where the time of a prompt and of a token goes, kernel by kernel.
 //!
-//! The step itself tells after each launch and barrier (`mlcc_abi::Ctx::trace`), so the kernels run as they always do,
-//! with all workers and with the caches as the kernels before have left them. A kernel's limit is the longer of what its
-//! weights, states and cache rows take at the probed read bandwidth and what its operations take at the probed peak.
+//! The step itself tells after each launch and barrier (`mlcc_abi::Ctx::trace`), so the kernels run as they
+//! always do, with all workers and with the caches as the kernels before have left them. A kernel's limit is
+//! the longer of what its weights, states and cache rows take at the probed read bandwidth and what its
+//! operations take at the probed peak.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,7 +24,7 @@ use crate::error::CliError;
 use crate::ui::{self, Ui};
 use mlcc_driver::build::profile::KernelInfo;
 
-/// Where the time of one test went. Times are milliseconds of one run.
+/// The distribution of the time of one test. Times are milliseconds of one run.
 #[derive(Debug, Serialize)]
 pub struct KernelProfile {
     model: String,
@@ -59,9 +60,9 @@ struct KernelTimeRow {
     ms: f64,
     /// Sum of what the slowest worker of each launch took.
     slowest_ms: f64,
-    /// At the barriers right after it, mean of the workers.
+    /// Time at the barriers right after it, mean of the workers.
     waiting_ms: f64,
-    /// Of the whole run.
+    /// Share of the whole run.
     share: f64,
     /// Weights, states, rows of caches.
     memory_bytes: f64,
@@ -77,10 +78,10 @@ struct KernelTimeRow {
 /// A kernel that reaches less than this share of its limit is bound by something else.
 const FAR: f64 = 0.25;
 
-/// What the machine can do, per second.
+/// The limits of the machine, per second.
 struct PeakRates {
     bandwidth: f64,
-    /// By [`ComputeType::ALL`].
+    /// Peaks by [`ComputeType::ALL`].
     peaks: [Option<f64>; KINDS],
 }
 
@@ -144,7 +145,7 @@ pub fn profile_tests(
 /// Times of one test.
 struct ProfiledRun {
     repetitions: f64,
-    /// Of one repetition, by the clock.
+    /// Milliseconds of one repetition, by the clock.
     ms: f64,
     times: Vec<StepTimes>,
 }
@@ -185,8 +186,8 @@ fn add_times(sum: &mut Vec<StepTimes>, more: Vec<StepTimes>) {
 struct LevelKernels {
     kernels: Vec<KernelCost>,
     steps: BTreeMap<String, Vec<i64>>,
-    /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and items for the
-    /// wanted rows.
+    /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and
+    /// items for the wanted rows.
     sequence_items: ItemIndices,
     one_row: ItemIndices,
     several_rows: ItemIndices,

@@ -1,11 +1,11 @@
-//! The inner loops of the probes. All `unsafe` of the command line is here: machine instructions behind a check that the
-//! machine has them, and loads inside of a slice.
+//! The inner loops of the probes. All `unsafe` of the command line is here: machine instructions behind a
+//! check that the machine has them, and loads inside of a slice.
 
 use super::probe::ComputeType;
 
 /// A loop of independent operations on registers.
 pub struct PeakLoop {
-    /// Runs so many rounds; the value only keeps the compiler from dropping the work.
+    /// Runs this many rounds; the value only keeps the compiler from dropping the work.
     pub run: fn(u64) -> u64,
     pub ops_per_round: u64,
 }
@@ -17,7 +17,8 @@ const CHAINS: usize = 16;
 pub fn peak_loop(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::is_x86_feature_detected as has;
     let ops = |lanes: usize| (2 * lanes * CHAINS) as u64;
-    // SAFETY (of every `run`): it is chosen only where the features that its function is compiled for were detected.
+    // SAFETY (of every `run`): it is chosen only where the features that its function is compiled for were
+    // detected.
     match arithmetic {
         ComputeType::F32 if has!("avx512f") => {
             Some(PeakLoop { run: |n| unsafe { x86::fma_512(n) }, ops_per_round: ops(16) })
@@ -52,8 +53,8 @@ mod arm;
 pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::arch::is_aarch64_feature_detected as has;
     let ops = |products: usize| (2 * products * CHAINS) as u64;
-    // SAFETY (of every `run`): it is chosen only where the feature that its function is compiled for was detected, and
-    // runs at least one round.
+    // SAFETY (of every `run`): it is chosen only where the feature that its function is compiled for was
+    // detected, and runs at least one round.
     match arithmetic {
         ComputeType::F32 => Some(PeakLoop { run: |n| unsafe { arm::fmla(n.max(1)) }, ops_per_round: ops(4) }),
         ComputeType::BF16 if has!("bf16") => {
@@ -80,7 +81,7 @@ pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
     }
 }
 
-/// What the compiler makes of plain arithmetic.
+/// The compiler's result for plain arithmetic.
 #[cfg(not(target_arch = "aarch64"))]
 fn portable_f32() -> PeakLoop {
     const LANES: usize = 4;
@@ -252,7 +253,8 @@ mod x86 {
         _mm256_extract_epi64::<0>(sum) as u64
     }
 
-    /// The same with codes of 4 bits, of which eight products meet in 16 bits. `rounds` is a multiple of four.
+    /// The same with codes of 4 bits, of which eight products meet in 16 bits. `rounds` is a multiple of
+    /// four.
     #[target_feature(enable = "avx2")]
     pub fn maddubs_sums_256(rounds: u64) -> u64 {
         let (codes, mut x) = byte_operands();

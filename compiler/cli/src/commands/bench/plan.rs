@@ -1,4 +1,5 @@
-//! Which tests a run of `mlcc bench` makes: those that are asked for, else the usual ones as far as the model has room.
+//! The tests that a run of `mlcc bench` makes: those that are requested, else the usual ones as far as the
+//! model has room.
 
 use mlcc_runtime::Model;
 
@@ -14,7 +15,7 @@ const GENERATED: usize = 128;
 /// Texts of the usual test, of a model that makes vectors of them.
 const TEXTS: TextCounts = TextCounts { texts: 64, tokens: 256 };
 
-/// What an artifact has room for.
+/// The room of an artifact.
 #[derive(Clone, Copy)]
 pub(super) enum ArtifactCapacity {
     /// It was not read yet.
@@ -24,7 +25,7 @@ pub(super) enum ArtifactCapacity {
     Texts(EmbeddingCapacity),
 }
 
-/// What a model that makes vectors has room for.
+/// The room of a model that makes vectors.
 #[derive(Clone, Copy)]
 pub(super) struct EmbeddingCapacity {
     /// Tokens of a text.
@@ -119,7 +120,7 @@ fn sequence_tests(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchT
     }
 }
 
-/// How many tokens are generated.
+/// The numbers of tokens to generate.
 fn generated_tokens(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usize>, CliError> {
     if let Some(asked) = &args.n_gen {
         let lengths: Vec<usize> = asked.iter().copied().filter(|&n| n > 0).collect();
@@ -129,7 +130,7 @@ fn generated_tokens(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usiz
         return Ok(lengths);
     }
     check_depths(args, limits)?;
-    // As many after every depth, so that the rows can be compared.
+    // The same number after every depth, so that the rows can be compared.
     let deepest = args.depth.iter().copied().max().unwrap_or(0);
     Ok(vec![limits.context.map_or(GENERATED, |most| GENERATED.min(most - deepest))])
 }

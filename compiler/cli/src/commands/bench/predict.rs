@@ -1,4 +1,5 @@
-//! `mlcc bench --predict`: how fast the GPU code of an artifact should be on a GPU that is not there. These are predictions, and say so.
+//! `mlcc bench --predict`: how fast the GPU code of an artifact should be on a GPU that is not there. These
+//! are predictions, and say so.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,9 +42,9 @@ pub struct PredictionRow {
     limit: f64,
     limit_kind: &'static str,
     fraction_of_limit: f64,
-    /// Of a step, or of all calls of a prompt.
+    /// Launches of a step, or of all calls of a prompt.
     launches: usize,
-    /// What most of the time goes to.
+    /// The limit that takes most of the time.
     bound_by: String,
     /// Seconds by what binds.
     bounds: BTreeMap<String, f64>,
@@ -71,7 +72,7 @@ pub struct PredictedKernelRow {
     in_flight: f64,
     /// Accesses to local memory in the blocks that were followed: registers ran out.
     spills: u64,
-    /// Whether its code has products on tensor cores, and loads or copies of 16 bytes.
+    /// True if its code has products on tensor cores; true if it has loads or copies of 16 bytes.
     tensor_cores: bool,
     wide_loads: bool,
 }
@@ -123,7 +124,7 @@ impl NvidiaTools {
         Ok(NvidiaTools { ptxas, nvdisasm })
     }
 
-    /// Of the assembler and of the disassembler.
+    /// Versions of the assembler and of the disassembler.
     pub fn versions(&self) -> Result<[String; 2], CliError> {
         let ptxas = PtxAssembler::find().map_err(|e| CliError::Failed(e.to_string()))?;
         let nvdisasm = nvdisasm::version(&self.nvdisasm).map_err(|e| CliError::Failed(e.to_string()))?;
@@ -138,7 +139,7 @@ struct KernelCode {
     resources: KernelResources,
 }
 
-/// What a launch is known by: equal ones take equal time. Weights at other places do not matter.
+/// The identity of a launch: equal ones take equal time. Weights at other places do not matter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LaunchKey {
     code: u128,
@@ -147,7 +148,8 @@ pub struct LaunchKey {
     call: Vec<(u64, u64)>,
 }
 
-/// Predictions of launches that were made already. Artifacts of one model for one GPU may share them: most of their kernels are the same.
+/// Predictions of launches that were made already. Artifacts of one model for one GPU may share them: most of
+/// their kernels are the same.
 pub type PredictionCache = Rc<RefCell<BTreeMap<LaunchKey, LaunchPrediction>>>;
 
 pub struct SpeedPredictor {
@@ -158,7 +160,7 @@ pub struct SpeedPredictor {
     cache: PredictionCache,
 }
 
-/// So many launches of a test that are alike.
+/// Equal launches of a test, with their number.
 struct LaunchGroup {
     kernel: String,
     registers: u32,
@@ -275,7 +277,7 @@ impl SpeedPredictor {
             .collect()
     }
 
-    /// Nothing of a launch that has no blocks in this call.
+    /// Nothing for a launch that has no blocks in this call.
     fn predict_launch(
         &mut self,
         launch: &KernelLaunch,

@@ -1,7 +1,7 @@
-//! What this machine can do at best: bytes read per second, multiplications and additions per second.
+//! The limits of this machine: bytes read per second, multiplications and additions per second.
 //!
-//! Each probe runs on as many threads as the model, several times; the best time counts, because everything that
-//! disturbs only makes it slower.
+//! Each probe runs on as many threads as the model, several times; the best time counts, because all
+//! disturbances only make it slower.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -26,7 +26,7 @@ const PEAK_ROUNDS: usize = 3;
 /// Long enough that starting the threads together does not show.
 const PEAK_TIME: Duration = Duration::from_millis(20);
 
-/// Memory that so many threads read together, each its part.
+/// Memory that threads read together, each its part.
 pub struct BandwidthProbe {
     memory: MmapMut,
     /// Bytes of a thread.
@@ -56,8 +56,8 @@ impl BandwidthProbe {
     }
 }
 
-/// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best instruction of
-/// this machine for that arithmetic; `None` if there is no special one.
+/// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best
+/// instruction of this machine for that arithmetic; `None` if there is no special one.
 pub fn measure_peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
     let body = loops::peak_loop(arithmetic)?;
     let mut rounds = 1 << 14;
@@ -77,7 +77,7 @@ pub fn measure_peak(arithmetic: ComputeType, threads: usize) -> Option<f64> {
     Some(body.ops_per_round as f64 * rounds as f64 * threads as f64 / best.as_secs_f64())
 }
 
-/// Keeps `threads` threads busy for so many seconds: some hosts give each its own core only after a while.
+/// Keeps `threads` threads busy for `seconds` seconds: some hosts give each its own core only after a while.
 pub fn keep_busy(threads: usize, seconds: f64) {
     let Some(body) = loops::peak_loop(ComputeType::F32) else { return };
     let end = Instant::now() + Duration::from_secs_f64(seconds.min(3600.0));
@@ -111,7 +111,8 @@ pub fn measure_ping_pong() -> f64 {
     best
 }
 
-/// Waits for numbers of one parity and answers with the next. Where there is one core only, the other one is let run.
+/// Waits for numbers of one parity and answers with the next. Where there is one core only, the other one is
+/// let run.
 fn bounce_line(ball: &AtomicU32, parity: u32) {
     for round in 0..BOUNCES {
         let mut spins = 0;
@@ -126,8 +127,8 @@ fn bounce_line(ball: &AtomicU32, parity: u32) {
     }
 }
 
-/// Runs `work` on one thread per item, all at once, `rounds` times; the shortest time from the first begin to the last
-/// end of a round.
+/// Runs `work` on one thread per item, all at once, `rounds` times; the shortest time from the first begin to
+/// the last end of a round.
 fn time_threads<T: Send>(items: &mut [T], rounds: usize, work: impl Fn(&mut T) + Sync) -> Duration {
     let barrier = Barrier::new(items.len());
     // The workers take the times: a thread that only watches would be late where every core is busy.

@@ -1,4 +1,4 @@
-//! What `mlcc bench` says of a test: its speed beside what the machine could do.
+//! The report of `mlcc bench` on a test: its speed compared with the limits of the machine.
 
 use std::fmt::Write;
 
@@ -26,25 +26,26 @@ pub struct BenchRow {
     tok_s_min: f64,
     tok_s_max: f64,
     repetitions: u32,
-    /// Milliseconds of a step, of tests that generate: the median of all, and that of the repetitions for the step that has the
-    /// longest, with its number from 0.
+    /// Milliseconds of a step, of tests that generate: the median of all, and that of the repetitions for the
+    /// step that has the longest, with its number from 0.
     step_ms: Option<f64>,
     slowest_step_ms: Option<f64>,
     slowest_step: Option<usize>,
     bytes_per_token: f64,
-    /// Of all kinds together.
+    /// Operations of all kinds together.
     ops_per_token: f64,
     /// Tokens per second that the machine cannot exceed, the median over the repetitions.
     limit: f64,
-    /// `read_bandwidth`, or `compute_` and the kinds of arithmetic, that with the most time first: `compute_i8`, `compute_i8+f32`.
-    /// On GPUs `copy_bandwidth`; their arithmetic is not probed, so that limit is infinite (`null` in JSON).
+    /// `read_bandwidth`, or `compute_` and the kinds of arithmetic, that with the most time first:
+    /// `compute_i8`, `compute_i8+f32`. On GPUs `copy_bandwidth`; their arithmetic is not probed, so that
+    /// limit is infinite (`null` in JSON).
     limit_kind: String,
     /// Repetitions for which that limit moved by no more than a tenth.
     steady_repetitions: u32,
     /// Median of their shares of the limits probed with them; nothing where they are less than half of all.
     fraction_of_limit: Option<f64>,
-    /// Bytes per second, the least and the most of all probes, on GPUs read and written by copies; operations per second
-    /// likewise, those of the test's kinds of arithmetic one after the other, each at its peak.
+    /// Bytes per second, the least and the most of all probes, on GPUs read and written by copies; operations
+    /// per second likewise, those of the test's kinds of arithmetic in turn, each at its peak.
     read_bandwidth: [f64; 2],
     compute_peak: [f64; 2],
     /// Nanoseconds in which a cache line goes to another thread and comes back, the least and the most.
@@ -56,7 +57,7 @@ const NOT_PROBED: &str = "not probed";
 /// Largest relative change of a limit for which a share of it is given.
 const STEADY: f64 = 0.10;
 
-/// Whether a limit stayed what it was.
+/// True if a limit stayed the same.
 fn is_steady([before, after]: [f64; 2]) -> bool {
     (after - before).abs() <= STEADY * before.max(after)
 }
@@ -76,8 +77,8 @@ fn compute_kind(cost: &TokenCost, machine: &MachineProbe) -> String {
     format!("compute_{}", names.join("+"))
 }
 
-/// Median limit, median share of it, and how many repetitions were steady. `probed` are the limits before and after each
-/// repetition, in tokens per second; a probe can only be disturbed, so the better one counts.
+/// Median limit, median share of it, and how many repetitions were steady. `probed` are the limits before and
+/// after each repetition, in tokens per second; a probe can only be disturbed, so the better one counts.
 fn share_of_limit(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<f64>, usize) {
     let best = |values: &[f64; 2]| values[0].max(values[1]);
     let steady = runs.iter().zip(probed).filter(|(_, limits)| is_steady(**limits));
@@ -86,8 +87,8 @@ fn share_of_limit(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<
     (median(probed.iter().map(best).collect()), enough.then(|| median(shares)), count)
 }
 
-/// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is slow once may be the
-/// machine; what is slow each time is ours.
+/// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is
+/// slow once may be the machine; what is slow each time is ours.
 fn step_statistics(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
     let all = median(runs.iter().flat_map(|run| run.steps.iter().copied()).collect());
     let count = runs.iter().map(|run| run.steps.len()).min()?;
@@ -101,7 +102,7 @@ pub fn min_and_max(values: impl Iterator<Item = f64>) -> [f64; 2] {
     values.fold([f64::INFINITY, 0.0], |[least, most], v| [least.min(v), most.max(v)])
 }
 
-/// Of at least one repetition.
+/// The row of at least one repetition.
 pub fn bench_row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestRepetition]) -> BenchRow {
     let cost = test.cost(metadata, model.plan().chunk);
     let ops: f64 = cost.ops.iter().sum();

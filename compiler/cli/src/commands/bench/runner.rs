@@ -13,11 +13,11 @@ use crate::ui::Ui;
 /// The sequences that the tests feed.
 pub(super) struct BenchRunner {
     sessions: Vec<Session>,
-    /// How many of the first tokens of each are those that tests have before theirs.
+    /// The number of first tokens of each sequence that tests have before theirs.
     context_tokens: Vec<usize>,
     /// None of a model of texts.
     batch: Option<SessionBatch>,
-    /// Of a model of texts.
+    /// The embedder of a model of texts.
     texts: Option<TextEmbedder>,
     vocab: u64,
     model: Model,
@@ -26,7 +26,7 @@ pub(super) struct BenchRunner {
 }
 
 impl BenchRunner {
-    /// With as many sequences as the tests want.
+    /// A runner with as many sequences as the tests need.
     pub fn new(model: &Model, tests: &[BenchTest]) -> Result<BenchRunner, CliError> {
         let makes_vectors = model.text_width() > 0;
         let most = if makes_vectors { 0 } else { tests.iter().map(|t| t.sequences()).max().unwrap_or(1) };
@@ -110,7 +110,7 @@ impl BenchRunner {
         stop_if_interrupted()
     }
 
-    /// Feeds single tokens to so many sequences, and takes the time of each step.
+    /// Computes single tokens of `sequences` sequences, and takes the time of each step.
     fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
         let sessions = &mut self.sessions[..sequences];
         let mut next = vec![0; sequences];
@@ -118,7 +118,7 @@ impl BenchRunner {
             // Sequences of different tokens: they may pick different experts.
             next.iter_mut().enumerate().for_each(|(k, t)| *t = tokens[(i + 7 * k) % tokens.len()]);
             let begin = Instant::now();
-            // As those who generate do: where a GPU finds the likeliest tokens, its other logits stay there.
+            // As in generation: where a GPU finds the top-k candidates, its other logits stay there.
             match (&mut *sessions, &mut self.batch) {
                 ([one], _) => one.decode_top_k(token, &mut |_| true).map(drop)?,
                 (all, Some(batch)) => {
@@ -137,7 +137,8 @@ impl BenchRunner {
         Ok(())
     }
 
-    /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the same driver.
+    /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the
+    /// same driver.
     pub fn print_warnings(&self, ui: &Ui) {
         self.sessions
             .iter()

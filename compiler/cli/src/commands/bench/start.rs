@@ -1,4 +1,4 @@
-//! How long a process takes to its first token, and how much memory it has then.
+//! The time of a process until its first token, and its memory then.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::ui;
 /// Tokens of the prompt.
 const PROMPT: usize = 8;
 
-/// What the process tells when it has its first token.
+/// The report of the process when it has its first token.
 #[derive(Debug, Serialize, Deserialize)]
 struct FirstTokenReport {
     token: usize,
@@ -57,7 +57,7 @@ fn status_bytes(status: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Starts such processes one after the other.
+/// Starts such processes in sequence.
 pub fn measure_start(
     artifact: &Path,
     threads: Option<usize>,

@@ -11,7 +11,7 @@ use super::{MachineProbe, parse_tokens};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BenchTest {
     Prompt(usize),
-    /// So many tokens for each sequence, one by one after `depth` others.
+    /// `tokens` tokens for each sequence, one by one after `depth` others.
     Generate {
         tokens: usize,
         depth: usize,
@@ -22,14 +22,14 @@ pub enum BenchTest {
         mix: MixedStep,
         depth: usize,
     },
-    /// Vectors of texts, of which so many go together in a call.
+    /// Vectors of texts, with `texts_per_call` texts in a call.
     Texts {
         counts: TextCounts,
         texts_per_call: usize,
     },
 }
 
-/// So many texts of so many tokens each.
+/// A number of texts, and the tokens of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextCounts {
     pub texts: usize,
@@ -56,7 +56,7 @@ fn parse_pair(text: &str, between: char) -> Option<[usize; 2]> {
     both.iter().all(|&n| n > 0).then_some(both)
 }
 
-/// What a step holds: the next tokens of so many sequences, and so many tokens of a prompt.
+/// The content of a step: the next tokens of some sequences, and some tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MixedStep {
     pub decode_tokens: usize,
@@ -73,11 +73,11 @@ impl FromStr for MixedStep {
     }
 }
 
-/// What one token costs.
+/// The cost of one token.
 #[derive(Debug, PartialEq)]
 pub(super) struct TokenCost {
     pub bytes: f64,
-    /// By arithmetic ([`ComputeType::ALL`]).
+    /// Operations by arithmetic ([`ComputeType::ALL`]).
     pub ops: [f64; KINDS],
 }
 
@@ -124,15 +124,15 @@ impl BenchTest {
         }
     }
 
-    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one token of each
-    /// sequence, or both.
+    /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one
+    /// token of each sequence, or both.
     pub(super) fn cost(self, metadata: &Value, chunk: u64) -> TokenCost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), operations_per_token(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
         let (states, all_weights) = (get("/decode/state_bytes"), bytes + get("/decode/other_expert_bytes"));
         let head = operations_per_token(metadata, "head_ops");
-        // Bytes of the caches that a call reads after so many tokens in the mean.
+        // Bytes of the caches that a call reads on average, behind `past` tokens.
         let cache = |past: f64| row * if window > 0.0 { past.min(window) } else { past };
         match self {
             BenchTest::Prompt(n) => {
@@ -202,7 +202,8 @@ mod tests {
         let mixed = BenchTest::Mixed { mix: MixedStep { decode_tokens: 4, prefill_tokens: 16 }, depth: 30 };
         assert_eq!((mixed.name().as_str(), mixed.tokens(), mixed.sequences()), ("mx4+16@d30", 20, 5));
         let cost = mixed.cost(&metadata, 64);
-        // Weights once, a state of each of five sequences, 30 rows of four caches and 8 in the mean of the fifth.
+        // Weights once, a state of each of five sequences, 30 rows of four caches and 8 in the mean of the
+        // fifth.
         assert_eq!(cost.bytes, (900.0 + 500.0 + 1200.0 + 80.0) / 20.0);
         assert_eq!(cost.ops, [40.0, 0.0, 325.0, 200.0], "heads of a quarter of the rows");
     }

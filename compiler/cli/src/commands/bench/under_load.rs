@@ -1,8 +1,9 @@
 //! Speed beside other programs that want the same cores, and how much of a fair share of the machine it is.
 //!
-//! A fair share: with `WordRegister` workers, `N` busy programs and `C` logical CPUs that this process may use, each of the `W + N`
-//! threads gets `min(1, C / (W + N))` of a CPU, so the workers together get `W * min(1, C / (W + N))`, where they had
-//! `min(W, C)` alone. The speed alone times the quotient of these is the fair speed.
+//! A fair share: with `WordRegister` workers, `N` busy programs and `C` logical CPUs that this process may
+//! use, each of the `W + N` threads gets `min(1, C / (W + N))` of a CPU, so the workers together get
+//! `W * min(1, C / (W + N))`, where they had `min(W, C)` alone. The speed alone times the quotient of these
+//! is the fair speed.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -23,11 +24,11 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
 
-/// What is measured of each turn, after as long as workers take to find how many of them suit now.
+/// The time that is measured of each turn, after the time in which workers find how many of them suit now.
 const MEASURED: Duration = Duration::from_millis(1000);
 const SETTLED: Duration = Duration::from_millis(500);
 
-/// One test beside so many busy programs, or none.
+/// One test beside some number of busy programs, or none.
 #[derive(Debug, Serialize)]
 pub struct UnderLoadRow {
     model: String,
@@ -46,7 +47,7 @@ pub struct UnderLoadRow {
     of_fair_share: f64,
 }
 
-/// Measures every test alone and beside each number of busy programs, in turns.
+/// Measures every test alone and together with each number of busy programs, in turns.
 pub fn measure_under_load(
     model: &Model,
     tests: &[BenchTest],
@@ -98,7 +99,7 @@ pub fn measure_under_load(
     Ok(rows)
 }
 
-/// Of the speed alone, beside so many programs that never sleep.
+/// The fair share of the speed alone, beside `busy` programs that never sleep.
 fn fair_share(workers: usize, busy: usize, cpus: usize) -> f64 {
     let each = (cpus as f64 / (workers + busy) as f64).min(1.0);
     workers as f64 * each / workers.min(cpus) as f64
@@ -119,8 +120,8 @@ impl BenchRunner {
     }
 }
 
-/// Programs that are busy until this is dropped. They end with this process too, however that ends: each has the reading
-/// end of a pipe whose other end is here.
+/// Programs that are busy until this is dropped. They end with this process too, however that ends: each has
+/// the reading end of a pipe whose other end is here.
 struct BusyPrograms(Vec<Child>);
 
 impl BusyPrograms {
@@ -146,7 +147,7 @@ impl Drop for BusyPrograms {
     }
 }
 
-/// What a busy program does, until its standard input ends.
+/// The work of a busy program, until its standard input ends.
 pub fn run_busy_loop() -> ! {
     std::thread::spawn(|| {
         let mut rest = Vec::new();

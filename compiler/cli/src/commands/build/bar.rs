@@ -7,8 +7,8 @@ use mlcc_passes::pipeline::PIPELINE;
 
 use crate::ui::Ui;
 
-/// The phases of a build by their names, each with its part of the whole: about their shares of the time of models of some
-/// hundred million weights. A phase that is left out is passed over.
+/// The phases of a build by their names, each with its part of the whole: about their shares of the time of
+/// models of some hundred million weights. A phase that is left out is passed over.
 const PHASES: [(&str, u64); 5] =
     [("read", 20), ("passes", 130), ("code", 250), ("weights", 400), ("report", 200)];
 

@@ -1,4 +1,4 @@
-//! Where messages come from: a terminal with line editing, or lines of standard input.
+//! Sources of messages: a terminal with line editing, or lines of standard input.
 
 use std::cell::Cell;
 use std::io::{BufRead, IsTerminal};
@@ -19,7 +19,7 @@ const MORE: &str = ". ";
 /// Encloses a message of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// What came.
+/// An event of the input.
 pub enum InputEvent {
     /// A message or command, its lines joined.
     Message(String),
@@ -45,15 +45,15 @@ enum InputLine {
     End,
 }
 
-/// Knows whether the line in work has text: the editor asks for a hint after every change of it, and says nothing of it
-/// when Ctrl-C ends it.
+/// Knows whether the line in work has text: the editor asks for a hint after every change of it, and does not
+/// mention it when Ctrl-C ends it.
 #[derive(Default)]
 pub struct LineTracker {
     has_text: Cell<bool>,
 }
 
 impl LineTracker {
-    /// What a press of Ctrl-C means.
+    /// The meaning of a press of Ctrl-C.
     fn interrupt_event(&self) -> InputLine {
         if self.has_text.replace(false) { InputLine::Cleared } else { InputLine::Interrupted }
     }
@@ -97,7 +97,7 @@ impl ChatInput {
             let begun = fenced || !text.is_empty();
             let line = match self.read_line(if begun { MORE } else { SIGN })? {
                 InputLine::Text(line) => line,
-                // A begun message is dropped, an empty prompt is left.
+                // A started message is dropped, an empty prompt is left.
                 InputLine::Cleared | InputLine::Interrupted if begun => {
                     (text, fenced) = (String::new(), false);
                     continue;

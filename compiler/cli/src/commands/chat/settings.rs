@@ -1,10 +1,10 @@
-//! What `/set` changes.
+//! Settings that `/set` changes.
 
 use mlcc_engine::SamplingParams;
 
 use crate::commands::run::SeedArg;
 
-/// How answers are made from now on.
+/// The settings of answers from now on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatSettings {
     pub sampling: SamplingParams,

@@ -1,4 +1,4 @@
-//! What `mlcc tune` builds: one artifact after the other of a model, at the level as it is or tuned.
+//! The builds of `mlcc tune`: artifacts of a model, at the level as it is or tuned.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ pub struct TrialBuilder {
     options: BuildOptions,
     target: CompileTarget,
     folder: TemporaryFolder,
-    /// What was compiled last.
+    /// The program that was compiled last.
     program: Option<LoweredProgram>,
     written: usize,
     cancel: &'static AtomicBool,
@@ -74,12 +74,12 @@ impl TrialBuilder {
         Ok(code)
     }
 
-    /// What was compiled last.
+    /// The program that was compiled last.
     pub fn program(&self) -> Option<&LoweredProgram> {
         self.program.as_ref()
     }
 
-    /// Whether nothing was written yet.
+    /// True if nothing was written yet.
     pub fn is_first(&self) -> bool {
         self.written == 0
     }

@@ -27,9 +27,9 @@ const DEPTH: u64 = 256;
 pub struct TimingBench<'a> {
     builder: TrialBuilder,
     threads: usize,
-    /// How often a run is repeated in one timing, by kind.
+    /// The number of repetitions of a run in one timing, by kind.
     repeats: BTreeMap<WorkloadKind, usize>,
-    /// When the search ends.
+    /// The end of the search.
     pub end: Option<Instant>,
     started: Instant,
     ui: &'a Ui,

@@ -1,4 +1,5 @@
-//! Predictions for a GPU that need not be there, for the search: builds artifacts and predicts what their launches take. Nothing is measured.
+//! Predictions for a GPU that need not be there, for the search: builds artifacts and predicts what their
+//! launches take. Nothing is measured.
 
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use crate::ui::Ui;
 const GENERATED: usize = 128;
 /// Sequences of a step.
 const FEW: usize = 8;
-/// Those of the largest one, which artifacts are built for.
+/// Sequences of the largest step, which artifacts are built for.
 pub const MANY: usize = 32;
 
 pub struct PredictionBench<'a> {
@@ -26,7 +27,7 @@ pub struct PredictionBench<'a> {
     gpu: GpuModel,
     tools: NvidiaTools,
     cache: PredictionCache,
-    /// When the search ends.
+    /// The end of the search.
     pub end: Option<Instant>,
     started: Instant,
     ui: &'a Ui,

@@ -1,4 +1,4 @@
-//! What `mlcc tune` found: as a tuning, and for people.
+//! The result of `mlcc tune`: as a tuning, and for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use crate::commands::bench::probe::{self, ComputeType};
 use crate::error::CliError;
 use crate::ui;
 
-/// What the machine can do, the least and the most of all probes.
+/// The limits of the machine, the least and the most of all probes.
 #[derive(Clone, Debug)]
 pub struct ProbedLimits {
     /// 10^9 bytes per second.
@@ -69,7 +69,7 @@ pub struct SearchOutcome<'a, A> {
 }
 
 impl<A> SearchOutcome<'_, A> {
-    /// Whether what was found holds against the start: else the file changes nothing.
+    /// True if the result is better than the start: else the file changes nothing.
     pub fn is_confirmed(&self) -> bool {
         self.found.level != *self.level && (self.interrupted || is_better(self.confirmation))
     }
@@ -116,7 +116,7 @@ impl<A> SearchOutcome<'_, A> {
         }
     }
 
-    /// The same of predictions, made with these versions of the assembler and the disassembler.
+    /// The tuning from predictions, made with these versions of the assembler and the disassembler.
     pub fn predicted(
         &self,
         predictions: &PredictionBench<'_>,
@@ -147,11 +147,11 @@ impl<A> SearchOutcome<'_, A> {
     }
 }
 
-/// What is printed.
+/// The printed report.
 #[derive(Debug, Serialize)]
 pub struct TuneReport {
     file: PathBuf,
-    /// Whether anything is changed.
+    /// True if anything is changed.
     faster: bool,
     /// The search came to its end within its time.
     complete: bool,

@@ -1,5 +1,5 @@
-//! What `mlcc tune` builds: a model by its name, or the configuration that an artifact has in its metadata. Weights are random:
-//! speed does not depend on their values.
+//! The model that `mlcc tune` builds: one by its name, or the configuration that an artifact has in its
+//! metadata. Weights are random: speed does not depend on their values.
 
 use std::fs::File;
 use std::io::Read;
@@ -83,7 +83,8 @@ fn is_elf(path: &Path) -> bool {
     path.is_file() && read() && magic == *b"\x7fELF"
 }
 
-/// Takes what the metadata says of a build: the configuration goes into a folder of its own, as a model without weights.
+/// Takes what the metadata says of a build: the configuration goes into a folder of its own, as a model
+/// without weights.
 fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
     let artifact = Artifact::open(path)?;
     let failed = |what: &str| {

@@ -24,7 +24,7 @@ impl PromptArgs {
         self.tokens.is_empty() && self.prompt.is_none()
     }
 
-    /// At least one token of the vocabulary.
+    /// The tokens, at least one of the vocabulary.
     pub fn tokens(
         &self,
         vocab: usize,

@@ -236,7 +236,7 @@ pub fn kinds() -> Vec<AttentionOp> {
     ]
 }
 
-/// Runs kernels one after the other: buffers of the first one, what lies between, the results.
+/// Runs kernels in order: buffers of the first one, intermediate buffers, the results.
 pub fn run(
     kernels: &[Kernel],
     inputs: &[Tensor],
@@ -304,9 +304,10 @@ pub fn target_of(name: &str) -> (KernelTarget, FeatureLevel) {
     (KernelTarget::new(target.arch, &level), level)
 }
 
-/// Integer products with codes take weights as 16-bit block floating point: off by half of `2^-16` of the largest weight of a
-/// block for every key, twice that where a code has a sign (a scale is negative, or the instruction takes signed operands). Seen
-/// where values nearly cancel: 4.1e-5 of the largest result without signs, 5.9e-5 with them, 2.6e-6 where floats meet.
+/// Integer products with codes take weights as 16-bit block floating point: off by half of `2^-16` of the
+/// largest weight of a block for every key, twice that where a code has a sign (a scale is negative, or the
+/// instruction takes signed operands). Seen where values nearly cancel: 4.1e-5 of the largest result without
+/// signs, 5.9e-5 with them, 2.6e-6 where floats meet.
 pub fn tolerance(case: &AttentionCase, kernel: &Kernel) -> f32 {
     match has_one_of(kernel, &UNSIGNED) {
         true if !case.negative => 5e-5,
@@ -315,13 +316,14 @@ pub fn tolerance(case: &AttentionCase, kernel: &Kernel) -> f32 {
     }
 }
 
-/// Several queries. In integers products of 64 weights and values fill 31 bits: 13 of a value, 12 to 15 of a weight. Seen where
-/// values nearly cancel: 4.1e-4 of the largest result.
+/// Several queries. In integers products of 64 weights and values fill 31 bits: 13 of a value, 12 to 15 of a
+/// weight. Seen where values nearly cancel: 4.1e-4 of the largest result.
 pub fn tolerance_of_several(kernel: &Kernel) -> f32 {
     if has_pairs(kernel) { 6e-4 } else { 1e-5 }
 }
 
-/// Dot instructions whose first operand is unsigned bytes, those with signed ones, and what multiplies pairs of 16 bits.
+/// Dot instructions whose first operand is unsigned bytes, those with signed ones, and what multiplies pairs
+/// of 16 bits.
 pub const UNSIGNED: [&str; 4] = ["vpdpbusd_512", "vpdpbusd_256", "vpdpbusd_avx_256", "usdot_128"];
 pub const SIGNED: [&str; 1] = ["sdot_128"];
 pub const PAIRS: [&str; 5] =

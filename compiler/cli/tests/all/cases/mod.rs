@@ -15,8 +15,8 @@ use mlcc_target::{Arch, detected_features};
 
 pub mod objects;
 
-/// Each is a checkpoint and what a reference implementation computes from it: rescaled layers, odd sizes, the other file
-/// format with the other names.
+/// Each is a checkpoint and what a reference implementation computes from it: rescaled layers, odd sizes, the
+/// other file format with the other names.
 pub const RWKV4: [&str; 3] = ["rwkv4-hf", "rwkv4-hf-odd", "rwkv4-pth"];
 
 /// RWKV-5 to -7, whose states are matrices: heads of 16, 32 and 64.
@@ -94,8 +94,8 @@ pub const FAMILIES: [&str; 68] = [
     "nemotron-h-latent",
 ];
 
-/// Hybrids, experts and kinds of heads whose fields have other values than in published models: groups, activations, orders of
-/// layers, corrections below zero, ways to store experts (`tools/varied_cases.py`).
+/// Hybrids, experts and kinds of heads whose fields have other values than in published models: groups,
+/// activations, orders of layers, corrections below zero, ways to store experts (`tools/varied_cases.py`).
 pub const VARIED: [&str; 12] = [
     "deepseek-v3-varied",
     "glm4-moe-lite-varied",
@@ -116,8 +116,8 @@ pub fn recurrent() -> impl Iterator<Item = &'static str> {
     RWKV4.into_iter().chain(MATRIX_STATES)
 }
 
-/// The same weights as [`MATRIX_STATES`] in the other file format with the other names, where the larger set of reference
-/// cases is at hand.
+/// The same weights as [`MATRIX_STATES`] in the other file format with the other names, where the larger set
+/// of reference cases is at hand.
 pub fn other_namings() -> Vec<&'static str> {
     let cases = ["rwkv5-pth", "rwkv6-pth", "rwkv7-pth"];
     let (found, absent): (Vec<&str>, Vec<&str>) = cases.into_iter().partition(|c| directory(c).is_dir());
@@ -166,7 +166,8 @@ pub fn scheme(name: &str) -> QuantScheme {
     QuantScheme::from_name(name).unwrap().0
 }
 
-/// Options of a build of a checkpoint for this machine. Builds share their objects: most tests want the same kernels.
+/// Options of a build of a checkpoint for this machine. Builds share their objects: most tests want the same
+/// kernels.
 pub fn build_options(checkpoint: &Path) -> BuildOptions {
     BuildOptions { cache: Some(objects::cache()), ..BuildOptions::new(checkpoint.to_str().unwrap()) }
 }
@@ -193,7 +194,7 @@ pub fn host_levels() -> Vec<String> {
     fits.map(|l| l.name.clone()).collect()
 }
 
-/// Opens an artifact at this CPU level, or the best one, for so many workers.
+/// Opens an artifact at this CPU level, or the best one, for `threads` workers.
 pub fn load(path: &Path, level: Option<&str>, threads: usize) -> Model {
     let options = LoadOptions {
         threads: Some(threads),
@@ -204,7 +205,7 @@ pub fn load(path: &Path, level: Option<&str>, threads: usize) -> Model {
     Model::load(path, &options).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Logits after the prompt, fed from the start in calls of `piece` tokens.
+/// Logits after the prompt, computed from the start in calls of `piece` tokens.
 pub fn feed(session: &mut Session, ids: &[i32], piece: usize) -> Vec<f32> {
     session.reset().unwrap();
     for ids in ids.chunks(piece) {
@@ -246,7 +247,7 @@ pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (LoweredProg
 /// The last pass that leaves operations on tensors, and that cannot be switched off.
 pub const LAST_GRAPH_PASS: &str = "decompose";
 
-/// Logits after each of the prompts by the graph interpreter, from the values that the stored weights stand for: the
+/// Logits after each of the prompts by the graph interpreter, from the values of the stored weights: the
 /// truth for compiled code of the same scheme, free of the error of quantization itself.
 pub fn interpreted(module: &Module, source: &BuildSource, prompts: &[Vec<i32>]) -> Vec<Vec<f32>> {
     let tensor = |name: &str| {

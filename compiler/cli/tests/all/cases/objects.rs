@@ -1,4 +1,4 @@
-//! Where tests keep the objects of their builds, for those that want the same kernels.
+//! The folder of the objects of tests' builds, for those that need the same kernels.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Names a folder whose objects stay for later runs. Without it a run begins with none.
 const VARIABLE: &str = "MLCC_TEST_OBJECTS";
-/// What the names of folders in there begin with.
+/// The prefix of the names of folders in there.
 const PREFIX: &str = "objects-";
 
 pub fn folder() -> &'static Path {
@@ -29,7 +29,8 @@ pub fn cache() -> ObjectCache {
     ObjectCache::new(folder(), ObjectCache::LIMIT)
 }
 
-/// The key of an object is all that it is made from, but not how: objects of another back end are not taken, and go.
+/// The key of an object is all that it is made from, but not how: objects of another back end are not taken,
+/// and go.
 fn kept(place: &Path) -> PathBuf {
     let name = format!("{PREFIX}{:032x}", back_end().unwrap());
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {

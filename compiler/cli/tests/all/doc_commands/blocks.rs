@@ -1,4 +1,4 @@
-//! Blocks of code in pages of Markdown, and which of them are commands.
+//! Blocks of code in pages of Markdown, and the commands among them.
 
 use std::path::Path;
 

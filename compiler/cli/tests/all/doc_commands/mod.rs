@@ -1,6 +1,6 @@
-//! Every command of the pages runs as it is printed. The names that pages use stand for small models here
-//! ([`sandbox`]); a block that needs a network, a GPU or much time has a comment in front that says so. The pages in
-//! docs/perf and docs/design are records of what was done and are left out.
+//! Every command of the pages runs as it is printed. The names that pages use are small models here
+//! ([`sandbox`]); a block that needs a network, a GPU or much time has a comment in front that says so. The
+//! pages in docs/perf and docs/design are records of what was done and are left out.
 
 mod blocks;
 mod sandbox;
@@ -15,7 +15,7 @@ use crate::program::workspace;
 use blocks::{DocCodeBlock, blocks};
 use sandbox::CommandSandbox;
 
-/// The pages with commands, beside those of docs/.
+/// The pages with commands, in addition to those of docs/.
 const PAGES: [&str; 6] =
     ["README.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "fuzz/README.md", "python/README.md"];
 
@@ -48,7 +48,7 @@ fn commands(page: &str) -> Vec<DocCodeBlock> {
     blocks(&text).into_iter().filter(|block| block.is_command(&workspace())).collect()
 }
 
-/// What is not run says why, in words that are known; the list is printed.
+/// Commands that are not run say why, in words that are known; the list is printed.
 #[test]
 fn commands_that_are_not_run_say_why() {
     let mut wrong = Vec::new();
@@ -70,7 +70,7 @@ fn commands_that_are_not_run_say_why() {
     assert!(run > 35, "only {run} blocks are run");
 }
 
-/// A mark stands in front of a block of commands, so that none is left behind.
+/// A mark is in front of a block of commands, so that none is left behind.
 #[test]
 fn marks_belong_to_commands() {
     for page in pages() {

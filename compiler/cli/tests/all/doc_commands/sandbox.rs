@@ -1,5 +1,5 @@
-//! Where commands of the pages run: folders with small models under the names that pages use, and stand-ins for the programs
-//! that serve, measure or build for long.
+//! The folders in which commands of the pages run: with small models under the names that pages use, and
+//! stand-ins for the programs that serve, measure or build for long.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ use crate::program::{case, mlcc, workspace};
 /// Folders of the repository that commands name.
 const SHARED: [&str; 6] = ["assets", "compiler", "docs", "runtime", "tests", "tools"];
 
-/// Names that stand for a checkpoint.
+/// Names of checkpoints.
 const CHECKPOINTS: [&str; 9] = [
     "path/to/checkpoint",
     "PATH",
@@ -28,7 +28,7 @@ const CHECKPOINTS: [&str; 9] = [
     "models/checkpoint",
 ];
 
-/// Names that stand for an adapter.
+/// Names of adapters.
 const ADAPTERS: [&str; 8] = [
     "ADAPTER",
     "style",
@@ -40,7 +40,7 @@ const ADAPTERS: [&str; 8] = [
     "path/to/adapters/style",
 ];
 
-/// Names that stand for an artifact, with the flags that it is built with.
+/// Names of artifacts, with the flags that they are built with.
 const ARTIFACTS: [(&str, &[&str]); 9] = [
     ("model.so", &["--quant", "q4i8", "--batch-invariant"]),
     ("base.so", &["--lora-slots", "4"]),
@@ -75,7 +75,7 @@ const FILES: [(&str, &str); 3] = [
     ("answer.lark", "start: \"yes\" | \"no\"\n"),
 ];
 
-/// Repositories that are in the cache of Hugging Face, with the cases that stand for them.
+/// Repositories that are in the cache of Hugging Face, with their cases.
 const REPOSITORIES: [(&str, &str); 4] = [
     ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", ""),
     ("BAAI/bge-m3", "embed-bert"),
@@ -184,7 +184,7 @@ impl CommandSandbox {
         }
     }
 
-    /// What commands see of the world beside the caller's.
+    /// Variables of the environment for commands, in addition to the caller's.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let root = self.folder.path().display();
         let path = std::env::var("PATH").unwrap_or_default();
@@ -241,7 +241,7 @@ impl CommandSandbox {
     }
 }
 
-/// What a command of `cargo` names that is not there.
+/// The error for a command of `cargo` that names something that is not there.
 fn wrong_with(line: &str) -> Result<(), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let after = |flag: &str| words.iter().position(|word| *word == flag).map(|at| words[at + 1]);

@@ -12,7 +12,8 @@ use crate::http::TestClient;
 pub use crate::http::TestResponse;
 use crate::program::{books, mlcc, program};
 
-/// The trained model in a scheme whose logits do not depend on what runs beside a text; built once per test program.
+/// The trained model in a scheme whose logits do not depend on what runs beside a text; built once per test
+/// program.
 pub fn artifact() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -34,7 +35,7 @@ pub struct ServerProcess {
     child: Child,
     _stdout: BufReader<ChildStdout>,
     client: TestClient,
-    /// What the line of `--json` said.
+    /// The content of the line of `--json`.
     pub ready: Value,
 }
 
@@ -70,7 +71,7 @@ impl ServerProcess {
         ServerProcess { child, _stdout: stdout, client: TestClient { address }, ready }
     }
 
-    /// How many threads it has of a name.
+    /// The number of its threads with a name.
     pub fn threads(&self, name: &str) -> usize {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let named = |task: std::io::Result<std::fs::DirEntry>| {

@@ -1,5 +1,5 @@
-//! A small Llama-like model with random weights, and three ways to run it: the graph interpreter, the interpreter of
-//! kernels on its planned steps, and the artifact.
+//! A small Llama-like model with random weights, and three ways to run it: the graph interpreter, the
+//! interpreter of kernels on its planned steps, and the artifact.
 
 use std::path::Path;
 
@@ -308,7 +308,7 @@ fn packed(program: &LoweredProgram, weights: &RandomWeights) -> Vec<u8> {
     blob
 }
 
-/// As [`by_graph`], by the interpreter of kernels (one level), with 2 workers on a CPU.
+/// Results like those of [`by_graph`], by the interpreter of kernels (one level), with 2 workers on a CPU.
 pub fn by_steps(
     program: &LoweredProgram,
     weights: &RandomWeights,

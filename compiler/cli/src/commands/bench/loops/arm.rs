@@ -3,7 +3,8 @@
 use super::CHAINS;
 use std::arch::asm;
 
-/// A loop of one instruction on each of the 16 accumulators `v0` to `v15`, with operands whose lanes are all one (as f32).
+/// A loop of one instruction on each of the 16 accumulators `v0` to `v15`, with operands whose lanes are all
+/// one (as f32).
 macro_rules! chains {
     ($name:ident, $feature:literal, $instr:literal, $acc:literal, $operand:literal) => {
         /// # Safety
