@@ -34,7 +34,7 @@ def build(
     found = os.fspath(program) if program is not None else os.environ.get("MLCC") or shutil.which("mlcc")
     if found is None:
         raise BuildError(
-            "the program mlcc is not on the search path: install it (cargo install --path compiler/cli), or name it with "
+            "the program mlcc is not on the search path: install it (cargo install --path cli), or name it with "
             "program= or the variable MLCC"
         )
     command = [found, "build", "--model", os.fspath(model), "--output", os.fspath(output), "--json"]

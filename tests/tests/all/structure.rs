@@ -265,7 +265,7 @@ fn module_files_have_one_form() {
 
 /// Test programs beside the one of their crate, each with its reason in its first lines.
 const ALONE: &[&str] = &[
-    "compiler/cli/tests/no_allocation.rs",
+    "cli/tests/no_allocation.rs",
     "models/tests/streaming_memory.rs",
     "runtime/engine/tests/hostile_templates.rs",
     "runtime/engine/tests/no_allocation.rs",

@@ -1,6 +1,6 @@
 //! Steps of several sequences whose caches share the pages of a model (`toy/cached.c`): what is refused, and
 //! what is then left of everybody. The bad input that compiled models know as well:
-//! `compiler/cli/tests/all/{batch,step}.rs`.
+//! `cli/tests/all/{batch,step}.rs`.
 
 use crate::page_histories::{load, logits};
 use mlcc_runtime::{Error, Model, OutputRows, Session, SessionInput};

@@ -21,7 +21,7 @@ mod llvm_model;
 mod llvm_products;
 mod llvm_ptx;
 #[cfg(feature = "llvm")]
-#[path = "../../../cli/tests/all/cases/objects.rs"]
+#[path = "../../../../cli/tests/all/cases/objects.rs"]
 mod objects;
 mod page_histories;
 mod runtime;

@@ -131,7 +131,7 @@ fn formats_equal_their_own_meaning() {
 #[test]
 fn gguf_files_give_the_results_of_their_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data/t5-relu.gguf");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data/t5-relu.gguf");
     let options = BuildOptions {
         context: Some(128),
         quant: crate::cases::scheme("f32"),

@@ -34,7 +34,7 @@ mod gpu_pages;
 mod gpu_predicted;
 #[cfg(unix)]
 #[allow(dead_code, reason = "the server's own tests use all of it")]
-#[path = "../../../../runtime/serve/tests/all/http.rs"]
+#[path = "../../../runtime/serve/tests/all/http.rs"]
 mod http;
 mod hub;
 mod hybrid_sessions;
@@ -75,5 +75,5 @@ mod transformer_model;
 mod tune;
 mod weights_on_load;
 #[allow(dead_code, reason = "it is a program")]
-#[path = "../../../../runtime/engine/examples/write.rs"]
+#[path = "../../../runtime/engine/examples/write.rs"]
 mod write_example;

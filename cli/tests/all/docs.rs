@@ -14,7 +14,7 @@ use mlcc_passes::scheme::{Q4F16, SCHEMES};
 use crate::same_bits::{BitsPromise, PROMISES};
 
 fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
 }
 
 /// A markdown table; `|` inside of cells is escaped.

@@ -13,7 +13,7 @@ use crate::cases::objects;
 use crate::program::{case, mlcc, workspace};
 
 /// Folders of the repository that commands name.
-const SHARED: [&str; 6] = ["assets", "compiler", "docs", "runtime", "tests", "tools"];
+const SHARED: [&str; 7] = ["assets", "cli", "compiler", "docs", "runtime", "tests", "tools"];
 
 /// Names of checkpoints.
 const CHECKPOINTS: [&str; 9] = [

@@ -8,7 +8,7 @@ use crate::texts::{F32, check, inputs};
 
 #[test]
 fn gguf_encoders_give_the_vectors_of_their_checkpoints() {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tests/data");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/data");
     for (case, head) in [
         ("embed-bert", ["embedding", "cls"]),
         ("embed-modernbert", ["embedding", "mean"]),

@@ -44,7 +44,9 @@ fn kept(place: &Path) -> PathBuf {
 
 /// Hash of the sources of code generation, and of the versions of all that they use.
 fn back_end() -> io::Result<u128> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    // Crates at different depths have this file.
+    let mut above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let workspace = above.find(|folder| folder.join("Cargo.lock").is_file()).unwrap();
     let mut files = vec![workspace.join("Cargo.lock"), workspace.join("compiler/codegen/Cargo.toml")];
     let mut folders = vec![workspace.join("compiler/codegen/src")];
     while let Some(folder) = folders.pop() {

@@ -131,7 +131,7 @@ pub fn other_namings() -> Vec<&'static str> {
 pub const CHUNK: u32 = 8;
 
 pub fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The larger set of reference cases, where it is at hand.

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::cases;
 
 pub fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The trained model with its tokenizer.
