@@ -1,5 +1,5 @@
 //! CUDA artifacts through the real runtime, on the driver in software that executes their PTX
-//! (`tests/gpu/softcuda`): reference cases, the text and the sessions of the CPU build, and what a driver may
+//! (`softcuda`): reference cases, the text and the sessions of the CPU build, and what a driver may
 //! refuse.
 
 use std::path::{Path, PathBuf};

@@ -27,8 +27,8 @@ const FILES_IN_CIRCLES: [(&str, usize); 20] = [
     ("runtime/mpi/src", 0),
     ("runtime/serve/src", 29),
     ("runtime/src", 22),
+    ("softcuda/src", 12),
     ("target-specs/src", 0),
-    ("tests/gpu/softcuda/src", 12),
     ("tests/src", 0),
 ];
 

@@ -1,10 +1,8 @@
 //! Loads, stores, atomics and copies.
 
-use super::decode::InstructionDecoder;
+use super::decode::{DecodeResult, InstructionDecoder};
 use super::op::{AnyRegister, AtomFn, MemoryOrdering, PtxOp, PtxType, StateSpace};
 use super::text::PtxOperand;
-
-type DecodeResult = Result<PtxOp, String>;
 
 pub fn decode(cx: &mut InstructionDecoder<'_, '_>, name: &str) -> DecodeResult {
     match name {

@@ -13,7 +13,7 @@ pub struct InstructionDecoder<'s, 'a> {
     operands: &'s [PtxOperand<'a>],
 }
 
-type DecodeResult = Result<PtxOp, String>;
+pub type DecodeResult = Result<PtxOp, String>;
 
 const INTEGERS: [PtxType; 6] =
     [PtxType::U16, PtxType::S16, PtxType::U32, PtxType::S32, PtxType::U64, PtxType::S64];

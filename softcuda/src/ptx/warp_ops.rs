@@ -1,10 +1,8 @@
 //! Control flow and what threads do together.
 
-use super::decode::InstructionDecoder;
+use super::decode::{DecodeResult, InstructionDecoder};
 use super::op::{AnyRegister, IntFn, MmaElement, MmaOp, PtxOp, PtxType, ShflMode, VoteMode, WordRegister};
 use super::text::PtxOperand;
-
-type DecodeResult = Result<PtxOp, String>;
 
 pub fn decode(cx: &mut InstructionDecoder<'_, '_>, name: &str) -> DecodeResult {
     match name {

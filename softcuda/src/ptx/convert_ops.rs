@@ -1,11 +1,9 @@
 //! Moves, conversions, comparisons and selections.
 
-use super::decode::InstructionDecoder;
+use super::decode::{DecodeResult, InstructionDecoder};
 use super::op::{AnyRegister, IntFn, LogicOp, PtxComparison, PtxOp, PtxType, RoundingMode, SetpOp};
 use super::scope::special;
 use super::text::PtxOperand;
-
-type DecodeResult = Result<PtxOp, String>;
 
 pub fn decode(cx: &mut InstructionDecoder<'_, '_>, name: &str) -> DecodeResult {
     match name {
