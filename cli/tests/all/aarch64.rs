@@ -34,7 +34,7 @@ impl EmulatedMachine {
         let program = folder.path().join("logits");
         let built = Command::new("aarch64-linux-gnu-gcc")
             .args(["-O1", "-Wall", "-Wextra", "-Werror", "-I"])
-            .arg(cases::workspace().join("runtime/include"))
+            .arg(cases::workspace().join("runtime/core/include"))
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/aarch64/logits.c"))
             .arg("-o")
             .arg(&program)

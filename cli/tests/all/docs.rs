@@ -210,7 +210,7 @@ fn text_to_text() -> String {
 }
 
 fn ids_to_logits() -> String {
-    rust("runtime/examples/generate.rs")
+    rust("runtime/core/examples/generate.rs")
 }
 
 fn granite() -> String {

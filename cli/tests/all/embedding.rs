@@ -14,7 +14,7 @@ fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {
     let program = folder.join(source.file_stem().unwrap());
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(workspace().join("runtime/include"));
+        .arg(workspace().join("runtime/core/include"));
     let Ok(done) = cc.arg(source).arg("-o").arg(&program).arg("-ldl").output() else {
         println!("skipped: no C compiler (`cc`) on this machine");
         return None;
@@ -44,7 +44,7 @@ fn stdout(command: &mut Command) -> String {
 #[test]
 fn examples_continue_as_the_reference_does() {
     let folder = tempfile::tempdir().unwrap();
-    let examples = workspace().join("runtime/examples");
+    let examples = workspace().join("runtime/core/examples");
     let Some(c) = compiled(&examples.join("generate.c"), folder.path()) else { return };
     let Some(mixed) = compiled(&examples.join("step.c"), folder.path()) else { return };
     let python = Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success());
@@ -104,7 +104,7 @@ fn examples_continue_as_the_reference_does() {
 #[test]
 fn mixed_steps_of_examples_go_over_pages() {
     let folder = tempfile::tempdir().unwrap();
-    let examples = workspace().join("runtime/examples");
+    let examples = workspace().join("runtime/core/examples");
     let Some(c) = compiled(&examples.join("step.c"), folder.path()) else { return };
     let python = Command::new("python3").arg("--version").output().is_ok_and(|out| out.status.success());
     let texts = [60, 150].map(|n| (0..n).map(|i| 3 + (i * i + i / 5) % 300).collect::<Vec<i32>>());

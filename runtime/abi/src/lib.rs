@@ -1,7 +1,7 @@
 //! The contract between a compiled model (`.so`) and whoever loads it.
 //!
 //! The `.so` exports one data symbol, [`MODEL_SYMBOL`], a [`ModelTable`]. Everything else is reached from it.
-//! `runtime/include/mlcc.h` is the same contract for C; `tests/all/header.rs` holds the two equal.
+//! `runtime/core/include/mlcc.h` is the same contract for C; `tests/all/header.rs` holds the two equal.
 //!
 //! Invariants
 //! * 64-bit little-endian hosts only; every struct is `#[repr(C)]` with explicit padding fields.
@@ -37,7 +37,7 @@ pub const SECTION_ALIGN: u64 = 4096;
 pub mod section {
     /// Packed parameters, addressed by [`super::Param::offset`].
     pub const WEIGHTS: &str = ".mlcc.weights";
-    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in `runtime/src/weight_generator.rs`.
+    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in `runtime/core/src/weight_generator.rs`.
     pub const RECIPE: &str = ".mlcc.recipe";
     /// The metadata JSON once more, so that a file for another machine can be inspected without loading it.
     pub const METADATA: &str = ".mlcc.metadata";

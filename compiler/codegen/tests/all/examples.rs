@@ -2,7 +2,7 @@
 //! artifact.
 
 #[allow(dead_code)]
-#[path = "../../../../runtime/examples/generate.rs"]
+#[path = "../../../../runtime/core/examples/generate.rs"]
 mod generate;
 
 use crate::toy;
@@ -25,7 +25,7 @@ fn expected() -> Vec<i32> {
 }
 
 fn examples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime/examples")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime/core/examples")
 }
 
 /// Runs a program on the toy and reads the ids it prints.

@@ -344,7 +344,7 @@ fn a_c_program_runs_it_on_aarch64() {
     let folder = tempfile::tempdir().unwrap();
     let artifact = ToyPrograms::new("aarch64").artifact(folder.path());
     let program = folder.path().join("generate");
-    let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime");
+    let runtime = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime/core");
     let built = Command::new("aarch64-linux-gnu-gcc")
         .args(["-O1", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(runtime.join("include"))

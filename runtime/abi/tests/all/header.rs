@@ -1,4 +1,4 @@
-//! `runtime/include/mlcc.h` and this crate are one contract: the C compiler checks every size, offset and constant
+//! `runtime/core/include/mlcc.h` and this crate are one contract: the C compiler checks every size, offset and constant
 //! that Rust has.
 
 use mlcc_abi::*;
@@ -185,7 +185,7 @@ fn header_and_crate_agree() {
     std::fs::write(&file, source).unwrap();
     let out = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Wno-unused-function", "-Werror", "-fsyntax-only", "-I"])
-        .arg(root.join("../include"))
+        .arg(root.join("../core/include"))
         .arg(&file)
         .output()
         .unwrap();
@@ -194,7 +194,7 @@ fn header_and_crate_agree() {
 
 #[test]
 fn section_names_agree() {
-    let header = include_str!("../../../include/mlcc.h");
+    let header = include_str!("../../../core/include/mlcc.h");
     let names = [
         ("WEIGHTS", section::WEIGHTS),
         ("RECIPE", section::RECIPE),

@@ -42,7 +42,7 @@ pub fn can_compile() -> bool {
 }
 
 pub fn cc(source: &Path, out: &Path, flags: &[&str]) {
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime/include");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runtime/core/include");
     let done = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-std=c11", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(include)

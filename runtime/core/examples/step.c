@@ -1,7 +1,7 @@
 /* Two texts that go through the model together, through mlcc.h alone: while the first one is being continued token by
  * token, the second one's prompt is read in pieces beside it. Token ids in, two lines of token ids out, one thread.
  *
- *   cc -O2 -I runtime/include runtime/examples/step.c -o step -ldl
+ *   cc -O2 -I runtime/core/include runtime/core/examples/step.c -o step -ldl
  *   ./step ./model.so 16 510 2776 369 -- 12092 13
  */
 #define _DEFAULT_SOURCE

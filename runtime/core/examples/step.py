@@ -2,7 +2,7 @@
 """Two texts that go through the model together: while the first one is being continued token by token, the second one's
 prompt is read in pieces beside it. Token ids in, two lines of token ids out, one thread.
 
-    python3 runtime/examples/step.py model.so 16 510 2776 369 -- 12092 13
+    python3 runtime/core/examples/step.py model.so 16 510 2776 369 -- 12092 13
 
 Structures and loading are those of generate.py beside this file.
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Greedy generation with nothing but Python's standard library: token ids in, token ids out, one thread.
 
-    python3 runtime/examples/generate.py model.so 16 510 2776 369
+    python3 runtime/core/examples/generate.py model.so 16 510 2776 369
 
-The structures are those of runtime/include/mlcc.h.
+The structures are those of runtime/core/include/mlcc.h.
 """
 import ctypes as c
 import mmap

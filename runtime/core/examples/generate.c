@@ -1,6 +1,6 @@
 /* Greedy generation through mlcc.h alone: token ids in, token ids out, one thread.
  *
- *   cc -O2 -I runtime/include runtime/examples/generate.c -o generate -ldl
+ *   cc -O2 -I runtime/core/include runtime/core/examples/generate.c -o generate -ldl
  *   ./generate ./model.so 16 510 2776 369
  */
 #define _DEFAULT_SOURCE
