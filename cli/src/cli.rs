@@ -166,7 +166,7 @@ fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, String> {
 static LONG_VERSION: LazyLock<String> = LazyLock::new(long_version);
 
 fn long_version() -> String {
-    let backends: Vec<&str> = [mlcc_driver::build::Backend::Llvm, mlcc_driver::build::Backend::Cranelift]
+    let backends: Vec<&str> = [mlcc_driver::compile::Backend::Llvm, mlcc_driver::compile::Backend::Cranelift]
         .into_iter()
         .filter(|b| b.is_built_in())
         .map(|b| b.name())

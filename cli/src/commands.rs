@@ -36,7 +36,7 @@ use serde::Serialize;
 
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::build::keep::format_label;
+use mlcc_driver::compile::keep::format_label;
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use mlcc_engine::generation_config::GenerationConfigError as EngineConfigError;
 use thiserror::Error;
 
-use mlcc_driver::build::BuildError;
+use mlcc_driver::compile::BuildError;
 
 /// Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted.
 #[derive(Debug, Error)]

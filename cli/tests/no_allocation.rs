@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cases::{artifact, backends, directory, scheme};
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_runtime::{LoadOptions, Model, Session};
 
 struct AllocationCounter;

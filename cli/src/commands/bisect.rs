@@ -14,8 +14,8 @@ use super::verify::prompt::PromptArgs;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
-use mlcc_driver::build::keep::{BASE, KEEP};
-use mlcc_driver::build::{BuildOptions, BuildSource};
+use mlcc_driver::compile::keep::{BASE, KEEP};
+use mlcc_driver::compile::{BuildOptions, BuildSource};
 use mlcc_driver::layers::bisect::{BisectVerdict, PassTrial, bisect_passes};
 use mlcc_driver::layers::split_calls;
 

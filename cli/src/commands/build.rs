@@ -20,8 +20,8 @@ use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::Ui;
 use bar::BuildBar;
-use mlcc_driver::build::keep::{BASE, KEEP};
-use mlcc_driver::build::{
+use mlcc_driver::compile::keep::{BASE, KEEP};
+use mlcc_driver::compile::{
     Backend, BuildEvent, BuildHooks, BuildOptions, BuildReport, EmitKind, ModuleText, ReportMode,
     ReportOptions, TuningFile,
 };
@@ -248,8 +248,10 @@ fn build_artifact(args: &BuildArgs, ui: &Ui) -> Result<BuildReport, CliError> {
         }
         bar.event(&event);
     };
-    let result =
-        mlcc_driver::build::build(&options, &mut BuildHooks { event: &mut event, cancel: interrupt::flag() });
+    let result = mlcc_driver::compile::build(
+        &options,
+        &mut BuildHooks { event: &mut event, cancel: interrupt::flag() },
+    );
     bar.clear();
     dumps.finish()?;
     Ok(result?)

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {

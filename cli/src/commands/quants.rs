@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::build::keep::KEEP;
+use mlcc_driver::compile::keep::KEEP;
 
 #[derive(Debug, clap::Args)]
 pub struct QuantsArgs {

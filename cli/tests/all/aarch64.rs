@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::cases::{self, artifact, assert_close, distance, golden, ids, interpreted, options, program};
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_passes::CacheType;
 use mlcc_target::Arch;
 use tempfile::TempDir;

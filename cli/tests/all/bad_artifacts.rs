@@ -69,7 +69,7 @@ fn a_cpu_level_that_is_not_in_the_artifact() {
 
 #[test]
 fn a_gpu_artifact_without_a_driver() {
-    if Path::new("/dev/nvidiactl").exists() || !mlcc_driver::build::Backend::Llvm.is_built_in() {
+    if Path::new("/dev/nvidiactl").exists() || !mlcc_driver::compile::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this machine has a GPU, or this mlcc no LLVM");
         return;
     }

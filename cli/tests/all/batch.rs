@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::cases::{FAMILIES, artifact, assert_close, backends, find, program, recurrent};
 use crate::together::{BATCH, BatchComparison, F32, PairedSessions, options};
-use mlcc_driver::build::{Backend, BuildSource};
+use mlcc_driver::compile::{Backend, BuildSource};
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;

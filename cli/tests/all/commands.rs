@@ -108,7 +108,7 @@ fn build_of(model: &std::path::Path, out: &std::path::Path) -> assert_cmd::Comma
     let mut build = mlcc();
     build.arg("build").arg("-m").arg(model).args(["--quant", "q4i8", "--target", "x86-64-v3,x86-64-v2"]);
     build.args(["--no-report", "-o"]).arg(out);
-    if mlcc_driver::build::Backend::Cranelift.is_built_in() {
+    if mlcc_driver::compile::Backend::Cranelift.is_built_in() {
         build.args(["--backend", "cranelift"]);
     }
     build
@@ -140,7 +140,7 @@ fn a_lowered_module_is_interpreted_and_edited() {
     let mut build = mlcc();
     build.arg("build").arg("-m").arg(&model).args(["--target", "x86-64-v2", "--chunk", "16", "-o"]).arg(&out);
     build.args(["--emit", "asm", "--debug-dump"]).arg(&dump);
-    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::compile::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this mlcc has no LLVM");
         return;
     }
@@ -170,7 +170,7 @@ fn a_lowered_module_is_interpreted_and_edited() {
 
 #[test]
 fn code_can_be_emitted_as_text() {
-    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::compile::Backend::Llvm.is_built_in() {
         eprintln!("skipped: this mlcc has no LLVM");
         return;
     }

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::cases::{argmax, backends, golden, ids, load};
 use crate::program::{case, mlcc, workspace};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 
 /// A C program of ours; `None`, with a printed reason, where there is no C compiler.
 fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::cases::{argmax, artifact, backends, directory, golden, ids, load, options, program};
 use crate::program::{case, mlcc};
-use mlcc_driver::build::{BuildOptions, BuildSource};
+use mlcc_driver::compile::{BuildOptions, BuildSource};
 use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::model::build_module;
 use mlcc_driver::replay::{ReplayOutcome, format_tolerance, judge_model, replay_prompts};

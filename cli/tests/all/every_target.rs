@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use mlcc_driver::build::{BuildError, BuildEvent, BuildHooks, BuildOptions, build};
+use mlcc_driver::compile::{BuildError, BuildEvent, BuildHooks, BuildOptions, build};
 use mlcc_kernels::params::KernelTarget;
 use mlcc_models::presets;
 use mlcc_passes::scheme::QuantScheme;

@@ -10,7 +10,7 @@ use crate::cases::{
     self, FAMILIES, argmax, artifact, assert_close, backends, build_options, distance, feed, find, ids,
     interpreted, load, program, scheme,
 };
-use mlcc_driver::build::{Backend, BuildOptions};
+use mlcc_driver::compile::{Backend, BuildOptions};
 use mlcc_ir::ops::Op;
 use mlcc_models::golden::{GoldenFile, GoldenPrompt};
 use mlcc_passes::{CacheType, PIPELINE};

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::cases::{self, assert_close, backends, build_options, feed, interpreted, load, program, scheme};
 use assert_cmd::Command;
-use mlcc_driver::build::BuildOptions;
-use mlcc_driver::build::keep::BASE;
+use mlcc_driver::compile::BuildOptions;
+use mlcc_driver::compile::keep::BASE;
 use mlcc_passes::CacheType;
 
 const KEEP: &str = "keep";

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::cases::{artifact, assert_close, build_options, feed, load, scheme};
 use crate::program::case;
 use half::f16;
-use mlcc_driver::build::{BuildOptions, BuildSource};
+use mlcc_driver::compile::{BuildOptions, BuildSource};
 use mlcc_models::{Checkpoint, StoredType};
 use serde_json::{Map, Value, json};
 

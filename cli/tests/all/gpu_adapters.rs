@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_runtime::{LoadOptions, LoadedAdapter, Model, Session};
 
 use crate::cases::{artifact, assert_close, feed};

@@ -226,7 +226,7 @@ fn gpus_are_looked_for_first() {
     assert!(out.contains("no NVIDIA driver") && out.contains("--allow-missing"), "{out}");
     let out = done(run_here.arg("--allow-missing").output().unwrap(), 0);
     assert!(out.starts_with("skipped: no NVIDIA driver"), "{out}");
-    if !mlcc_driver::build::Backend::Llvm.is_built_in() {
+    if !mlcc_driver::compile::Backend::Llvm.is_built_in() {
         return println!("skipped: this mlcc has no LLVM");
     }
     let (Some((bundle, _)), Some(driver)) = (bundle("cuda"), fake_driver(folder.path())) else {

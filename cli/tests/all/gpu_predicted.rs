@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, find_nvdisasm};
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, find_ptxas};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 use serde_json::Value;
 
 use crate::program::{mlcc, text};

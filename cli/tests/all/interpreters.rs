@@ -6,7 +6,7 @@
 use crate::cases::{
     self, FAMILIES, assert_close, find, golden, ids, interpreted, options, other_namings, program, recurrent,
 };
-use mlcc_driver::build::BuildSource;
+use mlcc_driver::compile::BuildSource;
 use mlcc_driver::weights::{WeightWriteError, pack_param, param_of_rank};
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::{StepMemory, run_step};

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cases::{CHUNK, artifact, backends, build_options, directory, golden, load, options, scheme};
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_driver::kernel_check::SHARP;
 use mlcc_driver::replay::{ReplayOutcome, ReplaySubject, format_tolerance, judge_model};
 use mlcc_driver::stored::StoredGraph;

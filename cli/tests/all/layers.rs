@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::cases::{self, MATRIX_STATES, RWKV4, backends, options};
 use assert_cmd::Command;
-use mlcc_driver::build::{BuildOptions, BuildSource, OFF_WITH_TAPS};
+use mlcc_driver::compile::{BuildOptions, BuildSource, OFF_WITH_TAPS};
 use mlcc_driver::layers::bisect::{BisectVerdict, bisect_passes};
 use mlcc_driver::layers::diagnose::FaultStage;
 use mlcc_driver::layers::{some_tokens, split_calls};

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::program::{case, failure, json, mlcc, text, workspace};
-use mlcc_driver::build::{BuildOptions, BuildSource};
+use mlcc_driver::compile::{BuildOptions, BuildSource};
 use mlcc_driver::interpret::GraphModel;
 use mlcc_engine::LanguageModel;
 use mlcc_runtime::{LoadOptions, Model};

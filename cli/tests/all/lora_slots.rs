@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_models::golden::GoldenFile;
@@ -127,7 +127,7 @@ fn a_sequence_with_the_adapter_gives_what_peft_gives() {
 #[test]
 fn the_graph_with_factors_gives_what_peft_gives() {
     let options = with_slots(&of_lora("f32"));
-    let source = mlcc_driver::build::BuildSource::open(&options).unwrap();
+    let source = mlcc_driver::compile::BuildSource::open(&options).unwrap();
     let architecture = &source.model.config.architecture;
     let module = mlcc_driver::model::build_module_with_slots("lora", architecture, 64, 1, SLOTS).unwrap();
     let found = adapter_factors(&peft(1.0), |_| true).unwrap();

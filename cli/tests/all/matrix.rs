@@ -11,9 +11,9 @@ use crate::cases::{
 use assert_cmd::Command;
 #[cfg(feature = "llvm")]
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, assemble, find_ptxas};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 #[cfg(feature = "llvm")]
-use mlcc_driver::build::EmitKind;
+use mlcc_driver::compile::EmitKind;
 use mlcc_ir::module::ParamRole;
 use mlcc_ir::types::DType;
 use mlcc_passes::PIPELINE;

@@ -22,7 +22,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use mlcc_driver::build::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, compile};
+use mlcc_driver::compile::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, compile};
 use mlcc_driver::interpret::StepModel;
 use mlcc_driver::kernel_check;
 use mlcc_driver::layers::bisect::check_kernels;
@@ -122,8 +122,8 @@ fn against_golden(folder: &Path, options: &BuildOptions) -> Result<(bool, f64), 
     let output = place.path().join("model.so");
     let options = BuildOptions { output: Some(output.clone()), ..options.clone() };
     let cancel = std::sync::atomic::AtomicBool::new(false);
-    let mut hooks = mlcc_driver::build::BuildHooks { event: &mut |_| {}, cancel: &cancel };
-    mlcc_driver::build::build(&options, &mut hooks).map_err(|e| e.to_string())?;
+    let mut hooks = mlcc_driver::compile::BuildHooks { event: &mut |_| {}, cancel: &cancel };
+    mlcc_driver::compile::build(&options, &mut hooks).map_err(|e| e.to_string())?;
     let model = Model::load(&output, &LoadOptions::default()).map_err(|e| e.to_string())?;
     let mut session = model.session().map_err(|e| e.to_string())?;
     let scheme = options.quant.name;

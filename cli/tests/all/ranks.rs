@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::cases::{artifact, assert_close, backends, find, golden, ids, load, program, scheme};
 use crate::interpreters::memory_of_rank;
 use crate::together::{self, F32};
-use mlcc_driver::build::{Backend, BuildOptions, BuildSource};
+use mlcc_driver::compile::{Backend, BuildOptions, BuildSource};
 use mlcc_driver::stored::{PerturbedWeights, StoredGraph};
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::{
@@ -409,11 +409,11 @@ fn what_does_not_go_with_ranks_is_named() {
     let refused = |change: &ModelChange| {
         let mut options = options(&dir, "f32", first_backend(), 2);
         change(&mut options);
-        let mut hooks = mlcc_driver::build::BuildHooks {
+        let mut hooks = mlcc_driver::compile::BuildHooks {
             event: &mut |_| {},
             cancel: &std::sync::atomic::AtomicBool::new(false),
         };
-        mlcc_driver::build::build(&options, &mut hooks).err().map(|e| e.to_string()).unwrap_or_default()
+        mlcc_driver::compile::build(&options, &mut hooks).err().map(|e| e.to_string()).unwrap_or_default()
     };
     let changes: [(&ModelChange, &str); 3] = [
         (&|o| o.split_weights = true, "--split-weights"),

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::cases::{
     argmax, artifact, backends, build_options, distance, feed, find, golden, ids, load, scheme,
 };
-use mlcc_driver::build::BuildOptions;
+use mlcc_driver::compile::BuildOptions;
 use mlcc_runtime::{Model, OutputRows, SessionInput};
 
 const BATCH: u32 = 4;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use assert_cmd::Command;
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 use mlcc_runtime::{LoadOptions, Model, Session};
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::cases::{FAMILIES, artifact, assert_close, backends, find, golden, ids, load, program, recurrent};
 use crate::interpreters::memory;
 use crate::together::{BATCH, BatchComparison, F32, PairedSessions, options};
-use mlcc_driver::build::{Backend, BuildSource};
+use mlcc_driver::compile::{Backend, BuildSource};
 use mlcc_interp::graph::{Interpreter, SequenceRows, StateValues, Tensor, param_value};
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::{BatchSequence, StepMemory, WorkerSchedule, run_batch, run_batch_interleaved};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cases::{artifact, backends, build_options, directory, load, scheme};
-use mlcc_driver::build::{Backend, BuildOptions, BuildSource};
+use mlcc_driver::compile::{Backend, BuildOptions, BuildSource};
 use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Error, Model};
 use serde::Deserialize;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::cases::{artifact, assert_close, backends, build_options, find, host_levels, load, scheme};
 use crate::{batch, step};
-use mlcc_driver::build::{Backend, BuildOptions};
+use mlcc_driver::compile::{Backend, BuildOptions};
 use mlcc_passes::PIPELINE;
 use mlcc_runtime::{Model, Session};
 

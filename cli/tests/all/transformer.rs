@@ -5,7 +5,7 @@ use crate::cases::{assert_close, backends, host_levels};
 use crate::transformer_model::{
     CHUNK, TransformerConfig, after, artifact, by_graph, by_steps, compiled, compiled_with, unfused,
 };
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_ir::ops::AttentionOp;
 use mlcc_passes::CacheType;

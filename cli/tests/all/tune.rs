@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::program::{artifact, books, case, fails_with, failure, json, mlcc, text};
 use mlcc_codegen::nvdisasm::{NVDISASM_VARIABLE, find_nvdisasm};
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, find_ptxas};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 use mlcc_target::{Arch, FeatureLevel, LevelTuning};
 
 /// The best level of instructions of this machine; none where it has no spec.

@@ -15,7 +15,7 @@ use mlcc_passes::LoweredProgram;
 use mlcc_quant::{dequantize, half_steps};
 use mlcc_runtime::Model;
 
-use crate::build::graph::{ENTRY, TEXTS_ENTRY, from_section};
+use crate::compile::graph::{ENTRY, TEXTS_ENTRY, from_section};
 use crate::weights::{matrix_shape, param_of_rank, stored_param};
 
 /// Most weights that are read: 12 bytes of memory for each.

@@ -22,7 +22,7 @@ use super::test::{BenchTest, MixedStep};
 use super::{BenchArgs, bandwidth_probe};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
-use mlcc_driver::build::profile::KernelInfo;
+use mlcc_driver::compile::profile::KernelInfo;
 
 /// The distribution of the time of one test. Times are milliseconds of one run.
 #[derive(Debug, Serialize)]

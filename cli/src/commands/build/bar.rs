@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use mlcc_codegen::CodeListener;
-use mlcc_driver::build::BuildEvent;
+use mlcc_driver::compile::BuildEvent;
 use mlcc_passes::pipeline::PIPELINE;
 
 use crate::ui::Ui;

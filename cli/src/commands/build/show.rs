@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use crate::ui;
-use mlcc_driver::build::BuildReport;
-use mlcc_driver::build::keep::{KeptWeights, SMALLER};
+use mlcc_driver::compile::BuildReport;
+use mlcc_driver::compile::keep::{KeptWeights, SMALLER};
 
 /// One line about a build: the model, the format and what a smaller one would take, the file, how good it is.
 pub fn summary_line(report: &BuildReport) -> String {
@@ -97,7 +97,7 @@ pub fn report_tables(report: &BuildReport) -> String {
 
 fn passes(report: &BuildReport) -> String {
     let mut rows = vec![vec!["pass".into(), "changes".into(), "ms".into()]];
-    let row = |p: &mlcc_driver::build::PassRow| {
+    let row = |p: &mlcc_driver::compile::PassRow| {
         vec![p.name.clone(), p.changes.to_string(), format!("{:.1}", p.seconds * 1e3)]
     };
     rows.extend(report.passes.iter().map(row));
@@ -110,7 +110,7 @@ fn conversions(report: &BuildReport) -> String {
     }
     let head = ["in the file", "stored as", "tensors", ""];
     let mut rows: Vec<Vec<String>> = vec![head.iter().map(|s| s.to_string()).collect()];
-    let row = |c: &mlcc_driver::build::keep::ConversionRow| {
+    let row = |c: &mlcc_driver::compile::keep::ConversionRow| {
         vec![c.stored.to_string(), c.format.clone(), c.tensors.to_string(), c.how.to_string()]
     };
     rows.extend(report.conversions.iter().map(row));

@@ -10,7 +10,7 @@ use crate::commands::verify::check_golden;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::Ui;
-use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, ModuleText, compile};
+use mlcc_driver::compile::{BuildHooks, BuildOptions, BuildReport, BuildSource, ModuleText, compile};
 use mlcc_driver::interpret::{GraphModel, StepModel};
 use mlcc_driver::replay::{self, judge_model, replay_prompts};
 use mlcc_driver::stored::StoredGraph;

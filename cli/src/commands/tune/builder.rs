@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mlcc_codegen::folder::{TemporaryFolder, create_temporary};
-use mlcc_driver::build::{BuildHooks, BuildOptions, BuildReport, BuildSource, compile, write_program};
+use mlcc_driver::compile::{BuildHooks, BuildOptions, BuildReport, BuildSource, compile, write_program};
 use mlcc_passes::LoweredProgram;
 use mlcc_passes::text::print_program;
 use mlcc_target::{CompileTarget, FeatureLevel};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::folder::{TemporaryFolder, create_temporary};
-use mlcc_driver::build::keep::{BASE, KEEP};
-use mlcc_driver::build::{BuildOptions, ModuleText};
+use mlcc_driver::compile::keep::{BASE, KEEP};
+use mlcc_driver::compile::{BuildOptions, ModuleText};
 use mlcc_models::ModelRequest;
 use mlcc_passes::CacheType;
 use mlcc_passes::scheme::QuantScheme;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use mlcc_driver::build::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, build};
+use mlcc_driver::compile::{Backend, BuildHooks, BuildOptions, BuildReport, BuildSource, build};
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor, param_value};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::module::Module;
@@ -239,7 +239,7 @@ pub fn program(options: &BuildOptions, stop_after: Option<&str>) -> (LoweredProg
     let cancel = AtomicBool::new(false);
     let mut hooks = BuildHooks { event: &mut |_| {}, cancel: &cancel };
     let (program, _) =
-        mlcc_driver::build::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks)
+        mlcc_driver::compile::compile(&source, &target, &options, &mut BuildReport::default(), &mut hooks)
             .unwrap();
     (program, source)
 }

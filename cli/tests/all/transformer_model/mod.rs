@@ -6,7 +6,7 @@ use std::path::Path;
 use mlcc_codegen::artifact::{ArtifactWriter, WeightDestination};
 use mlcc_codegen::table::{CacheDesc, PlanDesc, StateDesc, TableDesc};
 use mlcc_codegen::{CodegenInput, LevelInput};
-use mlcc_driver::build::Backend;
+use mlcc_driver::compile::Backend;
 use mlcc_interp::equivalence::RandomWeights;
 use mlcc_interp::graph::{Interpreter, StateValues, Tensor};
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::diagnose::{self, FaultDiagnosis};
 use super::stages::{PassCost, PassStages, TapSetup, first_wrong_pass};
 use super::{BoxedError, LayerComparison, TapCall, compare};
-use crate::build::{BuildOptions, BuildSource};
+use crate::compile::{BuildOptions, BuildSource};
 
 /// One build held against the meaning of its graph.
 #[derive(Clone, Debug, Serialize)]

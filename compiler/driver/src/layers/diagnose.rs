@@ -23,7 +23,7 @@ use super::given::run_given;
 use super::run::{ArtifactLayers, GraphLayers, KernelLayers, ParamPacking};
 use super::stages::{PassStages, TapSetup, WrongPass};
 use super::{BoxedError, LayerComparison, TapCall, TapDeviation, TapOutput, compare, run_all};
-use crate::build::{self, BuildReport, taps};
+use crate::compile::{self, BuildReport, taps};
 use crate::interpret::StepModel;
 
 /// Weights times tokens that the kernel interpreter works through in about a minute.
@@ -266,7 +266,7 @@ fn lower_module(
 ) -> Result<LoweredProgram, BoxedError> {
     let mut program = LoweredProgram::new(module);
     program.pack_options.clone_from(packs);
-    let mut context = PassContext::new(build::pass_options(setup.source, setup.target, setup.options));
+    let mut context = PassContext::new(compile::pass_options(setup.source, setup.target, setup.options));
     let kernel_level = setup.options.pipeline.iter().skip_while(|p| p.name != "lower");
     for pass in kernel_level.filter(|p| !setup.options.disabled_passes.iter().any(|d| d == p.name)) {
         run_one(pass, &mut program, &mut context)?;
@@ -285,7 +285,7 @@ pub fn run_machine(
     let places = taps::tap_places(program, memory);
     setup.cancellable(|hooks| {
         let mut report = BuildReport::default();
-        build::write_program(setup.source, setup.target, setup.options, program, path, &mut report, hooks)
+        compile::write_program(setup.source, setup.target, setup.options, program, path, &mut report, hooks)
     })?;
     let session = Model::load(path, &LoadOptions::default())?.session()?;
     run_all(&mut ArtifactLayers { session, places }, calls)

@@ -11,7 +11,7 @@ use mlcc_quant::PackOptions;
 use mlcc_runtime::Session;
 
 use super::{BoxedError, LOGITS, LayerModel, TapCall, TapOutput};
-use crate::build::taps::{TapPlace, TapPlaces};
+use crate::compile::taps::{TapPlace, TapPlaces};
 use crate::interpret::StepModel;
 use crate::weights::stored_value;
 

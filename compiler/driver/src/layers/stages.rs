@@ -15,7 +15,7 @@ use super::{
     BoxedError, LOGITS, LayerComparison, TapCall, TapOutput, cache_tolerance, compare, run_all,
     scheme_tolerance,
 };
-use crate::build::{self, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource};
+use crate::compile::{self, BuildEvent, BuildHooks, BuildOptions, BuildReport, BuildSource};
 
 /// Largest error by which the graph may move in a pass that keeps its meaning: the order of f32 operations
 /// may change.
@@ -84,7 +84,7 @@ impl TapSetup<'_> {
         let mut hooks = BuildHooks { event: &mut event, cancel: self.cancel };
         let mut report = BuildReport::default();
         let (program, context) =
-            build::compile(self.source, self.target, self.options, &mut report, &mut hooks)?;
+            compile::compile(self.source, self.target, self.options, &mut report, &mut hooks)?;
         let changes = |s: &PassStage| s.pass.is_some_and(changes_numbers);
         // A pass that found nothing to quantize has left no stage.
         let reference = list.iter().rposition(changes).unwrap_or(0);
