@@ -2,7 +2,7 @@
 //! half-written stays behind, and the second ends the program at once, after files and folders that are not
 //! complete are removed. Where a command waits for its user there is nothing to end in order, and the first
 //! ends the program. SIGTERM and SIGHUP mean the whole program, also where Ctrl-C would only stop one answer
-//! of a chat. Who started the program with SIGHUP ignored (`nohup`) has it go on.
+//! of a chat. A program that was started with SIGHUP ignored (`nohup`) goes on.
 
 use std::io::Write;
 use std::sync::Once;

@@ -37,7 +37,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let mut fused = 0;
     let target = ctx.options.levels.first().map(|(_, target)| target.clone());
     for id in entry_functions(&program.module) {
-        // What nobody uses would belong to no group.
+        // An unused node would belong to no group.
         remove_dead_nodes(&mut program.module, id);
         let f = &program.module.functions[id];
         let mut fusion = FunctionFusion::new(&program.module, f, target.as_ref());

@@ -43,7 +43,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         ),
     ];
     let count = apply(program, ctx, PASS, &rewrites, NearMisses::Skip)?;
-    // What products read in common is rounded once.
+    // An activation that several products read is rounded once.
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         cse::merge_equal(&mut program.module, id);
     }

@@ -97,7 +97,7 @@ fn waits_for_old_states(entry: &LoweredEntry, number: usize) -> bool {
     let mut old = Vec::new();
     for arg in &launch.args {
         let LoweredBuffer { memory, ref bytes, .. } = entry.buffers[arg.buffer];
-        // What it reads stays until then.
+        // The memory that it reads stays until then.
         let small = bytes.as_const().is_some_and(|bytes| bytes <= SMALL_BYTES);
         let updated = entry.updates.iter().find(|(_, value)| *value == arg.buffer).map(|(state, _)| *state);
         match (arg.access, memory) {

@@ -43,7 +43,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
         let misses = if bits_8 { NearMisses::Report } else { NearMisses::Skip };
         count += apply(program, ctx, PASS, &on_integers(bits_8), misses)?;
     }
-    // What is made of the same activations is computed once.
+    // Codes of the same activations are computed once.
     for id in program.module.functions.ids().collect::<Vec<_>>() {
         cse::merge_equal(&mut program.module, id);
     }

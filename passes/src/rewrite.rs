@@ -147,7 +147,7 @@ struct RebuiltFunction {
 }
 
 /// One pass over the nodes of a function; the first rewrite that matches a node is taken. `None` if none did.
-/// What rewrites have `made` was a match: that it fits no pattern any more is no miss.
+/// Nodes that rewrites have `made` were a match: if they fit no pattern any more, that is no miss.
 fn sweep_once(
     module: &Module,
     f: &Function,

@@ -1,19 +1,19 @@
 //! Splits a model among ranks: every product by rows of its weight, attention and scans by heads, embedding
-//! and head by vocabulary. What one rank has and all need is gathered by an all-gather (`exchange`).
+//! and head by vocabulary. Parts that one rank has and all need are gathered by an all-gather (`exchange`).
 //!
 //! A value is held whole by every rank, or each rank holds one of parts along an axis that are equally long
 //! ([`ShardSpec`]). Functions are rebuilt in order, and each op says what it makes of the parts that it gets
-//! (`ops`); where it can do nothing with them, they are gathered first. What parameters and constants make is
-//! computed where it is needed, whole or in parts (`held`). So no sum crosses ranks, and each rank computes
-//! elements of the whole model with their bits.
+//! (`ops`); where it can do nothing with them, they are gathered first. Values of parameters and constants
+//! are computed where they are needed, whole or in parts (`placement`). So no sum crosses ranks, and each
+//! rank computes elements of the whole model with their bits.
 //!
 //! That is [`TpMode::Codes`]. With [`TpMode::Reduce`] a product of values that are held in parts is split by
-//! columns of its weight: each rank has a term of a sum, which all ranks add in their order (`terms`), so its
-//! bits depend on the number of ranks.
+//! columns of its weight: each rank has a term of a sum, which all ranks add in their order (`partial_sums`),
+//! so its bits depend on the number of ranks.
 //!
 //! All ranks run the same functions. Only parameters differ: their source has a part for each rank.
 //!
-//! How states are held, and products that are not split like others (keys of fewer heads than ranks), is
+//! The placement of states, and products that are not split like others (keys of fewer heads than ranks), are
 //! found out on the way: then the pass begins again with what it has learned ([`ShardPlan`]).
 
 mod adapters;
@@ -238,8 +238,8 @@ impl<'a> ModuleSharder<'a> {
         Ok(ShardedModule { parts, all_gathers: self.all_gathers, module: self.new })
     }
 
-    /// A function whose inputs are held in some way, and how its outputs are. Those of an entry function are
-    /// whole.
+    /// A function whose inputs are held in some way, and the placement of its outputs. Outputs of an entry
+    /// function are whole.
     fn function(
         &mut self,
         f: &'a Function,
@@ -286,8 +286,8 @@ impl<'a> ModuleSharder<'a> {
         wanted
     }
 
-    /// The cut of a state is wrong: takes another in the next round. What a round finds that has learned
-    /// something is not to be trusted.
+    /// The cut of a state is wrong: takes another in the next round. Results of a round that has learned
+    /// something cannot be trusted.
     fn correct_placement(&mut self, state: StateId, cut: Option<ShardSpec>) {
         if !std::mem::replace(&mut self.again, true) {
             let wrong = self.plan.wrong.entry(state).or_default();

@@ -178,7 +178,7 @@ fn parse_rest(lexer: &mut Lexer, program: &mut LoweredProgram) -> Result<(), Par
             return Err(lexer.error(message));
         }
     }
-    // As `plan_barriers` leaves them.
+    // The form after `plan_barriers`.
     if let Some(first) = program.levels.first().filter(|l| !l.steps.is_empty()) {
         program.module.kernels = first.lowered.kernels.clone();
         program.module.steps = first.steps.clone();

@@ -56,7 +56,7 @@ impl AnswerSink for MailboxSender {
 
 impl AnswerSink for mpsc::Sender<MailboxItem> {
     fn send(&mut self, item: MailboxItem) {
-        // Who has closed the answer wants no more of it.
+        // A reader that has closed the answer needs no more of it.
         let _ = mpsc::Sender::send(self, item);
     }
 }

@@ -1,8 +1,8 @@
-//! The native part of the Python package `mlcc`. What users see is in `python/mlcc`; this is `mlcc._mlcc`.
+//! The native part of the Python package `mlcc`. The public part is in `python/mlcc`; this is `mlcc._mlcc`.
 //!
-//! No thread of ours ever takes the GIL: engines and servers put what they have to say into channels
-//! ([`stream`]) or mailboxes ([`mailbox`]), and threads of Python take it from there. So an interpreter may
-//! shut down while texts are written.
+//! No thread of ours ever takes the GIL: engines and servers put their messages into channels ([`stream`]) or
+//! mailboxes ([`mailbox`]), and threads of Python take it from there. So an interpreter may shut down while
+//! texts are written.
 
 mod adapters;
 mod core;

@@ -17,7 +17,7 @@ use crate::process::ProcessOwned;
 const LOOK: Duration = Duration::from_millis(20);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind our locks is whole at any time.
+    // Data behind our locks is valid at any time.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -108,7 +108,7 @@ impl Stream {
         }
     }
 
-    /// Ends the text at the next step. What was written before is not read any more.
+    /// Ends the text at the next step. Earlier text is not read any more.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.check()?;
         without_gil(py, || {

@@ -133,7 +133,7 @@ impl SoftDriver {
     }
 }
 
-/// The status that a GPU would give for a mistake. What a GPU does not notice fails as a launch.
+/// The status that a GPU would give for a mistake. Mistakes that a GPU does not notice fail as a launch.
 pub fn failure_of(fault: &LaunchFault) -> DriverFailure {
     let status = match fault.kind {
         FaultKind::OutOfBounds => Status::IllegalAddress,

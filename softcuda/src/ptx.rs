@@ -1,6 +1,6 @@
 //! PTX text: read strictly ([`text`]), then made into instructions over numbered registers ([`decode`]).
 //!
-//! What is not known is an error that names it and its line. The source for every rule is NVIDIA's "Parallel
+//! Unknown text is an error that names it and its line. The source for every rule is NVIDIA's "Parallel
 //! Thread Execution ISA".
 
 pub mod convert_ops;

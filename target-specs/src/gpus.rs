@@ -7,7 +7,7 @@ use crate::spec::SpecError;
 const FILE: &str = "gpus.toml";
 const TEXT: &str = include_str!("../specs/gpus.toml");
 
-/// A GPU. What has no other unit is of each multiprocessor.
+/// A GPU. Figures without another unit are of each multiprocessor.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuModel {

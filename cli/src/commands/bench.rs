@@ -9,8 +9,8 @@
 //!
 //! The processors of a virtual machine change places and share their memory with others, so that the limits
 //! move. All threads are busy for some seconds first, the limits are probed before and after every
-//! repetition, and each repetition is compared with its own. Those for which a limit moved by more than a
-//! tenth give no share of it.
+//! repetition, and each repetition is compared with its own. Repetitions for which a limit moved by more than
+//! a tenth give no share of it.
 //!
 //! On a GPU the limit is what it reads and writes while it copies its own memory, measured once.
 
@@ -246,7 +246,7 @@ fn measure_tests(
         probe::keep_busy(model.threads(), args.warm_up);
     }
     let reading = on_cpu.then(|| bandwidth_probe(model.threads())).transpose()?;
-    // Of a GPU, whose clocks are its own, once.
+    // Copies of a GPU, whose clocks are its own, measured once.
     let gpu = match model.copy_bandwidth()? {
         Some(copies) => MachineProbe { read_bandwidth: copies, ..MachineProbe::UNKNOWN },
         None => MachineProbe::UNKNOWN,

@@ -299,7 +299,7 @@ impl ChatLoop {
         let session = self.conversation.model();
         let memory = session.memory();
         let limit = match (session.window(), session.model().plan().context) {
-            // What is older is dropped, so that there is no end.
+            // Older messages are dropped, so that there is no end.
             (Some(window), _) => match session.sinks() {
                 0 => format!("of which it sees the newest {window}"),
                 sinks => format!("of which it sees the first {sinks} and the newest {window}"),

@@ -292,7 +292,7 @@ fn template(args: &RunArgs, model: &Model, ui: &Ui) -> Result<Option<ChatFormat>
     if args.raw || model.chat().is_none() {
         return Ok(None);
     }
-    // What a state file holds has no end of a message.
+    // A context from a state file has no end of a message.
     if args.load_state.is_some() || args.save_state.is_some() {
         ui.note("the prompt is used as it is, without the model's chat template, because of the state file");
         return Ok(None);

@@ -248,7 +248,7 @@ impl ModelLibrary for ArtifactLibrary {
     fn load(&self, name: &str, committed: u64) -> Result<ReadyModel, LoadError> {
         let is_it = |(known, _): &&(String, PathBuf)| known == name;
         let read = match self.named.iter().find(is_it) {
-            // What was built at the start may be built anew.
+            // Artifacts that were built at the start may be built anew.
             Some((_, path)) => {
                 let quant = self.args.quant.as_deref().filter(|_| path.is_dir());
                 let artifact = super::checkpoint::artifact_for(path, quant, &self.ui);
@@ -444,7 +444,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
             let mut out = std::io::stdout().lock();
             let first = models.first().cloned().unzip();
             let line = json!({"event": "ready", "url": url, "model": first.0, "sequences": first.1, "models": names});
-            // Who does not read it needs no error.
+            // A caller that does not read it needs no error.
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
         for (name, sequences) in models {

@@ -572,7 +572,7 @@ fn texts_have_limits() {
         too_large(&["build", "-m", &model, "-o", &path("x.so")], &[name, what]);
         std::fs::write(path(name), before).unwrap();
     }
-    // What a program finds by itself is no pipe, which it would wait for.
+    // A model that a program finds by itself is no pipe, which it would wait for.
     std::fs::remove_file(path("config.json")).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(path("config.json")).status().unwrap().success());
     let mut build = mlcc();

@@ -113,7 +113,7 @@ impl ReferenceWeights {
         let [q, k, v, o] = &self.attention;
         let (scale, unseen) = (*scale, window.map_or(0, |window| tokens.len().saturating_sub(window)));
         let turned = |x: Vec<f64>, position: usize| turn(&x, position, frequencies, scale);
-        // What does not depend on the position, of every token of the vocabulary.
+        // The parts that do not depend on the position, of every token of the vocabulary.
         let rows: Vec<Vec<f64>> = (0..VOCAB).map(|t| self.embedding.row(t)).collect();
         let keys: Vec<Vec<f64>> = rows.iter().map(|x| k.times(&norm(x))).collect();
         let values: Vec<Vec<f64>> = rows.iter().map(|x| v.times(&norm(x))).collect();

@@ -1,5 +1,5 @@
 //! Manifests, the Containerfile and the unit of systemd start the program with flags that it has: its own
-//! parser reads them. What needs kustomize and schemas is in `tests/deploy/run`.
+//! parser reads them. The tests that need kustomize and schemas are in `tests/deploy/run`.
 
 use std::path::Path;
 
@@ -208,7 +208,7 @@ fn the_overlay_for_ranks_is_that_of_the_plan() {
     let flags =
         ["--quant", "q4f16_1", "--target", "cuda", "--max-batch", "16", "--tensor-parallel", ranks.as_str()];
     assert!(whole.contains(&flags.join(" ")));
-    // What is shared lies in memory, too.
+    // Shared memory counts as memory, too.
     let shared = mebibytes(line(whole.split_once("medium: Memory").unwrap().1, "sizeLimit: "));
     // The same artifact on as many machines: a pod of a group has one rank.
     let group = machines(&image, &flags.join(" "));

@@ -167,8 +167,8 @@ fn every_model_is_planned_for_every_target() {
     let (mixed, single) = targets();
     let mut pairs = Vec::new();
     for (number, case) in families.iter().chain(&presets).enumerate() {
-        // All in every pair would take minutes more. What presets add to the cases of families is sizes, by
-        // which GPU kernels are chosen; a single level does what it does beside others but for packings.
+        // All in every pair would take minutes more. Presets add only sizes to the cases of families, by
+        // which GPU kernels are chosen; a level alone has the same code as with others but for packings.
         let whole = |target: &CompileTarget| number < families.len() || target.arch == Arch::Nvptx;
         let turn = |at: usize| at % TURNS == number % TURNS;
         let of_mixed = mixed.iter().enumerate().filter(|(at, target)| whole(target) || turn(*at));

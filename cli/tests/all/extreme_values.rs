@@ -82,7 +82,7 @@ fn check(base: &[&str]) {
         for value in VALUES {
             let mut args = base.clone();
             args.push(format!("{flag}={value}"));
-            // What the parser refuses is a wrong usage, whose exit code the program has from it.
+            // A value that the parser refuses is a wrong usage, whose exit code the program has from it.
             let whole = ["mlcc".to_string()].into_iter().chain(args.iter().cloned());
             if Cli::try_parse_from(whole).is_err() {
                 continue;

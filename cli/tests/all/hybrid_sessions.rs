@@ -62,7 +62,7 @@ fn states_are_kept_in_the_middle_to_the_bit() {
             assert_eq!(other.past(), before.len() as u64, "{case}: {what}");
             assert!(go_on(other, after) == expected, "{case}: {what}");
         }
-        // What a fork reads changes nothing in the session, and a session goes back to its snapshot.
+        // A fork's tokens change nothing in the session, and a session goes back to its snapshot.
         let mut fork = session.fork().unwrap();
         go_on(&mut fork, &ids[..5]);
         assert!(session.logits() == expected, "{case}: a fork changed its origin");

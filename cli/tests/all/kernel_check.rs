@@ -53,7 +53,7 @@ fn right_artifacts_pass() {
             (&json["judged"], &json["format_error"]["permitted"]),
             (&"model".into(), &error.permitted.into())
         );
-        // What the format costs is no error of the kernels.
+        // The cost of the format is no error of the kernels.
         assert!(kernels.worst_relative_error < outcome.worst_relative_error, "{case} in {quant}");
     }
 }

@@ -59,8 +59,8 @@ fn measure(assets: &Path, scheme: &str, tokens: &[TokenId], protocol: EvalProtoc
     perplexity(&windows, &mut model.session().unwrap(), |_| {}).unwrap().perplexity()
 }
 
-/// Largest relative distance from the reference in f32. What fewer bits cost beyond rounding is a property of
-/// the format, so those bounds only catch what is broken; the reference itself finds 1.1 % for 4 bits and
+/// Largest relative distance from the reference in f32. The cost of fewer bits beyond rounding is a property
+/// of the format, so those bounds only catch broken kernels; the reference itself finds 1.1 % for 4 bits and
 /// 0.02 % for 8.
 fn permitted(scheme: &QuantScheme) -> f64 {
     match scheme.linear {

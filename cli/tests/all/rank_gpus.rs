@@ -202,7 +202,7 @@ fn a_gpu_that_is_lost_ends_all() {
         assert!(told.iter().any(|text| text.contains("All ranks end")), "{at}: {told:?}");
         assert!(begin.elapsed() < Duration::from_secs(40), "{at}");
     }
-    // What comes in another order than it should is found by the reference case.
+    // The reference case finds data in the wrong order.
     let (outputs, _) = with.start(&arguments, &[("TEST_NCCL_FAULT", "swap:1:3")]).wait();
     assert!(!outputs[0].status.success(), "{}", stdout(&outputs[0]));
 }

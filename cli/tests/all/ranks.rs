@@ -268,7 +268,7 @@ fn codes_of_ranks_give_what_floats_give() {
         assert!(found == last && found[0] == found[1], "{mode:?}: ranks or schedules differ");
         (count, found)
     });
-    // Of each layer two are of codes, with their magnitudes.
+    // Two of each layer are of codes, with their magnitudes.
     assert_eq!(codes.0, floats.0 + 2 * 2);
     assert!(codes.1 == floats.1, "kernels on codes have other bits");
 

@@ -1,7 +1,7 @@
 //! The engine over artifacts: the tokens of every text are those of a session of its own, whatever else runs
 //! and in whatever pieces its prompt is read.
 //!
-//! That is so because their logits have the same bits, with schemes of integer activations: RWKV-4 in every
+//! The reason is that their logits have the same bits, with schemes of integer activations: RWKV-4 in every
 //! case, the others but where a single row is compared with several (states that generated tokens have left).
 //! RWKV-6, RWKV-7 and experts round differently.
 

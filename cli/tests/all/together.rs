@@ -93,7 +93,7 @@ fn check(case: &str, quant: &str, backend: Backend, disabled: Option<&str>, tole
 pub fn compare(name: &str, threads: usize, tolerance: f32, dir: &Path, model: &Model) {
     for (way, feeding) in FEEDINGS {
         let what = BatchComparison { name: format!("{way} of {name}"), threads, tolerance };
-        // What this has left in a session is a state like any other.
+        // The state that this leaves in a session is one like any other.
         let PairedSessions { together, alone } = &mut feeding(&what, dir, model);
         for (a, b) in together.iter_mut().zip(alone) {
             let mut fork = a.fork().unwrap();

@@ -114,7 +114,7 @@ fn stored_types_keep_their_meaning() {
         let weights = RandomWeights::new(&module, 5);
         let stored = after(&module, &["quantize", "quantize_cache"], quant, cache);
         let expected = by_graph(&stored, &weights, &pieces());
-        // What is stored is held to its meaning here, not the activations that GPUs round.
+        // The check is of the stored values, not of the activations that GPUs round.
         let without = [&[][..], &["fuse_attention"], &["halve_activations"]];
         for (target, disabled) in ["x86-64-v3", "x86-64-v4", "sm_80"].into_iter().zip(without) {
             let target = mlcc_target::resolve_target(target).unwrap();

@@ -441,7 +441,7 @@ mod tests {
             |launch: &LaunchDesc| launch.args.iter().map(|a| (a.kind, a.offset as usize)).collect::<Vec<_>>();
         let past = offset_of!(Control, past);
         let state = (arg::STATE, 64);
-        // What of the second buffer moves in one launch is fixed in the other, which has code of its own.
+        // The second buffer moves in one launch and is fixed in the other, which has code of its own.
         let made = entry(&[[0, 128], [0, 0]]).unwrap();
         assert_eq!(args(&made.launches[0]), [state, state, (arg::CONTROL, past), (arg::CONTROL, past)]);
         assert_eq!(args(&made.launches[1]), [state, state, (arg::CONTROL, past)]);

@@ -107,8 +107,8 @@ pub fn largest_first(units: &[ObjectUnit<'_>]) -> Vec<usize> {
     order
 }
 
-/// Objects of all levels, in an order that depends on the input alone. What is equal is compiled once; it has
-/// a symbol for each kernel that it is.
+/// Objects of all levels, in an order that depends on the input alone. Equal kernels are compiled once, with
+/// a symbol for each of them.
 pub fn compile_units(
     levels: &[LevelUnits<'_>],
     generator: &impl CodeGenerator,

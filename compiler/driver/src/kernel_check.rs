@@ -1,13 +1,13 @@
 //! The kernels of an artifact against its graph: logits at all positions of a golden's prompts, as one
-//! prefill, token by token and for all positions, held against the graph that is interpreted on the weights
+//! prefill, token by token and for all positions, compared with the graph that is interpreted on the weights
 //! that the artifact stores.
 //!
-//! What quantization costs is not in the error, so one bar holds for all formats. Where activations or caches
-//! are rounded to few bits, a sum beside a rounding edge may fall on its other side in the kernels, and
-//! everything after it moves. How far is a property of the model: it is measured by interpreting the graph
-//! with its weights moved a little. Where such a code chooses other experts, single positions move far, so
-//! the root of the mean square over all logits has a bar of its own: what is wrong at most positions is not
-//! covered by what is permitted at one.
+//! The error does not include the cost of quantization, so one bar holds for all formats. Where activations
+//! or caches are rounded to few bits, a sum beside a rounding edge may fall on its other side in the kernels,
+//! and everything after it moves. The distance is a property of the model: it is measured by interpreting the
+//! graph with its weights moved a little. Where such a code chooses other experts, single positions move far,
+//! so the root of the mean square over all logits has a bar of its own: an error at most positions is not
+//! covered by the one that is permitted at a single position.
 
 use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;

@@ -19,7 +19,7 @@ use crate::stored::StoredGraph;
 
 /// Permitted relative errors of formats whose weights are plain numbers, for references in f32 arithmetic on
 /// the stored values, as the reference cases state them; `bf16bf16` about one and a half times the worst
-/// error measured on those cases. What packed formats cost is a property of the model, not of its kernels:
+/// error measured on those cases. The cost of packed formats is a property of the model, not of its kernels:
 /// see [`crate::kernel_check`].
 const TOLERANCES: [(&str, f64); 4] = [("f32", 1e-3), ("f16", 2e-2), ("bf16", 6e-2), ("bf16bf16", 3e-2)];
 

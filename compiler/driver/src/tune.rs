@@ -187,7 +187,7 @@ fn vary_field<M: CandidateEvaluator>(
                 return Ok(());
             }
             Ok(CandidateOutcome::Trial(trial)) => *trial,
-            // What was being built or run was stopped.
+            // The build or the run was stopped.
             Err(_) if machine.is_over() => return Ok(()),
             Err(error) => {
                 let refusal = RefusedValue { key: field.key, to, why: machine.refused(error)? };
@@ -295,7 +295,7 @@ pub fn compare_interleaved<T: SpeedTimer>(
     let enough = |so_far: &[f64]| effort == ComparisonEffort::Search && is_clear(so_far);
     let (mut without, mut with, mut quotients) = (Vec::new(), Vec::new(), Vec::new());
     while quotients.len() < most && !enough(&quotients) {
-        // Who comes first changes: the second of a turn may find a warmer or a slower machine.
+        // The order changes: the second of a turn may find a warmer or a slower machine.
         let (before, after) = if quotients.len() % 2 == 0 {
             let before = machine.measure_speed(old, kind)?;
             (before, machine.measure_speed(new, kind)?)

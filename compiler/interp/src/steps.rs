@@ -2,9 +2,9 @@
 //!
 //! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the
 //! contract of in-place outputs gives another result here than on a real machine, which the executor matrix
-//! shows. What every worker computes for itself is computed once, by one worker: the verifier of steps holds
-//! that all copies are equal. Blocks of memory begin at multiples of 64 bytes, as those of the runtime do, so
-//! that kernels see how their buffers are aligned.
+//! shows. Values that every worker computes for itself are computed once, by one worker: the verifier of
+//! steps holds that all copies are equal. Blocks of memory begin at multiples of 64 bytes, as those of the
+//! runtime do, so that kernels see how their buffers are aligned.
 
 mod interleaved;
 mod ranks;

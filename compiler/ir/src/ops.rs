@@ -37,8 +37,8 @@ pub enum Op {
     /// step.
     CacheAppend(StateId),
     /// The rows of one sequence: `[n, ..]`, a row per sequence, to `[1, ..]`; ragged, `[n, ..]` of all to
-    /// `[n, ..]` of the sequence. What is computed from it is computed for every sequence, with its own
-    /// states, its own `past` and, ragged, its own `n` (see [`crate::sequences`]).
+    /// `[n, ..]` of the sequence. Values that are computed from it are computed for every sequence, with its
+    /// own states, its own `past` and, ragged, its own `n` (see [`crate::sequences`]).
     SequenceSplit {
         ragged: bool,
     },

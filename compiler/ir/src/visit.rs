@@ -95,8 +95,8 @@ impl IntoNeighborsDirected for &Function {
     }
 }
 
-/// Functions, with an edge to each that a function calls or scans over, once for each place. Those that do
-/// not exist are left out.
+/// Functions, with an edge to each that a function calls or scans over, once for each place. Missing
+/// functions are left out.
 pub fn call_graph(module: &Module) -> DiGraph<FuncId, ()> {
     let mut graph = DiGraph::with_capacity(module.functions.len(), module.functions.len());
     for id in module.functions.ids() {

@@ -205,7 +205,7 @@ fn exp_of_negative(x: Val) -> Val {
 /// `exp(x)` for f32 x that are at most zero, as the weights of a softmax need it: no overflow, and results
 /// below 1e-30 are zero, so that products with them are not denormal (which would be slow).
 pub fn exp_below_zero(x: Val) -> Val {
-    // What comes out below is no number that means anything.
+    // Results below the limit have no meaning.
     zero_below(x, -69.0, exp_between(x))
 }
 

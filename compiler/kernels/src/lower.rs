@@ -44,7 +44,7 @@ pub struct LoweredModule {
 /// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else
 /// row-major.
 pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
-    // What each reader wants; row-major where they do not agree.
+    // The packing that each reader needs; row-major where they do not agree.
     let mut wanted: Vec<Option<Packing>> = vec![None; module.params.len()];
     for (_, f) in module.functions.iter().filter(|(_, f)| f.kind == FunctionKind::Entry) {
         for (_, node) in f.live_nodes() {

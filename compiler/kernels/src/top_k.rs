@@ -1,10 +1,10 @@
 //! The largest elements of long rows on a GPU: the tokens of a vocabulary among which the next one is chosen.
 //!
 //! A block takes a tile of a row. Its elements become keys: integers that are larger where the element is,
-//! and of equal elements for the earlier one. Runs of as many keys as are wanted are sorted; then two runs
-//! become one of the largest of both, until one is left ("bitonic top-k" of Shanbhag, Pirk and Madden,
-//! "Efficient Top-K Query Processing on Massively Parallel Hardware", SIGMOD 2018). Of rows of several tiles
-//! a second kernel does the same with what the tiles have left.
+//! and, for equal elements, where it is earlier. Runs of as many keys as are requested are sorted; then two
+//! runs become one of the largest of both, until one is left ("bitonic top-k" of Shanbhag, Pirk and Madden,
+//! "Efficient Top-K Query Processing on Massively Parallel Hardware", SIGMOD 2018). For rows of several tiles
+//! a second kernel does the same with the results of the tiles.
 //!
 //! NaN comes after all numbers, and -0 equals 0, which is stored for it.
 

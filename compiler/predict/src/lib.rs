@@ -1,10 +1,10 @@
 //! Predictions of the time that launches take on a GPU, from the machine code of their kernels. Nothing here
 //! is a measurement.
 //!
-//! [`sass`] reads what NVIDIA's disassembler prints. [`walk`] follows some blocks of a launch through it:
-//! integers, addresses and branches are computed, what floats would be is not. That gives instructions by
-//! pipe, sectors, conflicts of banks, and the clocks that a warp takes alone. [`model`] makes a time of them
-//! and says which limit binds. `docs/design/0048-predictions.md` has the rules.
+//! [`sass`] reads the output of NVIDIA's disassembler. [`walk`] follows some blocks of a launch through it:
+//! integers, addresses and branches are computed, floats are not. That gives instructions by pipe, sectors,
+//! conflicts of banks, and the clocks that a warp takes alone. [`model`] makes a time of them and says which
+//! limit binds. `docs/design/0048-predictions.md` has the rules.
 
 pub mod launch;
 pub mod model;

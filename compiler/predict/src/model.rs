@@ -329,7 +329,7 @@ fn time(work: &LaunchWorkload, gpu: &GpuModel) -> (f64, LaunchBound, Vec<(Launch
     }
     let turns = (busiest / f64::from(work.resident)).ceil();
     let latency = (turns * work.alone).max(work.max_block_clocks) / clock;
-    // What the first results wait for comes before any rate.
+    // The start-up of the first results comes before any rate.
     let first = if work.read_bytes > 0.0 && !work.cached { gpu.latency.memory } else { gpu.latency.l2 };
     let first = f64::from(first) / clock;
     let rate = limits.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1));
@@ -450,7 +450,7 @@ mod tests {
         }
         // One of 32 neighbours has something to do.
         assert_eq!(samples(16384, MORE_SAMPLES).iter().filter(|at| *at % 32 == 0).count(), 2);
-        // Of each eighth one.
+        // Each eighth has one.
         for blocks in [8, 9, 13, 17, 63, 896] {
             let parts: Vec<u64> =
                 samples(blocks, SAMPLES).iter().map(|at| ((at + 1) * 8 - 1) / blocks).collect();

@@ -125,7 +125,7 @@ impl FragmentSizes {
     /// Terms of the places of columns and rows of a block, in units of `unit` bytes, and of those before it.
     fn terms(self, unit: usize) -> Vec<AddressTerm> {
         let term = |axis, div, modulo, bytes: usize| AddressTerm::new(axis, div, modulo, bytes / unit);
-        // Of the four pieces of a lane, piece p lies in vector p / pieces.
+        // Piece p of the four pieces of a lane is in vector p / pieces.
         let piece = |p: usize| p / self.pieces() * WARP_VECTOR + p % self.pieces() * self.bits;
         let mut terms = vec![
             term(WeightAxis::Row, TILE, 0, self.tile()),

@@ -1,5 +1,5 @@
 //! Arithmetic of the group formats: integers with a scale per group of consecutive weights of a row (MLC's
-//! group quantization; ggml's Q8_0 for 8 bits). What a group stores beside its codes is its [`QuantGrid`].
+//! group quantization; ggml's Q8_0 for 8 bits). Besides its codes a group stores its [`QuantGrid`].
 //!
 //! Symmetric formats: `scale = round(max|w| / max_int)` in the type of scales,
 //! `code = clamp(round_half_even(w / scale), -max_int, max_int)`, stored as `code + zero point`; the value

@@ -12,7 +12,7 @@
 //! Blocks of 32 columns are `[words][16 rows][4]` bytes: byte i of row r in word j holds column `4 j + i` in
 //! its lowest bits, column `4 (j + words) + i` in the next ones, and so on. So one 64-byte load, masked and
 //! shifted, gives operands of a u8 x i8 dot instruction (four columns each), and an i32 lane holds columns of
-//! one row for a table lookup by its low four bits. Of codes that do not fill bytes, blocks are
+//! one row for a table lookup by its low four bits. Blocks of codes that do not fill bytes are
 //! `[words][16 rows]` words as in the other packings.
 
 use crate::group::{GroupSpec, QuantGrid};
@@ -86,7 +86,7 @@ pub(crate) fn layout(
     // Codes of a byte, and bits of a code in it; or those of a word.
     let (per_unit, unit) = if format.fills_bytes() { (8 / format.bits, 1) } else { (per_word, WORD) };
     let within_unit = (per_unit > 1).then(|| place(0, vec![term(col, 1, per_unit, format.bits)]));
-    // What the first of both numbers takes: the second one lies as it does.
+    // Place and bytes of the first number; the second one has the same layout.
     let (codes, shift, scales, scale_bytes, len) = match packing {
         Packing::RowMajor => (
             place(0, vec![term(row, 1, 0, code_bytes * groups), term(col, per_unit, 0, unit)]),

@@ -124,7 +124,7 @@ impl FunctionFusion<'_> {
         (group.class == FusionClass::Row && together && group.nodes.iter().all(fits)).then_some(rows)
     }
 
-    /// Whoever reads rows that are activations of products and new values of states, and nothing else.
+    /// Readers of rows that are activations of products and new values of states, and nothing else.
     fn readers_of(&self, rows: usize, target: &KernelTarget) -> Option<RowReaders> {
         let g = &self.groups[rows];
         let row = |n: &NodeId| !matches!(self.f.nodes[*n].op, Op::QuantizeRows { .. });

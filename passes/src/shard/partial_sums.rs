@@ -1,7 +1,7 @@
 //! Sums over ranks: a product of values of which each rank has a part takes its columns of the weight, and
-//! what comes out are terms, one of each rank, as large as the result. They are gathered and added in the
-//! order of the ranks where somebody needs the sum. What is linear is done with the terms before: of several
-//! experts one sum is left, and of branches that are added.
+//! its results are terms, one of each rank, as large as the result. They are gathered and added in the order
+//! of the ranks where the sum is needed. Linear ops are done with the terms before: of several experts one
+//! sum is left, and of branches that are added.
 
 use super::Unshardable;
 use super::placement::{FunctionSharder, ShardPlacement};

@@ -99,7 +99,7 @@ impl FunctionSharder<'_, '_> {
                 continue;
             }
             let Some(node) = self.f.defining_node(v) else { continue };
-            // What an adapter adds has the parts that are wanted, whatever it is computed from.
+            // The sum that an adapter adds has the requested parts, whatever it is computed from.
             if matches!(node.op, Op::MatMulExperts { .. }) && self.is_adapter(node.inputs[1]) {
                 continue;
             }
@@ -212,8 +212,7 @@ impl FunctionSharder<'_, '_> {
         {
             return Ok(());
         }
-        // Of packed weights, products in integers take whole tiles alone: a part is to be computed as the
-        // whole is.
+        // Integer products of packed weights take only whole tiles: a part is to be computed as the whole is.
         let tile = if stored && is_divisible(&rows, TILE) { TILE } else { 1 };
         let parts = AxisParts::of_units(self.ranks(), tile, constant_size(&rows).unwrap_or(0));
         let weight = self.s.part_of(weight, RowShardSpec { outer: experts, parts, segments: None });

@@ -147,7 +147,7 @@ impl FunctionSharder<'_, '_> {
         let Some(segments) = cut.segments else { return Ok(part) };
         let (ranks, axis, local) = (self.ranks(), cut.axis, segments.rank_len());
         let mut whole = self.out.ty(part).dims.clone();
-        // What one rank has of the axis, for each rank: they are joined as parts of one axis.
+        // The part of the axis of each rank: they are joined as parts of one axis.
         let all = self.all_gather(part, axis, AxisParts::new(ranks), ranks * local)?;
         let (mut pieces, mut at) = (Vec::new(), 0);
         for (size, parts) in segments.iter() {

@@ -5,8 +5,8 @@ use mlcc_ir::module::{ParamSource, RowBlocks};
 use mlcc_ir::types::TensorType;
 use std::ops::Range;
 
-/// Parts of an axis, one as long as the other. Where its size does not divide, parts overlap: the last ones
-/// begin earlier, so that they have as many elements. What several parts have is the same everywhere.
+/// Equally long parts of an axis. Where its size does not divide, parts overlap: the last ones begin earlier,
+/// so that they have as many elements. Shared elements are the same in all parts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct AxisParts {
     pub count: usize,
@@ -211,7 +211,7 @@ impl AxisSegments {
                 };
                 let asked = parts.filter(|parts| number == 1 && coarser(parts));
                 let wanted = asked.unwrap_or(own);
-                // What nobody asked for is on every rank where it does not divide.
+                // Pieces that were not requested are on every rank where they do not divide.
                 let keeps = piece.len() == size || asked.is_some();
                 let fits =
                     if keeps { wanted.fits_axis(piece.len()) } else { wanted.is_disjoint(piece.len()) };

@@ -305,7 +305,7 @@ fn routing() {
         let sigmoid = RouterScoring::Sigmoid;
         let routing = ExpertRouter {
             count,
-            // Of the groups that are chosen there are enough.
+            // There are enough of the chosen groups.
             experts_per_token: 1 + rng.below(count / 2),
             scoring: match (groups, corrected) {
                 (_, true) => sigmoid,

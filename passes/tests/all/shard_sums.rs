@@ -90,7 +90,7 @@ fn rwkv_and_experts() {
     let experts = wide("qwen3-moe", &experts);
     for (quant, ranks) in [("f32", 2), ("q4i8", 2), ("f32", 4)] {
         let split = check("qwen3-moe", &experts, quant, ranks);
-        // What the experts give is one sum, whatever their number.
+        // The results of the experts are one sum, whatever their number.
         assert_eq!(exchanges(&split, "decode"), 2 * 2 + 2, "{quant}");
     }
 }
@@ -248,7 +248,7 @@ fn auto_takes_what_costs_less() {
     };
     let (exchanges, notes) = choice(2, 2000, 10_000);
     assert_eq!(exchanges, 2 * 2 + 2);
-    // Of an embedding [128], and the layers; logits of 320.
+    // All-gathers of an embedding [128], and of the layers; logits of 320.
     let bytes = 4 * (128 + 320 + 4 * 128);
     let line = format!("reduce: decode of 1 token: 6 exchanges, {bytes} bytes, ");
     assert!(notes[1].starts_with(&line), "{notes:?}");

@@ -69,7 +69,7 @@ fn sums_are_of_parts_that_divide() {
     let mut options = mlcc_passes::PassOptions::new(vec![], 16);
     (options.ranks, options.tp_mode) = (4, TpMode::Reduce);
     let (split, _) = model.with_notes(options, &[]).unwrap();
-    // Of the two products of a pair that are sums otherwise, that behind attention is gathered.
+    // The product behind attention is gathered, of the pairs that are sums otherwise.
     assert_eq!(exchanges(&split, "decode"), 3 * 3 + 2);
     let whole = model.compiled(1, "f32", &[]).unwrap();
     let wanted = &model.results(&whole, 1)[0];

@@ -234,7 +234,7 @@ impl<M: RewindModel> Conversation<M> {
         turn
     }
 
-    /// Makes the last answer again. What the turn had read is read again in the same pieces, so that an equal
+    /// Makes the last answer again. The input of the turn is read again in the same pieces, so that an equal
     /// seed gives an equal answer.
     pub fn regenerate(
         &mut self,

@@ -40,7 +40,7 @@ const NGRAM: Range<usize> = 3..8;
 impl Drafter for NgramDrafter {
     fn append_draft(&mut self, _text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let Some(from) = last_occurrence(tokens) else { return };
-        // What is repeated may go on in the draft itself.
+        // A repetition may go on in the draft itself.
         for at in from..from + most {
             tokens.push(tokens[at]);
         }

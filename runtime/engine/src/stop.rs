@@ -1,6 +1,6 @@
 //! Stop strings: where a text has to end, though the model would go on.
 //!
-//! The text comes in pieces of any size. What may be the start of a stop string is held back until it is
+//! The text comes in pieces of any size. Text that may be the start of a stop string is held back until it is
 //! known not to be one. Invariant: the emitted text does not depend on how the text was cut into pieces; the
 //! stop string that is complete first wins (of several that end at the same place, the longest).
 

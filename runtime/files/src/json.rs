@@ -15,7 +15,7 @@ pub fn without_infinity(json: &[u8]) -> Cow<'_, [u8]> {
     let (mut at, mut quoted) = (0, false);
     while let Some(&byte) = json.get(at) {
         let len = match byte {
-            // What is escaped ends no text.
+            // An escaped quote ends no text.
             b'\\' if quoted => 2.min(json.len() - at),
             _ => 1,
         };

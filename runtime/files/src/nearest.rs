@@ -24,7 +24,7 @@ pub fn nearest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -
 }
 
 /// The question "did you mean `a`, `b` or `c`? " with the [`nearest_names`] names; nothing where no name is
-/// near. What follows it says where all names are listed.
+/// near. The text behind it says where all names are listed.
 pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
     let near = nearest_names(name, known);
     let mut question = String::new();

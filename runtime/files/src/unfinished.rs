@@ -1,5 +1,5 @@
-//! Files and folders that are not to stay. Whoever made them removes them, also on errors; but a program that
-//! ends at once runs no destructors, so their names are kept here too, for [`remove_all`].
+//! Files and folders that are not to stay. Their makers remove them, also on errors; but a program that ends
+//! at once runs no destructors, so their names are kept here too, for [`remove_all`].
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -66,7 +66,7 @@ pub struct TemporaryFile {
 /// The permissions of a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAccess {
-    /// Whoever the process's umask lets.
+    /// The permissions of the process's umask.
     Usual,
     /// Its owner alone, where the system knows owners.
     Owner,

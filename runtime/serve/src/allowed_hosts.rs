@@ -93,8 +93,8 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Result<Option<&str>, Ap
     }
 }
 
-/// An origin is `null`, or scheme, name and port of a page. That of this server's page is its host; behind a
-/// proxy it is a name that the server was told.
+/// An origin is `null`, or scheme, name and port of a page. The origin of this server's page is its host;
+/// behind a proxy it is a name from the server's options.
 fn is_foreign(origin: &str, host: Option<&str>, hosts: &AllowedHosts) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return true };
     let usual = match scheme {

@@ -146,7 +146,7 @@ impl TextPlace {
         let Some((&first, rest)) = bytes.split_first() else { return begin };
         let of_first = self.utf8.push(&[first]).chars().count();
         self.chars += of_first + self.utf8.push(rest).chars().count();
-        // What was open is a character by itself, if this does not go on with it.
+        // Open bytes are a character by themselves, if this does not go on with them.
         let goes_on = (0x80..0xc0).contains(&first) && of_first < 2;
         begin + usize::from(open && !goes_on)
     }
@@ -177,8 +177,8 @@ fn token_name(tokenizer: &Tokenizer, id: TokenId) -> String {
     }
 }
 
-/// Alternatives by their names. Of equal names the chosen token has it, or the likeliest; the others are
-/// named by their ids.
+/// Alternatives by their names. If names are equal, the chosen token has it, or the most probable one; the
+/// others are named by their ids.
 fn alternatives(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Map<String, Value> {
     let chosen = logprobs.token.id;
     let has_chosen = logprobs.top.iter().any(|token| token.id == chosen);

@@ -27,7 +27,7 @@ pub struct EmbeddedServer {
 }
 
 impl EmbeddedServer {
-    /// Starts the engines. Of `options`, host and port mean nothing here.
+    /// Starts the engines. Host and port of `options` mean nothing here.
     pub fn start(
         models: Vec<(String, ReadyModel)>,
         texts: Vec<(String, EmbeddingModel)>,
@@ -47,7 +47,7 @@ impl EmbeddedServer {
 
     /// All routes; to be polled in a runtime of tokio with time.
     pub fn router(&self) -> Router {
-        // Whoever listens knows the names of the server.
+        // The listener knows the names of the server.
         let hosts = AllowedHosts::new(&self.app.server.options.allowed_hosts).any();
         router(Arc::clone(&self.app), hosts)
     }

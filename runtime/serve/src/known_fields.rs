@@ -63,7 +63,7 @@ const SAMPLERS: &[&str] = &[
 
 /// Fields of all requests for texts: of OpenAI, llama.cpp, vLLM, SGLang, OpenRouter.
 pub const TEXTS: &[KnownField] = &[
-    // Who asks, and how it is billed, kept and counted.
+    // The client, and how the request is billed, kept and counted.
     ignored("user"),
     ignored("metadata"),
     ignored("client_metadata"),
@@ -128,7 +128,7 @@ pub const TEXTS: &[KnownField] = &[
     field("best_of", AtMost(1.0), "the best of several texts; `n` makes several"),
     ignored("length_penalty"),
     field("early_stopping", Bool(false), "an early end of a beam search"),
-    // What a text may consist of, and where it ends.
+    // The form of a text, and its end.
     field("allowed_token_ids", Empty, "only certain tokens; `guided_regex` constrains the form of a text"),
     field("bad_words", Empty, "words that are never written; `logit_bias` of -100 bans a token"),
     field("bad_words_ids", Empty, "tokens that are never written; `logit_bias` of -100 bans a token"),

@@ -53,7 +53,7 @@ async fn connection(stream: TcpStream, router: Router, patience: Duration, mut s
     let serving = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut serving = pin!(serving);
     let stopped = pin!(stop.changed());
-    // What goes wrong with a connection ends it, and nothing else.
+    // A fault of a connection ends it, and nothing else.
     if let Either::Right((_, mut serving)) = select(serving.as_mut(), stopped).await {
         serving.as_mut().graceful_shutdown();
         let _ = serving.await;

@@ -263,7 +263,7 @@ pub fn limit_beside(given: Option<u64>, committed: u64) -> Option<MemoryLimit> {
     let free =
         std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| kilobytes(&text, "MemAvailable:"));
     let free = free.map(|bytes| MemoryLimit { bytes, origin: "the machine's free memory".into() });
-    // What the process has taken of it is not free any more.
+    // The part that the process has taken is not free any more.
     let own = std::fs::read_to_string("/proc/self/status").ok().and_then(|text| kilobytes(&text, "RssAnon:"));
     let to_come = committed.saturating_sub(own.unwrap_or(0));
     let left = |room: MemoryLimit| MemoryLimit { bytes: room.bytes.saturating_sub(to_come), ..room };

@@ -66,7 +66,7 @@ fn arguments(call: &mut Value, as_text: bool) -> Result<(), String> {
     let arguments = &mut call["function"]["arguments"];
     let changed = match &*arguments {
         Value::Null => Value::Object(serde_json::Map::new()),
-        // What the model wrote may be cut.
+        // The model's own text may be cut.
         Value::String(text) if !as_text => {
             serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()))
         }

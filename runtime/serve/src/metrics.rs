@@ -119,7 +119,7 @@ impl PickerMetrics {
             CacheUsage { blocks: 0, .. } => ratio(stats.running, stats.slots.len()),
             cache => ratio(cache.used, cache.blocks),
         };
-        // Of models of one name, of which all but one have their last texts, the fullest one counts.
+        // If several models have one name, and all but one have their last texts, the fullest one counts.
         self.cache.get_or_create(&label).set(stats.iter().map(used).fold(0.0, f64::max));
         if let Some(cache) = stats.last().map(|stats| cache(stats)).filter(|cache| cache.blocks > 0) {
             let config = CacheConfig {

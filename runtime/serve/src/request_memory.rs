@@ -1,5 +1,5 @@
-//! Memory of requests. What a request can need at most is counted before it is done, and taken from a pool of
-//! fixed size, so that all requests together need no more than the server has said at its start.
+//! Memory of requests. The most that a request can need is counted before it is done, and taken from a pool
+//! of fixed size, so that all requests together need no more than the server has said at its start.
 
 use std::pin::Pin;
 use std::sync::Arc;

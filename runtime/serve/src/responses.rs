@@ -229,7 +229,7 @@ fn tools(
     repeated: &mut Map<String, Value>,
 ) -> Result<(), ApiError> {
     let tools: Vec<Value> = fields.take_field("tools", "a list of tools")?.unwrap_or_default();
-    // Of another type than `function` it is left out.
+    // A tool of another type than `function` is left out.
     let tool = |tool: &Value| {
         let mut function = tool.as_object().cloned().unwrap_or_default();
         let kind = function.remove("type").unwrap_or(Value::Null);

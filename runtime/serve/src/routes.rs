@@ -200,7 +200,7 @@ async fn check_request(
     let is_health = path == "/health" || path == "/v1/health";
     let open = is_health || page::is_route(&path);
     let method = request.method().clone();
-    // Whoever looks after a server may call it by any name.
+    // The operator of a server may call it by any name.
     let refused = allowed_hosts::check(&request, &hosts).err().filter(|_| !is_health);
     let mut response = if let Some(error) = refused {
         error.into_response()

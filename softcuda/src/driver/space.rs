@@ -24,7 +24,7 @@ pub struct DeviceSpace {
     next_handle: u64,
     used: u64,
     total: u64,
-    /// Of `used`: memory that was created to be mapped, and most of it.
+    /// Parts of `used`: memory that was created to be mapped, and most of it.
     mapped: u64,
     most_mapped: u64,
     granule: u64,

@@ -38,7 +38,7 @@ struct SharedCell {
     content: ByteContent,
     writer: Option<AccessMoment>,
     reader: Option<AccessMoment>,
-    /// Several threads have read; `reader` is one of them. Of one warp only?
+    /// Several threads have read; `reader` is one of them. `Some(true)`: all of one warp.
     many: Option<bool>,
 }
 

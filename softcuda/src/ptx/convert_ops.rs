@@ -56,8 +56,8 @@ fn mov(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     }
 }
 
-/// Addresses of global memory are generic ones. Those of local memory are moved to where nothing else is: no
-/// access by generic address is known, so they cannot be used.
+/// Addresses of global memory are generic ones. Addresses of local memory are moved to where nothing else is:
+/// no access by generic address is known, so they cannot be used.
 fn cvta(cx: &mut InstructionDecoder<'_, '_>) -> DecodeResult {
     const NOWHERE: u64 = 1 << 60;
     let to = cx.m.take("to");

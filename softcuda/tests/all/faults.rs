@@ -251,7 +251,7 @@ fn a_copy_that_was_not_waited_for() {
     found(&copied("cp.async.wait_group 1;"), 32, &args, Status::LaunchFailed, &part);
     let expected: Vec<u32> = (0..32).map(|i| 4 * i + 2).collect();
     assert_eq!(works(&copied("cp.async.wait_group 0;"), 32, &args)[0], expected);
-    // What others copied needs a barrier as well.
+    // Bytes that others copied need a barrier as well.
     let neighbour =
         |wait: &str| copied(wait).replace("ld.shared.v4", "xor.b64 %rd11, %rd11, 16;\nld.shared.v4");
     found(&neighbour("cp.async.wait_all;"), 32, &args, Status::LaunchFailed, &["no barrier stands between"]);

@@ -165,7 +165,7 @@ fn path(code: &str, before: Vec<String>, found: &mut Vec<Vec<String>>) -> usize 
 fn circles(uses: &UseGraph) -> Vec<String> {
     let mut found = Vec::new();
     for (folder, from) in uses.keys() {
-        // Who was reached from whom.
+        // The file from which each one was reached.
         let mut reached: BTreeMap<&String, &String> = BTreeMap::new();
         let mut waiting = vec![from];
         while let Some(file) = waiting.pop() {

@@ -261,7 +261,7 @@ struct EntryCall {
 impl EntryCall {
     fn new(entry: &'static str, sequences: Vec<SymValues>) -> EntryCall {
         let (n, b) = (sequences.iter().map(|s| s.n).sum(), sequences.len() as i64);
-        // What is computed for all rows together does not depend on what is before them.
+        // Work for all rows together does not depend on the tokens before them.
         let past = sequences.first().map_or(0, |s| s.past);
         EntryCall { entry, all: SymValues { n, b, past }, sequences }
     }

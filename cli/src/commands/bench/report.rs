@@ -87,8 +87,8 @@ fn share_of_limit(runs: &[TestRepetition], probed: &[[f64; 2]]) -> (f64, Option<
     (median(probed.iter().map(best).collect()), enough.then(|| median(shares)), count)
 }
 
-/// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. What is
-/// slow once may be the machine; what is slow each time is ours.
+/// Seconds of the median step, and of the one that is slowest in most repetitions, with its number. A step
+/// that is slow once may be due to the machine; one that is slow each time is ours.
 fn step_statistics(runs: &[TestRepetition]) -> Option<(f64, f64, usize)> {
     let all = median(runs.iter().flat_map(|run| run.steps.iter().copied()).collect());
     let count = runs.iter().map(|run| run.steps.len()).min()?;

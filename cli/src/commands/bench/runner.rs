@@ -48,7 +48,7 @@ impl BenchRunner {
             BenchTest::Mixed { depth, mix } => (depth, mix.decode_tokens),
             BenchTest::Prompt(_) | BenchTest::Texts { .. } => (0, 0),
         };
-        // What is generated needs a source text.
+        // Generation needs a source text.
         let depth = self.model.plan().decoder_start().map_or(depth, |_| depth.max(2));
         let has =
             |session: &Session, read| depth > 0 && read >= depth && session.can_truncate_to(depth as u64);
@@ -145,7 +145,7 @@ impl BenchRunner {
             .find(|s| s.performance_warning().is_some())
             .into_iter()
             .for_each(|s| warn_session(s, ui));
-        // Of sessions alone it would say the same again.
+        // Single sessions would give the same warning again.
         let of_sessions =
             |notice: &String| self.sessions.iter().any(|s| s.performance_warning() == Some(notice.as_str()));
         let of_batch = self.batch.as_ref().and_then(SessionBatch::performance_warning);

@@ -128,7 +128,7 @@ impl CandidateEvaluator for PredictionBench<'_> {
 
     fn refused(&self, error: CliError) -> Result<String, CliError> {
         match error {
-            // What is wrong with this machine is wrong for every value.
+            // A fault of this machine concerns every value.
             CliError::Interrupted | CliError::Io { .. } => Err(error),
             other => Ok(other.to_string()),
         }

@@ -18,7 +18,8 @@ pub fn folder() -> &'static Path {
         Some(place) => kept(&std::path::absolute(place).unwrap()),
         None => {
             let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("objects");
-            // Of earlier runs. Another run beside this one makes anew what it loses here.
+            // Removes those of earlier runs. Another run at the same time makes the objects anew that it
+            // loses here.
             let _ = std::fs::remove_dir_all(&folder);
             folder
         }

@@ -164,7 +164,7 @@ impl ArtifactWriter {
     }
 
     /// Completes the file under its temporary name, which is returned: it can be loaded and measured before
-    /// it gets its final name. Whoever has it mapped must let go of it before the writer goes on. Not for
+    /// it gets its final name. A caller that has it mapped must unmap it before the writer goes on. Not for
     /// split weights, which have no name yet.
     pub fn write_preview(&mut self) -> Result<PathBuf, ArtifactError> {
         if !matches!(self.open, OpenSection::None) || self.split.is_some() {

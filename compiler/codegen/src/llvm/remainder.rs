@@ -1,7 +1,7 @@
 //! The exact remainder of floats, without `fmodf`: one function per module, called lane by lane.
 //!
-//! What is left of `|a|` is reduced by the largest `|b| * 2^k` below it until it is less than `|b|`. In f64
-//! no f32 is subnormal, each of these multiples is exact, and so is each difference.
+//! The rest of `|a|` is reduced by the largest `|b| * 2^k` below it until it is less than `|b|`. In f64 no
+//! f32 is subnormal, each of these multiples is exact, and so is each difference.
 
 use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
 use crate::error::EmitError;

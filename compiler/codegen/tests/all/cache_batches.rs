@@ -172,7 +172,7 @@ fn what_is_reserved_is_there() {
         b.prefill(&texts[1][at - 15..at - 5]).unwrap();
     }
     assert_eq!((a.logits(), b.logits()), (&all(&texts[0][..125])[..], &all(&texts[1][..105])[..]));
-    // What is behind the tokens goes back, and beyond the context there is nothing to reserve.
+    // Pages behind the tokens go back, and beyond the context there is nothing to reserve.
     b.truncate(10).unwrap();
     assert_eq!(free(&model), 2);
     a.reserve(usize::MAX).unwrap();
@@ -215,7 +215,7 @@ fn a_failed_step_loses_its_sequences_and_no_others() {
     let rows = &mut [SessionInput::new(a, &texts[0][95..98]), SessionInput::new(b, &texts[1][95..102])];
     let error = batch.step(rows).unwrap_err();
     assert!(matches!(error, Error::Step { entry: "step", .. }), "{error:?}");
-    // Who was not in it goes on.
+    // Other sessions go on.
     assert_eq!(c.decode(texts[2][95]).unwrap(), all(&texts[2][..96]));
     // Sessions of the step have the tokens of before, and can start anew.
     assert_eq!([a.past(), b.past()], [95; 2]);

@@ -222,7 +222,7 @@ fn windows_go_on_beyond_the_context() {
         assert_eq!(session.prefill(&tokens).unwrap(), expected[59], "in chunks");
         session.reset().unwrap();
         assert_eq!(session.prefill_logits(&tokens[..40]).unwrap(), expected[..40].concat());
-        // What was dropped comes along with files and forks.
+        // Dropped rows come along with files and forks.
         let file = folder.path().join("s.state");
         session.save_state(&file).unwrap();
         let mut twin = session.fork().unwrap();

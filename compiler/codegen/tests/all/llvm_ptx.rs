@@ -256,7 +256,7 @@ fn new_rows_of_a_cache_are_found_by_the_kernel() {
     let (fixed, moving) = (text(0), text(256));
     assert_eq!((fixed.matches(".param .u64").count(), moving.matches(".param .u64").count()), (2, 3));
     assert!(!fixed.contains("ld.global.nc.u64") && moving.contains("ld.global.nc.u64"), "{moving}");
-    // What a row takes is known, so stores stay as wide as the alignment permits.
+    // The bytes of a row are known, so stores stay as wide as the alignment permits.
     for text in [fixed, moving] {
         assert!(text.contains("st.global.v4.f32"), "{text}");
     }

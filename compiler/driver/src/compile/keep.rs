@@ -215,7 +215,7 @@ fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool
         ParamSource::Transpose(inner) => stored_groups(checkpoint, inner, !transposed),
         ParamSource::Rows(rows, inner) => {
             let groups = stored_groups(checkpoint, inner, transposed)?;
-            // Of a transpose, rows are the columns that have groups.
+            // Rows of a transpose are the columns that have groups.
             let whole = rows.count == 1 && rows.start.is_multiple_of(groups.columns);
             (whole || !transposed).then_some(groups)
         }

@@ -94,7 +94,7 @@ pub fn metadata_json(
     let taps = taps::tap_places(program, memory);
     if !taps.is_empty() {
         value["taps"] = json!(taps);
-        // What `mlcc verify --layers` needs to build the same graph again.
+        // The fields that `mlcc verify --layers` needs to build the same graph again.
         value["passes_off"] = json!(options.passes_off());
         value["kv_cache"] = json!(options.cache_type().name());
         if let Some(stream) = source.model.config.architecture.streaming_window() {

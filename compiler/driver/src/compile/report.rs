@@ -207,7 +207,7 @@ pub(super) fn element_count(param: &ModelParam) -> u64 {
     constant_dims(&param.ty).iter().product()
 }
 
-/// Number of weights. What several ranks have counts once.
+/// Number of weights. Weights that several ranks have count once.
 pub fn parameter_count(program: &LoweredProgram) -> u64 {
     let weights = program.module.params.values().filter(|param| !param.is_adapter());
     weights.map(|param| distinct_parts(param) * element_count(param)).sum()
@@ -244,8 +244,8 @@ pub fn formats(program: &LoweredProgram, memory: Option<&MemoryPlan>) -> Vec<For
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeTraffic {
     /// Every weight once (of an embedding that is not the head as well, one row; of experts those that are
-    /// chosen), recurrent states read and written, one row of the caches written.
-    /// What a token reads of the caches depends on its position: `mlcc bench` adds it.
+    /// chosen), recurrent states read and written, one row of the caches written. The part of the caches that
+    /// a token reads depends on its position: `mlcc bench` adds it.
     pub bytes: u64,
     /// Bytes among them that belong to the sequence alone.
     pub state_bytes: u64,

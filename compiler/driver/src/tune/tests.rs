@@ -199,7 +199,7 @@ fn predictions_choose_a_tile_of_a_gpu() {
     assert_eq!(changes.keys().collect::<Vec<_>>(), ["code_product"]);
     assert!(found.equal > 10, "no code depends on other keys: {}", found.equal);
     assert!(found.trials.iter().all(|trial| trial.comparisons.iter().all(|c| c.turns == 1)));
-    // What cannot be built is named, and nothing else suffers.
+    // A value that cannot be built is named, and nothing else suffers.
     let refused = &found.refused[0];
     assert_eq!((refused.key, refused.why.as_str()), ("code_product", "ptxas refuses it"));
     assert!(refused.to.contains("stages 5"), "{}", refused.to);

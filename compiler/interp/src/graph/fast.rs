@@ -2,8 +2,8 @@
 //! and dot products over elements whose indices are linear in the loop variables.
 //!
 //! Every form adds and multiplies in the order of the definition, so that its result equals
-//! [`ScalarProgram`]'s bit by bit. What is not recognised, or would leave an input's bounds, is left to the
-//! program, which reports it.
+//! [`ScalarProgram`]'s bit by bit. Other definitions, and those that would leave an input's bounds, are left
+//! to the program, which reports them.
 //!
 //! [`ScalarProgram`]: super::program::ScalarProgram
 

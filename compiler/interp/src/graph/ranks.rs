@@ -204,8 +204,8 @@ impl<'m> RankedModel<'m> {
     }
 
     /// Does `step` on all ranks at the same time, each with its interpreter and its entry of `states`, which
-    /// change only if all ranks succeed. Of several errors the one is given that others did not cause, then
-    /// that of the first rank.
+    /// change only if all ranks succeed. Among several errors, one that others did not cause is returned,
+    /// then that of the first rank.
     pub fn run<S: Clone + Send + Sync, T: Send>(
         &self,
         states: &mut [S],

@@ -94,7 +94,7 @@ fn evaluate(
             {
                 t.dims = vec![leading.iter().product(), *last];
             }
-            // What fills a vector is one, whatever its own shape, and so are parts of it.
+            // A tensor that fills a vector is one, whatever its own shape, and so are parts of it.
             if param.ty.rank() == 1 {
                 t.dims = vec![t.data.len()];
             }

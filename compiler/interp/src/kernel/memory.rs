@@ -173,8 +173,8 @@ impl BufferStorage {
         self.checked_slot(index, thread, MemoryAction::Read).map(drop)
     }
 
-    /// Elements in `bytes` bytes, to which the place must be aligned. That the buffer is, the verifier has
-    /// checked.
+    /// Elements in `bytes` bytes, to which the place must be aligned. The verifier has checked the alignment
+    /// of the buffer.
     pub fn check_alignment(&self, instr: &'static str, index: i64, bytes: u32) -> RunResult<i64> {
         let len = i64::from(bytes) / self.dtype.bytes().unwrap_or(1) as i64;
         if index.rem_euclid(len) != 0 {
@@ -216,7 +216,7 @@ impl BufferStorage {
         self.store(index, value, who)
     }
 
-    /// A copy from a cell begins, which was read just now. What no kernel writes needs no lock.
+    /// A copy from a cell begins, which was read just now. Memory that no kernel writes needs no lock.
     pub fn lock_source(&mut self, index: i64) {
         if self.touched.is_none() {
             return;

@@ -46,12 +46,12 @@ pub struct AttentionOp {
     /// One logit per head joins the sum of the softmax, for a key without a value (gpt-oss). Text shows the
     /// flag where it is true.
     pub null_logits: bool,
-    /// Kernels of several queries may do both products in integers, with rows of codes and a scale each. What
-    /// they give is then off by what rounding does to the operands: an element of a query or of a key by at
-    /// most `2^-15.9` of its row's length, one of a value by at most `2^-14` of the row's largest, and the
-    /// product of a weight and that largest by at most `2^-18` of the sum of these products over a block of
-    /// 64 keys, or `2^-16` of their largest if that is more. The definition stays exact. Text shows the flag
-    /// where it is true.
+    /// Kernels of several queries may do both products in integers, with rows of codes and a scale each.
+    /// Their error is then that of rounding the operands: an element of a query or of a key by at most
+    /// `2^-15.9` of its row's length, one of a value by at most `2^-14` of the row's largest, and the product
+    /// of a weight and that largest by at most `2^-18` of the sum of these products over a block of 64 keys,
+    /// or `2^-16` of their largest if that is more. The definition stays exact. Text shows the flag where it
+    /// is true.
     pub codes: bool,
 }
 

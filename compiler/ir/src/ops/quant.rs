@@ -8,7 +8,7 @@ use crate::kernel::{BinOp, UnOp};
 use crate::module::Module;
 use crate::types::{DType, TensorType};
 
-/// Largest code of activations of `bits` bits. Of 16 bits, the high byte is at most 127 after rounding.
+/// Largest code of activations of `bits` bits. The high byte of 16 bits is at most 127 after rounding.
 pub fn max_code(bits: usize) -> f64 {
     if bits == 16 { 32512.0 } else { 127.0 }
 }

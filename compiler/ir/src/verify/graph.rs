@@ -180,8 +180,8 @@ pub fn verify_step(kernels: &[Kernel], step: &StepProgram) -> Result<(), VerifyE
     Ok(())
 }
 
-/// Axes of constant size are none that a GPU cannot launch. Those that depend on sizes are held against the
-/// limits of the build when the launch list is made.
+/// Checks that no axis of constant size is one that a GPU cannot launch. Axes that depend on sizes are
+/// compared with the limits of the build when the launch list is made.
 fn verify_grid(launch: &LaunchItem) -> Result<(), String> {
     let blocks = launch.grid.iter().flat_map(|grid| grid.blocks.iter().enumerate());
     let fault = |(axis, blocks): (usize, &Dim)| LaunchGrid::axis_fault(axis, blocks.as_const()?);

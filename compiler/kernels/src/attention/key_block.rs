@@ -135,8 +135,8 @@ impl<'k> KeyBlock<'k, '_> {
         self.prefetch_next(plan.prefetch[0], at, width);
     }
 
-    /// Prefetches the scales of the next block, for the keys of a step. As many heads share their lines as
-    /// fit.
+    /// Prefetches the scales of the next block, for the keys of a step. The number of heads that share their
+    /// lines is the number that fit.
     fn prefetch_scales(&self, offset: Val<'k>) {
         let plan = self.at.plan;
         for rows in plan.scale_prefetch {

@@ -224,7 +224,7 @@ impl<'k> PrefillTile<'k, '_> {
                 let lanes = lanes_of(a.size, plan.lanes);
                 query_columns(k, a, lanes, |c| tile.query.set([r, c], query(c, lanes)));
             });
-            // What lies in rows, words or floats.
+            // The elements in rows, words or floats.
             let size = if self.pairs.is_some() { a.size / PAIR } else { a.size };
             let lanes = lanes_of(size, plan.lanes);
             let to = tile.q.flat().starting_at([first * size]);

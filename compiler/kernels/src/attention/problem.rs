@@ -235,7 +235,7 @@ impl<'a> AttentionProblem<'a> {
         Some(CachePage::of_row(row.recorder(), self.table?, row))
     }
 
-    /// Elements of a row and head from column `c` on, as f32. Of caches in pages the row is in `page`.
+    /// Elements of a row and head from column `c` on, as f32. The row of caches in pages is in `page`.
     pub(super) fn row<'k>(
         &self,
         v: ValueId,

@@ -18,8 +18,8 @@ pub enum ComputeType {
     BF16,
     /// Dot products of bytes.
     I8,
-    /// Dot products of 4-bit weights with bytes. As `I8` where an instruction takes bytes; without one their
-    /// pairs meet in 16 bits.
+    /// Dot products of 4-bit weights with bytes. Like `I8` where an instruction takes bytes; without one,
+    /// pairs are added in 16 bits.
     I4,
 }
 

@@ -134,7 +134,7 @@ impl<'a> EntryLowering<'a> {
         let memory = BufferKind::NewRows(state);
         let made = self.at(rows)?;
         if kernels.pages.is_some() {
-            // Who places rows looks into it, whether a kernel does or not.
+            // Placing rows needs the table, whether a kernel does or not.
             self.table(kernels);
         }
         let from = &self.entry.buffers[made.buffer];
@@ -505,7 +505,7 @@ impl<'a> EntryLowering<'a> {
             RowScope::Sequence if made.args.iter().all(alone) => each(Dim::from(1)),
             RowScope::Sequence => each(self.work(made, kernels.keys[kernel].as_ref())),
         };
-        // Who has a sequence has its only row, if it has no more.
+        // A worker with a sequence has its only row, if it has no more.
         let dealt = if self.entry.batching == RowBatching::Ragged { SizeSymbol::B } else { SizeSymbol::N };
         let args = inputs
             .iter()

@@ -89,8 +89,8 @@ pub struct AppendedRows<'a> {
     pub into: &'a [usize],
 }
 
-/// Parameters of a kernel for the inputs of a group, and what binds them. Those that are `written` too are
-/// both.
+/// Parameters of a kernel for the inputs of a group, and their bindings. `written` ones are inputs and
+/// outputs.
 pub(super) fn bind_inputs<'a>(
     kb: &mut KernelBuilder,
     f: &'a Function,

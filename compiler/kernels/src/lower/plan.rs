@@ -42,7 +42,7 @@ pub enum BufferKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LoweredBuffer {
     pub memory: BufferKind,
-    /// Size in bytes. Of a value of each sequence: those of all sequences.
+    /// Size in bytes. For a value of each sequence it is that of all sequences.
     pub bytes: Dim,
     /// A value of each sequence that only launches for each sequence touch.
     pub apart: bool,

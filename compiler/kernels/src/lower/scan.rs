@@ -217,7 +217,7 @@ fn of_channels(
     Recorder::within(kb, |k| {
         let (new_states, results) = outputs.split_at(carries);
         let of_step = |i: &usize| !positions.contains(i) && scanned.is_stacked(f.inputs[*i]);
-        // Of a single step nothing comes ahead.
+        // A single step has no next steps to prefetch.
         let ahead = (0..inputs.len()).filter(|_| target.arch == Arch::Nvptx && length.as_const() != Some(1));
         let f32_rows = ahead.filter(of_step).filter(|&i| f.ty(f.inputs[i]).dtype == DType::F32);
         let epilogue = ScanEpilogue {

@@ -25,7 +25,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
         groups: i64,
     ) -> Option<(Val<'k>, Val<'k>)> {
         let (block, group) = (self.block, self.codes[0].group as i64);
-        // What is stored on the way is more than what is read: there a prefetch only adds to the work.
+        // More is stored on the way than is read: there a prefetch only adds to the work.
         let (_, count) = block.prefetch.filter(|_| block.leading.is_none() && self.stores.is_empty())?;
         let begin = first * group;
         let more = (begin + groups * group).lt(self.codes[0].k as i64);

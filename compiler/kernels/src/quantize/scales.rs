@@ -33,7 +33,7 @@ impl<'k> RowQuantizer<'_, '_, 'k> {
     /// Finds the scales of the groups of a piece from their magnitudes, stores their ratios, and keeps their
     /// reciprocals.
     pub(super) fn compute_scales(&self, row: &BlockRow<'_, 'k>, first: Val<'k>, groups: i64) {
-        // What is carried stays in registers meanwhile.
+        // The carried values stay in registers meanwhile.
         let load =
             |work: &QuantizeBuffers<'k>| work.carry.map(|kept| self.k.reg("carried", kept.at([row.r])));
         let own: Vec<ScaleCarry<RegisterVar>> = self.work.iter().map(load).collect();

@@ -17,7 +17,7 @@ pub(super) struct SequenceRead<'k> {
     /// `[steps, of_step]`.
     pub from: BufferView<'k, 1>,
     pub of_step: i64,
-    /// The elements of a step that are read. Those beyond a step's last are others of the step.
+    /// The elements of a step that are read. Elements beyond a step's last are others of the step.
     pub first: Val<'k>,
     pub elements: i64,
     /// A divisor of `first`.

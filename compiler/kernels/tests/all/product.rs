@@ -245,7 +245,7 @@ fn extreme_codes() {
             let mut bytes =
                 pack(weight, Packing::Tile16, n, k, &vec![1.0; n * k], PackOptions::default()).unwrap();
             if lowest {
-                // What a file may hold, though no weight is packed so: -8 and -128 times the scale.
+                // Values that a file may hold, though no weight is packed so: -8 and -128 times the scale.
                 let DType::Packed(format) = weight else { unreachable!() };
                 let sizes = TileSizes::new(format, k);
                 bytes.chunks_mut(sizes.group()).for_each(|group| group[sizes.header()..].fill(0));

@@ -65,9 +65,9 @@ fn random_case(seed: u64, sizes: RowScanSizes, vectors: bool) -> MatrixScanCase 
         }
         let (last, matrix) = (pool[pool.len() - 1], inputs[0]);
         let row = b.reduce(RedOp::Sum, matrix, sizes.0.len() + 1);
-        // What extends along heads and rows, whatever `last` does: a part of the states goes into everything.
-        // The sum itself would let an error of rounding grow from step to step, up to the number of columns
-        // times as large.
+        // A value that extends along heads and rows, whatever `last` does: a part of the states goes into
+        // everything. The sum itself would let an error of rounding grow from step to step, up to the number
+        // of columns times as large.
         let mean = b.scale(row, 1.0 / sizes.2 as f64);
         let per_row = |b: &mut GraphBuilder, v: ValueId| {
             let both = b.mul(mean, v);

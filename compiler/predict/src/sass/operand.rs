@@ -70,7 +70,7 @@ pub(super) fn guard(text: &str) -> Option<PredicateGuard> {
 }
 
 pub(super) fn parse(text: &str) -> Option<SassOperand> {
-    // What is taken absolute is a float.
+    // An operand that is taken absolute is a float.
     if text.contains('|') {
         return Some(SassOperand::Other(text.to_string()));
     }

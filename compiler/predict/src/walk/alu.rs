@@ -428,7 +428,7 @@ fn compare(
             true => (a.v[l] as i32).cmp(&(b.v[l] as i32)),
             false => a.v[l].cmp(&b.v[l]),
         };
-        // Of equal upper words the lower ones decide.
+        // For equal upper words the lower ones decide.
         let lower = below >> l & 1 == 1;
         let holds = match how {
             ComparisonOp::Ne => order.is_ne() || extended && lower,

@@ -98,7 +98,7 @@ impl BlockWalker<'_> {
             SassOperand::Memory(address) => Some(*address),
             _ => None,
         };
-        // Of a copy to shared memory the source comes last.
+        // The source of a copy to shared memory comes last.
         let Some(address) = i.operands.iter().rev().find_map(memory) else { return 0 };
         let (at, known) = self.addresses(w, &address, true);
         let load = kind == AccessKind::Load;
@@ -143,7 +143,7 @@ impl BlockWalker<'_> {
             return self.latency.l1;
         }
         self.counts.l2_sectors += 1;
-        // What the block has read before lies in the second level now.
+        // Sectors that the block has read before are in the second level now.
         if in_memory && self.counts.read.insert(sector) { self.latency.memory } else { self.latency.l2 }
     }
 

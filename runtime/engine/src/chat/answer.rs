@@ -31,7 +31,7 @@ pub enum AnswerPart {
     },
 }
 
-/// Takes an answer apart. What may become a marker is held back until it is known.
+/// Takes an answer apart. Text that may become a marker is held back until it is known.
 #[derive(Debug, Clone)]
 pub struct AnswerParser {
     /// Most calls; later ones are dropped.

@@ -134,7 +134,7 @@ impl CallGrammar<'_> {
             Some(between) if self.several => format!("({} call)*", fixed(between)),
             _ => String::new(),
         };
-        // What a template writes before an answer differs; blanks there are no part of a call.
+        // Templates write different texts before an answer; blanks there are no part of a call.
         let first = if begin.trim().is_empty() { "" } else { begin.trim_start() };
         let names: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
         let mut text = format!(
@@ -253,7 +253,7 @@ impl TagRules<'_> {
         }
         if let Some(choices) = choices(schema, value, 0).filter(|choices| !choices.is_empty()) {
             self.held(value, true)?;
-            // What is no string is `null`, which stands in a tag as it is.
+            // A value that is no string is `null`, which is in a tag as it is.
             let quoted = |choice: &Json| match choice {
                 Json::Null => json!("null").to_string(),
                 text => text.to_string(),
@@ -320,7 +320,7 @@ fn regex_of(text: &str) -> String {
     text.chars().map(of).collect()
 }
 
-/// What stands in a rule for any text up to the first `marker`, and that.
+/// The rule for any text up to the first `marker`, and that.
 fn through(marker: &str, tokenizer: &Tokenizer) -> String {
     match special(marker, tokenizer).filter(|(length, _)| *length == marker.len()) {
         Some((_, id)) => format!("FREE? <[{id}]>"),
@@ -344,7 +344,7 @@ impl AnswerSyntax {
         ends.filter_map(whole).map(|(_, id)| id).collect()
     }
 
-    /// Whether its markers have control tokens, so that texts have to show them.
+    /// True if its markers have control tokens, so that texts have to show them.
     pub fn has_control_tokens(&self, tokenizer: &Tokenizer) -> bool {
         let calls = self.calls.iter().flat_map(|c| [&c.begin, &c.open, &c.middle, &c.close, &c.end]);
         let tags = self.calls.iter().filter_map(|c| c.tags.as_ref());

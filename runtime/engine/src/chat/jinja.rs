@@ -3,8 +3,8 @@
 //! `strftime_now`, `tojson` as `json.dumps(ensure_ascii=False)`, the block tag `generation`.
 //!
 //! A template comes with a model from anywhere and runs for every request of a server, so it must neither end
-//! nor stall the process ([`limits`]). The engine bounds steps and nested calls, not what a step costs. Of
-//! the ways to bound that:
+//! nor stall the process ([`limits`]). The engine bounds steps and nested calls, not the cost of a step. Ways
+//! to bound that:
 //!
 //! * A process for every rendering: `fork` copies the page tables of a process that has gigabytes mapped,
 //!   which takes longer than rendering does, and is not allowed to allocate where there are threads; a
@@ -207,7 +207,7 @@ impl JinjaTemplates {
         let context = TemplateValue::from(context);
         let run = || {
             let rendered = template.run(&self.environment, context);
-            // What the engine made of the error may hide the limit.
+            // The engine's version of the error may hide the limit.
             rendered.map_err(|error| {
                 limit_error(name, limits::reached_limit()).unwrap_or_else(|| render_error(name, &error))
             })

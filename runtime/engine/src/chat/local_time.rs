@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn zones_are_within_a_day_of_utc_in_steps_of_a_minute() {
-        // Of any machine; zones of whole minutes since 1972.
+        // The bounds of any machine; zones of whole minutes since 1972.
         for utc in [0x4000_0000, 0x6900_0000] {
             let offset = offset(utc);
             assert!(offset.abs() <= 26 * 3600 && offset % 60 == 0, "{offset}");

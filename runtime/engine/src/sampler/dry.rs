@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(penalties(&breakers, &[1, 2, 3, 4, 1, 2, 3]), [0.0; 10]);
         let inside = penalties(&breakers, &[3, 1, 2, 4, 3, 1, 2]);
         assert_eq!(inside[4], 0.5);
-        // What lies before the window is forgotten.
+        // Tokens before the window are forgotten.
         let short = DryParams { last_n: 4, ..params() };
         assert_eq!(penalties(&short, &[1, 2, 5, 1, 2]), [0.0; 10]);
         assert_eq!(penalties(&DryParams { last_n: 5, ..params() }, &[1, 2, 5, 1, 2])[5], 0.5);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Numbers of adapters; none comes twice, so that a state is never taken for that of a later one.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// An adapter of a model, under a name. What it is only the model knows. Copies are the same adapter.
+/// An adapter of a model, under a name. Only the model knows its content. Copies are the same adapter.
 #[derive(Clone)]
 pub struct TextAdapter(Arc<AdapterIdentity>);
 

@@ -165,7 +165,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         self.end_finished();
     }
 
-    /// Drafts for texts that are being written, as far as rows are cheap. Whether there are any.
+    /// Drafts for running sequences, as far as rows are cheap. True if there are any.
     pub fn draft_tokens(&mut self) -> bool {
         let Some(drafter) = self.drafter.as_deref_mut().filter(|_| self.limits.rolls_back_drafts) else {
             return false;

@@ -136,7 +136,7 @@ impl MaskWorkers {
     }
 
     /// Waits for all lent grammars, but no longer than `patience`, and gives back those that are there to
-    /// `back`. Those that take longer than they may are ended.
+    /// `back`. Grammars that take longer than they may are ended.
     pub fn collect_masks(&mut self, patience: Duration, back: &mut Vec<(u64, Grammar)>) {
         if self.is_idle() {
             return;

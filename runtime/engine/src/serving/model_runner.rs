@@ -340,7 +340,7 @@ impl ModelRunner for CompiledModelRunner {
         let workers =
             self.workers.as_ref().filter(|_| count > 1 && count * self.model.vocab() >= WORTH_DEALING);
         match workers {
-            // What panics in them is caught by those who deal.
+            // Panics in them are caught by the callers.
             Some(workers) => drop(workers.parallel_for(count, work)),
             None => (0..count).for_each(work),
         }

@@ -52,7 +52,7 @@ pub struct EngineRequest {
     /// True if states of earlier sequences may be used for the begin of the prompt.
     pub use_prefix_cache: bool,
     /// Numbers of tokens of the prompt with which others may begin, as those before a turn: of a model that
-    /// cannot roll back the states there are kept. Those that are not inside of the prompt mean nothing.
+    /// cannot roll back the states there are kept. Numbers outside of the prompt mean nothing.
     pub cache_breakpoints: Vec<usize>,
 }
 

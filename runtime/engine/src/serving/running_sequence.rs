@@ -237,7 +237,7 @@ impl<'t> RunningSequence<'t> {
             prefill_time: first.saturating_duration_since(self.admitted_at),
             decode_time: now.saturating_duration_since(first),
         };
-        // Whether anybody listens makes no difference any more.
+        // A missing listener makes no difference any more.
         let _ = (self.sink)(SequenceEvent::Finished(finished));
         reason
     }

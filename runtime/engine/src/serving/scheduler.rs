@@ -273,7 +273,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         tokens.saturating_sub(rest)
     }
 
-    /// Ends a text and frees its slot. What it read may serve others, unless it failed.
+    /// Ends a text and frees its slot. Its state may serve others, unless it failed.
     pub fn end_sequence(&mut self, id: u64, end: SequenceEnd) {
         if let Some(writer) = self.running.iter().find(|w| w.id == id) {
             match end {
@@ -404,7 +404,7 @@ fn warm_up_model<M: ModelRunner>(model: &mut M, limits: &ModelLimits) -> Result<
     catch_model_failure(|| {
         let mut sequence = model.new_sequence()?;
         for tokens in [&tokens[..first], &tokens[..1]] {
-            // Who has all the memory is warm.
+            // A model whose memory is all in use is warm.
             if model.reserve(&mut sequence, tokens.len())? {
                 model.step(&mut [SequenceInput { sequence: &mut sequence, tokens, outputs: want }])?;
             }

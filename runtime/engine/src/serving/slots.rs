@@ -256,7 +256,7 @@ impl<M: ModelRunner> SlotTable<M> {
 
     /// Copies a state, also of a running text.
     pub fn fork_slot(&mut self, model: &M, from: usize, to: usize) -> Result<(), RunnerError<M>> {
-        // What was there goes first, so that both need no memory at the same time.
+        // The old one is dropped first, so that both need no memory at the same time.
         self.slots[to].sequence = None;
         self.slots[to].computed_tokens.clear();
         let Some(sequence) = &self.slots[from].sequence else { return Ok(()) };
@@ -335,7 +335,7 @@ impl<M: ModelRunner> SlotTable<M> {
             }
             Ok((sequence, tokens))
         };
-        // What was there goes first, so that both need no memory at the same time.
+        // The old one is dropped first, so that both need no memory at the same time.
         self.slots[slot].sequence = None;
         // A model that panics here has not lost a text.
         match catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|_| Err("the model failed with it".into()))

@@ -72,7 +72,7 @@ impl<M: ModelRunner> DraftModel<M> {
         if sequence.can_truncate() {
             return true;
         }
-        // What was there goes first, so that there are no two.
+        // The old copy is dropped first, so that there are no two.
         *mark = None;
         *mark = self.model.fork(sequence).ok().map(|copy| (fed.len(), copy));
         mark.is_some()

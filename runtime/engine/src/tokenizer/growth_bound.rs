@@ -49,7 +49,7 @@ enum NormalizerStep {
 }
 
 impl GrowthBound {
-    /// Reads the steps of a `tokenizer.json`. Those that can serve no text are refused.
+    /// Reads the steps of a `tokenizer.json`. Steps that can serve no text are refused.
     pub fn from_steps(
         normalizer: &Value,
         pre_tokenizer: &Value,
@@ -123,7 +123,7 @@ impl NormalizerStep {
     fn run(&self, text: &str, most: usize, parts: usize) -> Option<String> {
         match self {
             NormalizerStep::Replace { pattern, to } => {
-                // What the library cannot match either is its error to tell.
+                // The library reports patterns that it cannot match either.
                 let matches = || pattern.find_iter(text).map_while(Result::ok);
                 let removed: usize = matches().map(|found| found.range().len()).sum();
                 let added = matches().count().saturating_mul(to.len());

@@ -157,7 +157,7 @@ fn stop_string_is_not_shown() {
     let (pieces, out) = run(&mut TextGenerator::new(ScriptedModel::new(b"Hi\nUseful\nUser: me")), &request);
     assert_eq!(pieces.concat(), "Hi\nUseful");
     assert_eq!(out.finish, FinishReason::Stop(0));
-    // What only looks like the start of one is shown at the end.
+    // Text that only looks like the start of one is shown at the end.
     let (pieces, out) = run(&mut TextGenerator::new(ScriptedModel::new(b"Hi\nUse")), &request);
     assert_eq!((pieces.concat().as_str(), out.finish), ("Hi\nUse", FinishReason::Eos));
 }

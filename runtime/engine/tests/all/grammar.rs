@@ -160,7 +160,7 @@ fn a_text_does_not_wait_for_the_grammars_of_others() {
     let (slow, plain) = ([handles.next().unwrap(), handles.next().unwrap()], handles.next().unwrap());
     let written = plain.filter(|event| matches!(event, SequenceEvent::Delta(_))).count();
     assert_eq!(written, 2000);
-    // What they had written by then, and perhaps a little more.
+    // The text that they had written by then, and perhaps a little more.
     slow.iter().for_each(|handle| handle.cancel());
     for handle in slow {
         let written = handle.filter(|event| matches!(event, SequenceEvent::Delta(_))).count();

@@ -267,7 +267,7 @@ fn texts_give_way_when_memory_is_short() {
         }
         let stats = engine.stats();
         assert!(stats.preempted > 0, "{stats:?}");
-        // What could never fit ends with an error.
+        // A request that could never fit ends with an error.
         let failed =
             failure(engine.launch(EngineRequest { eos: vec![], ..request("go on", 1, 200) }).unwrap());
         assert!(matches!(&failed, RequestFailure::Model(reason) if reason.contains("memory")), "{failed:?}");

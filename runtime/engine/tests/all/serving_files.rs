@@ -113,7 +113,7 @@ fn states_that_rest_are_in_files_while_the_engine_runs() {
         for (at, prompt) in prompts.iter().enumerate() {
             let (text, _) = read(engine.launch(request(prompt, 3, 20)).unwrap());
             assert_eq!(text, alone(&toy, &request(prompt, 3, 20)).0);
-            // Of a recurrent model that behind the prompt too.
+            // For a recurrent model the one behind the prompt too.
             wait_for_states(folder.path(), (at + 1) * if recurrent { 2 } else { 1 });
         }
         let next = with_files(&toy, folder.path());

@@ -152,8 +152,8 @@ fn conversations_take_turns_in_a_slot() {
 
 #[test]
 fn what_was_used_longest_ago_goes_first() {
-    // Of a model that can go back one state for each text, of others those behind its prompt and inside of it
-    // too.
+    // One state for each text of a model that can go back; of others also those behind its prompt and inside
+    // of it.
     for (toy, each) in [(ToyModel::new(false, None), 1), (ToyModel::new(true, None), 3)] {
         let engine = CountedEngine::new(&toy, 1, 4 * each);
         let prompt = |seed| after(&[], &long(seed, 60), 1);
@@ -268,7 +268,7 @@ fn states_of_a_forgotten_adapter_go() {
             engine.engine.forget_adapter(&one);
             assert!(running.any(|event| matches!(event, SequenceEvent::Finished(_))));
             assert!(engine.read_of(&with(other.clone(), &texts[1])) < 3, "{slots} slots");
-            // Who asks for it still is answered, and that leaves nothing either.
+            // A late request is answered, and that leaves nothing either.
             assert_eq!(engine.read_of(&with(Some(one.clone()), &texts[0])), 100);
             drop(one);
             until_none(&left);

@@ -73,7 +73,7 @@ impl PageRegion {
 
 impl Drop for PageRegion {
     fn drop(&mut self) {
-        // SAFETY: the value's own mapping. Whoever runs its code keeps it alive.
+        // SAFETY: the value's own mapping. Callers of its code keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -84,7 +84,7 @@ impl TraceExporter {
     /// Sends what has not been sent yet; nothing is after that.
     pub(crate) fn finish(&self) {
         if let Some(tracing) = &self.0 {
-            // Who could not be reached was told of by the client.
+            // The client has reported collectors that cannot be reached.
             let _ = tracing.provider.shutdown_with_timeout(LAST_SPANS);
         }
     }

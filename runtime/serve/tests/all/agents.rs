@@ -76,7 +76,7 @@ fn tools_of_a_provider_are_left_out_with_a_warning() {
     assert_eq!(prompt(&server, &chat), "[tools alpha ][user] Hi\n[assistant] ");
     let answer = server.post("/v1/chat/completions", &chat);
     assert_eq!((answer.status, answer.header("x-mlcc-warning").is_some()), (200, true), "{}", answer.body);
-    // What is left out cannot be called.
+    // Tools that are left out cannot be called.
     for choice in
         [json!("required"), json!({"type": "function", "function": {"name": "x"}}), json!({"type": "custom"})]
     {

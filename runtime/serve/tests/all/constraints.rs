@@ -81,7 +81,7 @@ fn grammars_that_cannot_be_enforced_are_refused() {
         assert_eq!(refused.error(), (400, "invalid_grammar".into(), field.into()), "{}", refused.body);
         assert!(refused.body.contains(part), "{}", refused.body);
     }
-    // What only shows while the text is written is the request's fault too.
+    // A fault that only shows while the text is written is the request's too.
     let banned = json!({"prompt": "a", "guided_choice": ["a"], "logit_bias": {"98": -100}, "min_tokens": 5});
     assert_eq!(server.ask("/v1/completions", &banned)["choices"][0]["text"], "a");
     let optional: serde_json::Map<String, Value> = (0..2500).map(|i| (format!("p{i}"), json!({}))).collect();

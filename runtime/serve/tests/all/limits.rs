@@ -119,7 +119,7 @@ fn answers_grow_no_further_than_their_memory() {
     let answer = server.ask("/v1/completions", &scored(1));
     assert_eq!(answer["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), 500);
     assert_eq!(server.post("/v1/completions", &scored(10)).error().1, "request_too_large");
-    // Whoever reads it as it comes needs none.
+    // A client that reads it as it comes needs none.
     let mut streamed = scored(10);
     streamed["stream"] = json!(true);
     let events = server.stream("/v1/completions", &streamed);

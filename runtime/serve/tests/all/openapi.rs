@@ -49,7 +49,7 @@ fn the_description_is_true() {
         let mut base = json!({"max_tokens": 2});
         base.as_object_mut().unwrap().retain(|name, _| properties.contains_key(name));
         required.iter().for_each(|name| base[*name] = example(name, kind(name)));
-        // What changes models is asked to change none.
+        // Routes that change models get requests that change none.
         let changes = path.contains("/models/");
         // Anything at all is answered; a field that is not known would be named.
         for (name, property) in properties {

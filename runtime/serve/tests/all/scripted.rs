@@ -160,7 +160,7 @@ fn a_format_and_tools_go_together() {
         let wanted = json!({"reasoning": reasoning, "content": "{\"r\": \"tails\"}", "calls": []});
         assert_eq!(asked("auto"), (wanted.clone(), json!("stop")), "{template}");
         assert_eq!(asked("none"), (wanted, json!("stop")), "{template}");
-        // What is neither is not written.
+        // Text that is neither is not written.
         scripted.writes(&format!("{thoughts}Well, {text}"));
         for choice in ["auto", "required"] {
             let mut body = base.clone();

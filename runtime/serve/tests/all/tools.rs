@@ -47,7 +47,7 @@ fn required_and_named_calls_are_made() {
 fn arguments_stand_in_tags_where_the_template_has_them_there() {
     calls_are_made(TAGS, |name| format!("<call>\n<function={name}>\n<parameter=value>\n"));
     let server = server(TAGS);
-    // What no grammar can hold a text in a tag to, where it has to be held to all of its schema.
+    // Schemas that no grammar can hold a text in a tag to, where it has to follow all of its schema.
     for (what, value) in [
         ("pattern", json!({"type": "string", "pattern": "^a(?=b)"})),
         ("pattern", json!({"type": "string", "pattern": "a)|(b"})),
@@ -172,7 +172,7 @@ fn calls_are_made(template: &str, shown: fn(&str) -> String) {
                 .collect()
         };
         assert_eq!(found, messages.iter().map(of).collect::<Vec<_>>());
-        // What was called can be answered, and goes into the next prompt in the template's own form.
+        // Calls can be answered, and go into the next prompt in the template's own form.
         let call = messages[0]["tool_calls"][0].clone();
         let mut next = request(json!({}));
         next["messages"].as_array_mut().unwrap().push(messages[0].clone());

@@ -44,7 +44,7 @@ impl<'k> SharedMatrix<'k> {
         lane: Val<'k>,
         as_factor: MmaOperandRole,
     ) -> SplitFragment<'k> {
-        // Of four matrices of 8 x 8, by the lanes that say where their rows begin.
+        // Four matrices of 8 x 8, by the lanes that say where their rows begin.
         let (matrix, in_matrix) = (lane / 8, lane % 8);
         let [down, right] = match as_factor {
             MmaOperandRole::First | MmaOperandRole::SecondTransposed => [matrix % 2, matrix / 2],

@@ -139,7 +139,7 @@ impl<'k> ByteOperands<'k> {
         }
     }
 
-    /// The keys of a step, from number `offset` of the block on. What older rows leave after the last key is
+    /// The keys of a step, from number `offset` of the block on. Remains of older rows after the last key are
     /// masked.
     fn copy_keys(&self, block: &KeyBlock<'k, '_>, offset: Val<'k>) {
         let (at, k, size) = (block.at, block.at.k, block.at.a.size);

@@ -62,7 +62,7 @@ pub(super) fn join_scores<'k>(block: &KeyBlock<'k, '_>, sums: Vec<Vec<Val<'k>>>)
 }
 
 /// Rows of the keys of a step to `to`, from number `offset` of the block on: `value(row, element, lanes)` of
-/// each, of `size` elements. What older rows leave after the last key is masked.
+/// each, of `size` elements. Remains of older rows after the last key are masked.
 pub(super) fn unpack_keys<'k>(
     block: &KeyBlock<'k, '_>,
     to: BufferView<'k, 2>,

@@ -263,7 +263,7 @@ impl<'k> GpuMatmul<'k, '_> {
 
     fn sum_up(self, work: &BlockTiling, at: &BlockTile<'k>) {
         let (k, stages) = (self.k, work.stages);
-        // Of as many slices as there are warps along the depth.
+        // Steps of as many slices as there are warps along the depth.
         let steps = self.problem.k as i64 / (self.slice() * work.depth);
         at.team.run(|_| self.clear(work, at));
         for step in 0..stages - 1 {

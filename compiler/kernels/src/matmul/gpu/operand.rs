@@ -52,7 +52,7 @@ impl<'k> SplitOperand<'k> {
                 let ty = ExprType::vector(DType::U32, floats.lanes());
                 let kept = (floats.bits_as(ty) & 0xffff_0000).bits_as(floats.ty());
                 let rest = floats - kept;
-                // Of an f16, 3 bits are left, else up to 16: half a unit of the last one that stays is added
+                // 3 bits of an f16 are left, else up to 16: half a unit of the last one that stays is added
                 // before the others are cut off.
                 let rest = match dtype {
                     DType::F16 => rest,

@@ -1,5 +1,5 @@
 //! The channels that a block of a GPU takes: what it keeps in registers, and steps that it computes in one
-//! go. Of these, results come after the carries of all: their divisions have branches, behind which `ptxas`
+//! go. The results of these come after all their carries: their divisions have branches, behind which `ptxas`
 //! moves nothing.
 
 use super::ChannelScan;

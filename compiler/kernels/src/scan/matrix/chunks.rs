@@ -1,5 +1,5 @@
-//! Sequences of a scan that is linear in its state, sixteen steps at a time, on tensor cores. Of the steps of
-//! a chunk every product of decays is known without the state, and so is the correction by each step of the
+//! Sequences of a scan that is linear in its state, sixteen steps at a time, on tensor cores. Every product
+//! of decays of the steps of a chunk is known without the state, and so is the correction by each step of the
 //! steps before it (the WY form of Yang et al., "Parallelizing Linear Transformers with the Delta Rule over
 //! Sequence Length", 2024). A first kernel computes that for all chunks at once ([`prepare`]); a second one
 //! goes from chunk to chunk with the state in fragments of sums ([`walk`]):
@@ -9,9 +9,10 @@
 //! ```
 //!
 //! `S [values, keys]` is the state before the chunk, `V [values, steps]` the values of its steps,
-//! `U [values, steps]` what each step finds there and corrects. Without corrections there is no `U`. All
-//! decays that are multiplied are from an earlier to a later step, so that nothing is divided by one, however
-//! small it is. In products numbers are two bf16 each, which keep 17 bits; sums and states are f32.
+//! `U [values, steps]` the corrections by each step of what it retrieves there. Without corrections there is
+//! no `U`. All decays that are multiplied are from an earlier to a later step, so that nothing is divided by
+//! one, however small it is. In products numbers are two bf16 each, which keep 17 bits; sums and states are
+//! f32.
 
 mod prepare;
 mod walk;

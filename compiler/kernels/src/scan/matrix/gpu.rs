@@ -1,6 +1,6 @@
 //! The scan on a GPU: neighbouring lanes of a warp share the columns of a row, a block has some rows of a
-//! head. What a step needs beside the state is the same for all rows of a head, or a number for each of them;
-//! it comes through a ring in shared memory.
+//! head. The other inputs of a step are the same for all rows of a head, or a number for each of them; they
+//! come through a ring in shared memory.
 
 use super::step::{HeadRows, RowScan, RowSharers, StagedSequences};
 use super::{MatrixScan, StateExtent, StateShape};

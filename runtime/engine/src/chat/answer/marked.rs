@@ -106,7 +106,7 @@ impl MarkedParser {
 
     pub(super) fn finish(&mut self, cut: bool) -> Vec<AnswerPart> {
         let mut parts = Vec::new();
-        // What is held there is the begin of an end.
+        // Text that is held there is the begin of an end.
         if matches!(self.state, MarkedAnswerState::Close(_))
             || self.left && matches!(self.state, MarkedAnswerState::Blank)
         {
@@ -192,7 +192,7 @@ impl MarkedParser {
 
     /// Looks at what is held; false when more has to come first.
     fn step(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        // What these have read so far is not copied.
+        // Text that these have read so far is not copied.
         match &self.state {
             MarkedAnswerState::Object { .. } | MarkedAnswerState::Arguments(_) => {
                 match std::mem::replace(&mut self.state, MarkedAnswerState::Blank) {

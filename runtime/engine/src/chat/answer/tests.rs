@@ -106,7 +106,7 @@ fn arguments_in_tags_become_json() {
     let told: Vec<AnswerPart> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     let of_note = |part: &&AnswerPart| matches!(part, AnswerPart::Arguments { text, .. } if text.len() == 1);
     assert!(told.iter().filter(of_note).count() > 15, "{told:?}");
-    // What is cut is the begin of an argument; what is no argument ends them.
+    // Text that is cut is the begin of an argument; other text ends them.
     let cut = "<tool_call>\n<function=add>\n<parameter=note>\nhalf a sen";
     check(PARAMETERS, "", cut, &[call(0, "add", "{\"note\": \"half a sen")]);
     let odd = "<tool_call>\n<function=add>\nwhat?</function>\n</tool_call>";

@@ -1,7 +1,7 @@
 //! The limits of one rendering, and the meter of the rendering that runs on this thread.
 //!
-//! The template engine counts steps ([`MOST_STEPS`], its "fuel") and nested calls. What one step costs it
-//! does not count, so everything that makes text or values asks here first.
+//! The template engine counts steps ([`MOST_STEPS`], its "fuel") and nested calls. It does not count the cost
+//! of a step, so everything that makes text or values asks here first.
 
 use minijinja::{Error, ErrorKind};
 use std::cell::{Cell, RefCell};

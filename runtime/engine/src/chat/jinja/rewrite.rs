@@ -438,7 +438,7 @@ fn operator<'a>(op: BinOpKind, left: Expr<'a>, right: Expr<'a>, span: Span) -> E
         BinOpKind::Rem => REMAINDER,
         BinOpKind::Concat => CONCAT,
         BinOpKind::In => IN,
-        // Of numbers, or of truth.
+        // The operation on numbers, or on truth values.
         BinOpKind::Sub
         | BinOpKind::Div
         | BinOpKind::FloorDiv

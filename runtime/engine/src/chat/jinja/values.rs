@@ -68,8 +68,8 @@ impl Object for MeasuredContainer {
     }
 }
 
-/// Bytes that looking at all of a value costs. What is not measured (tuples, namespaces) has measured values
-/// inside.
+/// Bytes that looking at all of a value costs. Objects that are not measured (tuples, namespaces) have
+/// measured values inside.
 pub fn size(value: &Value) -> u64 {
     if let Some(text) = value.as_str() {
         return text.len() as u64;

@@ -61,7 +61,7 @@ impl<'k> GpuMatmul<'k, '_> {
     pub(super) fn sum_directly(self, of: SliceOf, work: &BlockTiling, at: &BlockTile<'k>) {
         let (k, stages) = (self.k, work.stages);
         let slices = self.problem.k as i64 / of.columns;
-        // Of as many slices as there are warps, the last of them for some.
+        // As many slices as there are warps, the last of them for some.
         let steps = (slices + work.depth - 1) / work.depth;
         let even = slices % work.depth == 0;
         at.team.run(|_| self.clear(work, at));

@@ -173,7 +173,7 @@ fn ring(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     RING.max(many.places() * (many.rows * bytes.x + many.columns * bytes.w))
 }
 
-/// The same for weights. Those of few rows take more than those of a tile, whose activations take more than
+/// The same for weights. Weights of few rows take more than those of a tile, whose activations take more than
 /// theirs: both together fit as those of a tile do.
 fn room(many: &BlockTiling, bytes: SliceBytes) -> i64 {
     (many.places() * many.columns * bytes.w).max(RING / 2)

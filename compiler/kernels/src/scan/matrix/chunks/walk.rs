@@ -64,7 +64,7 @@ struct WalkThread<'k> {
 }
 
 impl ChunkScan {
-    /// Records the kernel that goes from chunk to chunk. Of its inputs `scan` has the state alone.
+    /// Records the kernel that goes from chunk to chunk. The only input that `scan` has is the state.
     pub fn walk<'k>(&self, scan: &MatrixScan<'_, 'k>, prepared: BufId) {
         let (k, layout, shape) = (scan.k, self.layout(), self.shape);
         let groups = if shape.rows % (GROUPS * SIDE) == 0 { GROUPS } else { 1 };
