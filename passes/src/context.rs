@@ -24,7 +24,7 @@ pub struct PassOptions {
     pub policy: QuantPolicy,
     /// Storage format of keys and values.
     pub kv_cache: CacheType,
-    /// Least work of a piece of a launch with dynamic shares; `None` takes what each level is tuned for.
+    /// Least work of a piece of a launch with dynamic shares; `None` takes the tuning of each level.
     pub min_chunk_work: Option<ChunkWork>,
     /// Among how many ranks the model is split; 1: it is not.
     pub ranks: usize,

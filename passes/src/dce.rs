@@ -1,5 +1,5 @@
-//! Removes what nobody uses: nodes without effect, then functions that are never invoked, then parameters
-//! that no node names. States stay (they are part of what a saved session means).
+//! Removes unused parts: nodes without effect, then functions that are never invoked, then parameters that no
+//! node names. States stay (they are part of what a saved session means).
 
 use crate::{LoweredProgram, PassContext, PassError};
 use mlcc_ir::entity::{EntityArena, EntityId};
@@ -18,7 +18,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     Ok(removed)
 }
 
-/// True if a node must stay although nobody uses its outputs.
+/// True if a node must stay although its outputs are not used.
 pub fn has_effect(module: &Module, op: &Op) -> bool {
     match op {
         // A group may write states; a scan's body may not.

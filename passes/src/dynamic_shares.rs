@@ -1,9 +1,9 @@
 //! Splits large launches into pieces: a worker takes the pieces of its own share one by one, and then those
 //! that are left of the others' shares. Without pieces, all workers wait for the slowest core.
 //!
-//! Shares stay the long runs of memory that they are without pieces. It is not known in advance who takes a
-//! piece, so accesses of such a launch are ordered only across barriers; where that would need another
-//! barrier, shares stay static.
+//! Shares stay the long runs of memory that they are without pieces. It is not known in advance which worker
+//! takes a piece, so accesses of such a launch are ordered only across barriers; where that would need
+//! another barrier, shares stay static.
 
 use crate::plan_barriers::{PendingAccess, launch_accesses, launch_phases, needs_barrier, ordered_launches};
 use crate::plan_memory::{EntryPlan, MemoryPlan, most_rows};

@@ -1,15 +1,15 @@
 //! Groups nodes into kernels: elementwise ops and last-axis reductions of one row shape go together,
 //! elementwise ops behind a matrix product become its epilogue, cheap index-only ops are computed again by
-//! everyone who uses them.
+//! all their users.
 //!
 //! Greedy in execution order: a node joins the latest group that it reads from if shapes agree and no circle
 //! arises between groups. Nodes are classed as
 //! * structural (parameters, states, reshapes): never in a group;
 //! * lazy (constants, positions, slices, concatenations, permutations, arithmetic on parameters): copied into
 //!   each group that reads them, unless something needs the value in memory;
-//! * lazy, too, is what computes from single elements and is read by attention alone, whose kernel unpacks
-//!   cached codes and turns queries as it loads them, or by one concatenation of columns alone (rotated keys,
-//!   written once);
+//! * lazy, too, are nodes that compute from single elements and are read by attention alone, whose kernel
+//!   unpacks cached codes and rotates queries as it loads them, or by one concatenation of columns alone
+//!   (rotated keys, written once);
 //! * contraction, row (elementwise or last-axis reduction), scan (over channels: takes elementwise ops on its
 //!   stacked values), and closed (everything else, a kernel each).
 
@@ -263,7 +263,7 @@ impl<'a> FunctionFusion<'a> {
         has_path_connecting(&lazy, def, first, None)
     }
 
-    /// True if whoever reads the lazy value `v` computes it from elements of other places.
+    /// True if the readers of the lazy value `v` compute it from elements of other places.
     fn is_moved(&self, v: ValueId) -> bool {
         let (mut next, mut seen) = (vec![v], HashSet::new());
         while let Some(v) = next.pop() {

@@ -382,7 +382,7 @@ impl<'f> ScoreTransform<'f> {
         Ok(inputs[0])
     }
 
-    /// The operands in the order of axes that the op wants.
+    /// The operands in the order of axes that the op needs.
     fn build_match(
         self,
         f: &Function,

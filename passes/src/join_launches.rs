@@ -146,7 +146,7 @@ fn group_launches(lowered: &LoweredModule, entry: &LoweredEntry) -> Vec<Vec<usiz
     for (number, launch) in entry.launches.iter().enumerate() {
         let places =
             || launch.args.iter().map(|arg| (OrderedMemory::for_buffer(entry, arg.buffer), arg.access));
-        // Behind whoever wrote what it touches, and whoever read what it writes.
+        // Behind all writers of what it touches, and all readers of what it writes.
         let after = |(place, access): (OrderedMemory, ParamAccess)| {
             let touched = last.get(&place).copied().unwrap_or_default();
             if access.writes() { touched.write.max(touched.read) } else { touched.write }

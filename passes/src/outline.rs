@@ -233,7 +233,7 @@ impl<'a> GroupOutliner<'a> {
     }
 }
 
-/// A name that tells what the group does: its main op with its sizes.
+/// A name by the work of the group: its main op with its sizes.
 fn group_name(module: &Module, g: &Function) -> String {
     let rank = |op: &Op| match op {
         Op::Scan { .. }

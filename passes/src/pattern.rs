@@ -1,9 +1,9 @@
 //! Patterns are values: `op(MatMul, [any("x"), op(Permute, [any("w")]).when("swaps the last two axes", |at|
 //! ..)])`.
 //!
-//! A pattern is held against the value that a node defines and follows operands towards the inputs. It gives
-//! named captures, or a [`MatchFailure`] that says whether the root's op was right and what did not fit then:
-//! the first reason, for `--explain-passes`.
+//! A pattern is matched with the value that a node defines and follows operands towards the inputs. It gives
+//! named captures, or a [`MatchFailure`] that says whether the root's op was right and what did not fit: the
+//! first reason, for `--explain-passes`.
 
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::graph::{Function, GraphNode, NodeId, ValueId};

@@ -126,7 +126,7 @@ pub(crate) fn launch_accesses(
     launch.args.iter().filter_map(|arg| arg_access(arg, launch, plan, memory)).collect()
 }
 
-/// Weights and tokens are never written and need no watch, and nobody sees another worker's copies.
+/// Weights and tokens are never written and need no watch, and no worker sees another one's copies.
 fn arg_access(
     arg: &BufferArg,
     launch: &LoweredLaunch,
@@ -193,7 +193,7 @@ pub(crate) fn needs_barrier(old: &PendingAccess, new: &PendingAccess) -> bool {
         // Slices of the rows of a sequence are none of the rows of all.
         (Some(_), Some(_)) if old.work != new.work => false,
         (Some(_), Some(_)) if old.work.is_some() && old.sequences != new.sequences => false,
-        // Nor are those of the rows that are wanted.
+        // Nor are those of the output rows.
         (Some(Partition::Rows(_)), Some(_)) | (Some(_), Some(Partition::Rows(_)))
             if old.scope != new.scope =>
         {

@@ -1,8 +1,8 @@
 //! Gives every buffer an address. Weights and states have fixed places, which all levels of an artifact
 //! share; temporaries of an entry of one level share one arena by lifetime (first fit over the launches,
 //! worst case over `n <= chunk` and `past + n <= context`); an output takes over the memory of a dying input,
-//! or of the state it replaces, where its kernel allows that. Values that every worker computes for itself
-//! lie behind the others, all of one worker together; outputs for debuggers lie before them, at the same
+//! or of the state it replaces, where its kernel allows that. Values that every worker computes separately
+//! come after the others, all of one worker together; outputs for debuggers come before them, at the same
 //! places on every level.
 
 use crate::plan_barriers::launch_phases;

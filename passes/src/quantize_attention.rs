@@ -1,4 +1,4 @@
-//! Products of attention on 16-bit codes (`Attention::codes`), where the scheme asks for activations of 8
+//! Products of attention on 16-bit codes (`AttentionOp::codes`), where the scheme asks for activations of 8
 //! bits: for several queries, and for one query where rows are to have the same bits alone and together. For
 //! CPUs.
 

@@ -72,7 +72,7 @@ impl std::fmt::Display for PossibleRanks {
 enum Unshardable {
     /// Something was learned: begin again.
     Again,
-    /// A scan's body would need an exchange.
+    /// A scan's body would need an all-gather.
     Gathers,
     Fails(ShardError),
     Op(OpError),
@@ -170,7 +170,7 @@ pub fn run(program: &mut LoweredProgram, ctx: &mut PassContext) -> Result<usize,
     let (parts, exchanges) = (sharded.parts.len(), sharded.all_gathers);
     ctx.note(format!("{ranks} ranks: {parts} parameters in parts, {exchanges} exchanges in all functions"));
     program.module = sharded.module;
-    // Whole parameters whose parts are read would be packed for nobody.
+    // Whole parameters whose parts are read would be packed without a reader.
     dce::run(program, &mut PassContext::new(PassOptions::new(vec![], 1)))?;
     Ok(parts)
 }

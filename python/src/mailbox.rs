@@ -42,7 +42,7 @@ pub struct Mailbox {
     inner: ProcessOwned<Arc<MailboxInner>>,
 }
 
-/// One who writes to a mailbox, under its number.
+/// A writer to a mailbox, under its number.
 pub struct MailboxSender {
     inner: Arc<MailboxInner>,
     key: u64,

@@ -12,7 +12,7 @@ pub struct Logprob {
     id: TokenId,
     /// Natural logarithm of its probability.
     logprob: f32,
-    /// Ids of the likeliest tokens with their logarithms, likeliest first.
+    /// Ids of the most probable tokens with their logarithms, in falling order.
     top: Vec<(TokenId, f32)>,
 }
 

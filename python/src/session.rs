@@ -87,7 +87,7 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    /// Feeds tokens, at least one; the logits after the last one, or with `all` a row after each.
+    /// Computes tokens, at least one; the logits after the last one, or with `all` a row after each.
     #[pyo3(signature = (tokens, *, all = false))]
     fn prefill(&self, py: Python<'_>, tokens: &Bound<'_, PyAny>, all: bool) -> PyResult<Floats> {
         let tokens: Vec<TokenId> = value(tokens, "tokens", "a sequence of token ids")?;
@@ -102,7 +102,7 @@ impl Session {
         })
     }
 
-    /// Feeds one token; the logits after it.
+    /// Computes one token; the logits after it.
     fn decode(&self, py: Python<'_>, token: &Bound<'_, PyAny>) -> PyResult<Floats> {
         let token: TokenId = value(token, "token", "a token id")?;
         self.with(py, |state| {
@@ -158,7 +158,7 @@ impl Session {
         })
     }
 
-    /// Writes the state to a file (not the logits: feed a token after loading).
+    /// Writes the state to a file (not the logits: compute a token after loading).
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         self.with(py, |state| state.session.save_state(&path).map_err(runtime))
     }

@@ -69,7 +69,7 @@ fn text_of(number: CuResult) -> Option<&'static CStr> {
     driver.texts.get(&number).copied().or_else(|| Status::of(number).map(Status::text))
 }
 
-/// Stores a result where the caller wants it.
+/// Stores a result at the caller's address.
 ///
 /// # Safety
 /// `to` is null or a place for a value.

@@ -32,7 +32,7 @@ pub enum DivisionMethod {
     Polynomial,
 }
 
-/// Bytes that one core has for itself.
+/// Bytes of one core alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSizes {
@@ -71,7 +71,7 @@ pub struct MatmulTuning {
     /// Most rows of integer products that pass by the weights together: their sums stay in the first-level
     /// cache. With more, weights are better unpacked once.
     pub few_rows: u32,
-    /// The same where an instruction multiplies two rows by two: it wants unpacked weights.
+    /// The same where an instruction multiplies two rows by two: it needs unpacked weights.
     pub few_rows_by_mmla: u32,
     /// Groups that products of few rows request in advance.
     pub groups_ahead: u32,

@@ -73,7 +73,7 @@ pub struct MeasuredTuning {
     pub read_gbytes_per_s: [f64; 2],
     #[serde(default)]
     pub gops: BTreeMap<String, [f64; 2]>,
-    /// The tuning as a whole, held against the level without it.
+    /// The tuning as a whole, compared with the level without it.
     #[serde(default)]
     pub tests: Vec<TestRow>,
     /// The changes in the order in which they were found.

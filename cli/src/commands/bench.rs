@@ -1,6 +1,6 @@
 //! `mlcc bench`: speed, and its share of the machine's own limits.
 //!
-//! `ppN` feeds N tokens as a prompt, `tgN` feeds N tokens one by one, `tgN@b4` to each of four sequences
+//! `ppN` computes N tokens as a prompt, `tgN` N tokens one by one, `tgN@b4` N of each of four sequences
 //! together, `mxA+N` one step with the next tokens of A sequences and N of a prompt, `txAxN` makes the
 //! vectors of A texts of N tokens. A token costs at least the bytes that are read for it (weights once per
 //! call, for however many sequences; states of its own) and the multiplications of its matrices; the

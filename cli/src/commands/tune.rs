@@ -180,7 +180,7 @@ fn unless_interrupted(
     }
 }
 
-/// Writes the file and tells what is in it.
+/// Writes the file and reports its content.
 fn finish<A>(
     args: &TuneArgs,
     ui: &Ui,

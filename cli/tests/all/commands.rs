@@ -532,8 +532,8 @@ fn code_of_earlier_builds() {
     assert_eq!(build(&[]).1["from_cache"], 0);
 }
 
-/// Devices without an end and files with the wrong name are errors of one kind, whoever reads them. A file
-/// with a hole is large without taking room.
+/// Devices without an end and files with the wrong name are errors of one kind for every reader. A file with
+/// a hole is large without taking room.
 #[test]
 #[cfg(unix)]
 fn texts_have_limits() {

@@ -46,7 +46,7 @@ fn needs_whole_prompts(dir: &Path) -> bool {
     ["chatglm-6b-tiny", "llama-dynamic", "phi3-longrope"].iter().any(|case| dir.ends_with(case))
 }
 
-/// Feeds every prompt in every way and returns the greatest distance to what is expected.
+/// Computes every prompt in every way and returns the greatest distance to the expected results.
 fn check(what: &str, path: &Path, prompts: &[Vec<i32>], expected: &[Vec<f32>], tolerance: f32, whole: bool) {
     let mut session = load(path, None, 1).session().unwrap();
     let mut worst = 0f32;

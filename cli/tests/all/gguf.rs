@@ -1,9 +1,7 @@
-//! GGUF files end to end: their own quantization kept or replaced, what the report of a build says of it, and
-//! layer by layer.
+//! GGUF files end to end: their own quantization kept or replaced, the report of a build, and layer by layer.
 //!
-//! The files are Llamas of one layer whose blocks are random bytes. How blocks read back is held against the
-//! `gguf` package in `models/tests/all/gguf.rs`; here the truth is the graph interpreter on what they read
-//! back as.
+//! The files are Llamas of one layer whose blocks are random bytes. The values of blocks are compared with
+//! the `gguf` package in `models/tests/all/gguf.rs`; here the truth is the graph interpreter on these values.
 
 use std::path::{Path, PathBuf};
 

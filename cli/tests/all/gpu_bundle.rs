@@ -188,7 +188,7 @@ fn texts_leave_the_reference_at_ties_alone() {
         let alone = &texts["ways"]["alone"];
         (texts["result"].to_string(), alone["equal"].as_u64().unwrap(), alone["wrong"].to_string())
     };
-    // Step 5 of the first text: its token, its log probability, the two likeliest with theirs.
+    // Step 5 of the first text: its token, its log probability, the two most probable ones with theirs.
     let other = |text: &mut Value, gap: f64| {
         let step = &mut text[0][5];
         let (token, log) = (step[0].clone(), step[1].as_f64().unwrap());

@@ -1,4 +1,4 @@
-//! Tokens that are chosen among the likeliest ones, which the GPU has found, are those that all logits lead
+//! Tokens that are sampled from the top-k candidates, which the GPU has found, are those that all logits lead
 //! to.
 
 use std::path::PathBuf;

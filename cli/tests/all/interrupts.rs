@@ -207,7 +207,7 @@ fn children(parent: u32) -> Vec<u32> {
     processes.filter(|&p| condition_and_parent(p).is_some_and(|(_, of)| of == parent)).collect()
 }
 
-/// True if the process runs: it is neither gone nor only waits to be asked how it ended.
+/// True if the process runs: it exists and does not only wait to be asked how it ended.
 #[cfg(target_os = "linux")]
 fn runs(process: u32) -> bool {
     condition_and_parent(process).is_some_and(|(condition, _)| condition != "Z")

@@ -1,5 +1,5 @@
-//! `mlcc verify --golden` of packed formats: kernels are held against the artifact's own graph on the weights
-//! that it stores, and what the format costs is reported beside.
+//! `mlcc verify --golden` of packed formats: kernels are compared with the artifact's own graph on the
+//! weights that it stores, and the cost of the format is reported separately.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
 //! Ranks on GPUs, without any: processes that the plug-in of [`rank_processes`](crate::rank_processes) joins,
-//! each with a CUDA driver in software, and a libnccl of these tests that really carries what they exchange.
+//! each with a CUDA driver in software, and a libnccl of these tests that really transfers their data.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -122,7 +122,7 @@ fn two_gpus_have_the_bits_of_one() {
     }
 }
 
-/// A token is one graph, exchanges included, which runs again and again.
+/// A token is one graph, all-gathers included, which runs again and again.
 #[test]
 fn a_token_of_two_gpus_is_one_graph() {
     let Some(with) = RankLibraries::new() else { return };

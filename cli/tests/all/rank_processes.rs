@@ -166,7 +166,7 @@ fn processes_write_the_text_of_one() {
         assert_eq!(log.last().map(String::as_str), Some("leave"));
         assert!(!log.iter().any(|line| line.starts_with("abort") || line.starts_with("fault")), "{log:#?}");
     }
-    // Every token that is decoded has the same exchanges, all of one row.
+    // Every token that is decoded has the same all-gathers, all of one row.
     let steps: Vec<&[String]> = logs[1].split(|line| line.starts_with("hear ")).collect();
     let largest = steps.iter().map(|step| step.len()).max().unwrap();
     let tokens =

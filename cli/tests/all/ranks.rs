@@ -124,7 +124,7 @@ fn same(what: &str, case: &str, one: &[f32], ranks: &[f32]) {
     assert_close(what, one, ranks, if case.starts_with("rwkv") { 0.0 } else { F32 });
 }
 
-/// A barrier that is left out before or behind an exchange is seen.
+/// A barrier that is left out before or behind an all-gather is seen.
 #[test]
 fn exchanges_need_their_barriers() {
     let Some((split, source)) = lowered("llama3-gqa-tied", "f32", 2) else { return };

@@ -133,7 +133,7 @@ fn a_text_beside_the_model_turns_the_report_on() {
     assert!(run(&["--no-report"])["quality"].is_null());
 }
 
-/// One line says what came of a build; its tables are there for those who ask.
+/// One line gives the result of a build; its tables are printed on request.
 #[test]
 fn builds_say_one_line_and_with_verbose_all() {
     let folder = tempfile::tempdir().unwrap();

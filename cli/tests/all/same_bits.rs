@@ -1,5 +1,6 @@
-//! The logits of a row as bits, however its sequence came there: at once, in pieces, token by token, beside
-//! others, by any number of threads. The table of docs/same-bits.md says for which schemes they are the same.
+//! The logits of a row as bits, however its sequence came there: at once, in pieces, token by token, together
+//! with others, by any number of threads. The table of docs/same-bits.md says for which schemes they are the
+//! same.
 
 use std::path::Path;
 

@@ -121,7 +121,7 @@ fn logprobs_echo_biases_and_stops() {
     assert_eq!(joined, text);
     assert!(text.starts_with(PROMPT));
     assert_eq!((&list("token_logprobs")[0], &list("top_logprobs")[0]), (&Value::Null, &Value::Null));
-    // Greedy tokens are the likeliest ones.
+    // Greedy tokens are the most probable ones.
     for index in count..count + 3 {
         let (token, top) = (&list("token_logprobs")[index], &list("top_logprobs")[index]);
         let best = top.as_object().unwrap().values().filter_map(Value::as_f64).fold(f64::MIN, f64::max);
@@ -133,7 +133,7 @@ fn logprobs_echo_biases_and_stops() {
     assert_eq!(content.as_array().unwrap().len(), 2, "{content}");
     assert_eq!(content[0]["token"], content[0]["top_logprobs"][0]["token"]);
     assert_eq!(content[0]["logprob"], list("token_logprobs")[count]);
-    // A banned token is not written, a wanted one is.
+    // A banned token is not written, a preferred one is.
     let first = server.ask("/tokenize", &json!({"content": content[0]["token"]}))["tokens"][0].to_string();
     let biased = |bias: f64| {
         let request = json!({"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logprobs": 0, "logit_bias": {&first: bias}});

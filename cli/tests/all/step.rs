@@ -44,8 +44,8 @@ struct FedSequence {
     want: OutputRows,
 }
 
-/// Steps that feed all of the texts: each has a random choice of sequences, in any order, with some of their
-/// tokens each. A prompt of a model that reads it as a whole is the first half of its text.
+/// Steps that compute all of the texts: each has a random choice of sequences, in any order, with some of
+/// their tokens each. A prompt of a model that reads it as a whole is the first half of its text.
 fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut StepRandom) -> Vec<Vec<FedSequence>> {
     let mut done = vec![0; texts.len()];
     let mut steps = Vec::new();
@@ -76,7 +76,7 @@ fn steps(texts: &[Vec<i32>], whole_prompts: bool, random: &mut StepRandom) -> Ve
     steps
 }
 
-/// Tokens and numbers of the wanted rows, as an entry point takes them: at least one row is wanted.
+/// Tokens and numbers of the output rows, as an entry point takes them: at least one row.
 fn inputs(texts: &[Vec<i32>], step: &[FedSequence]) -> (Vec<i32>, Vec<i32>, usize) {
     let (mut tokens, mut wanted) = (Vec::new(), Vec::new());
     for fed in step {

@@ -370,7 +370,7 @@ fn pairs_have_token_types() {
     assert!(!ok && err.contains("answer with a token"), "{err}");
 }
 
-/// An embedding is of one text, so ids of callers are those of the vocabulary; `verify` feeds the other types
+/// An embedding is of one text, so ids of callers are those of the vocabulary; `verify` uses the other types
 /// too.
 #[test]
 fn embeddings_know_token_types() {

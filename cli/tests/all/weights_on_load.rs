@@ -68,7 +68,7 @@ fn every_format_computes() {
     }
 }
 
-/// The weights are a function of the seed: whoever makes them, with however many threads.
+/// The weights are a function of the seed, however many threads make them.
 #[test]
 fn weights_depend_on_the_seed_alone() {
     let folder = tempfile::tempdir().unwrap();

@@ -170,7 +170,7 @@ fn cpu_table(input: &CodegenInput<'_>) -> Result<TableDesc, CodegenError> {
     Ok(table)
 }
 
-/// Text of every GPU level, with machine code where that is wanted, and the table with them.
+/// Text of every GPU level, with machine code where it is requested, and the table with them.
 #[cfg(feature = "llvm")]
 fn compile_images(
     input: &CodegenInput<'_>,

@@ -5,7 +5,7 @@ use mlcc_ir::step::{MemoryBase, StepItem, StepProgram};
 use std::ops::Range;
 
 /// The items of `prefill` that make only logits: those around the launches that write them which use neither
-/// states nor pages. `None` for other entry points and for steps of several ranks, whose callers always want
+/// states nor pages. `None` for other entry points and for steps of several ranks, whose callers always need
 /// logits.
 pub(crate) fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
     let ranks = step.items.iter().any(|item| matches!(item, StepItem::AllGather(_)));

@@ -150,7 +150,7 @@ impl<'a> ObjectStore<'a> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object that was wanted, after all work was done without error.
+    /// An object that was requested, after all work was done without error.
     pub fn get(&self, key: &ObjectKey) -> Vec<u8> {
         self.lock_objects().get(key).and_then(Option::as_ref).cloned().unwrap_or_default()
     }

@@ -2,8 +2,9 @@
 //!
 //! A step reads the buffers' addresses from the context, checks its arguments (every worker alike, so that
 //! all of them leave before the first barrier) and calls the kernels in order. A barrier is a call through
-//! the context, skipped when there is one worker. An exchange with other ranks is a call of the first worker.
-//! After each item a function of the caller is called, if the context has one (`mlcc_abi::Ctx::trace`).
+//! the context, skipped when there is one worker. An all-gather with other ranks is a call of the first
+//! worker. After each item a function of the caller is called, if the context has one
+//! (`mlcc_abi::Ctx::trace`).
 //!
 //! Back ends implement [`StepCode`], their instructions; the parts of a step are here.
 
@@ -32,7 +33,7 @@ struct StepEmitter<'a, C: StepCode> {
     fields: ContextFields<C::Value>,
     /// The sequence that a launch is for.
     row: Option<SequenceFields<C::Value>>,
-    /// It is for the rows whose logits are wanted.
+    /// It is for the output rows.
     output_rows: bool,
     /// The work of all sequences, by that of one.
     totals: Vec<(RepeatMode, C::Value)>,
@@ -123,7 +124,7 @@ impl<C: StepCode> StepEmitter<'_, C> {
         self.code.leave(status::OK)
     }
 
-    /// Goes on only if the caller wants logits; else waits for the other workers, whose results may be read
+    /// Goes on only if the caller needs logits; else waits for the other workers, whose results may be read
     /// next, and goes to the block that this gives.
     fn pass_over_logits(&mut self) -> EmitResult<C::Block> {
         let this = self.code.context();

@@ -147,7 +147,7 @@ where
     })
 }
 
-/// The tokens that kernels are held against the graph on: of an encoder-decoder model with those that the
+/// The tokens on which kernels are compared with the graph: for an encoder-decoder model with those that the
 /// reference has written, as the decoder would see one token alone.
 pub(crate) fn kernel_prompt(prompt: &GoldenPrompt, name: &str) -> Result<Vec<i32>, BoxedError> {
     let mut ids = prompt_ids(prompt, name)?;

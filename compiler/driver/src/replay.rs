@@ -33,9 +33,9 @@ pub fn format_tolerance(scheme: &str) -> Option<f64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplaySubject {
-    /// The results were held against the reference.
+    /// The results were compared with the reference.
     Model,
-    /// The kernels were held against the graph that the artifact has: a graph that is wrong itself is not
+    /// The kernels were compared with the graph that the artifact has: a graph that is wrong itself is not
     /// seen.
     Kernels,
     /// There was no bar for either.

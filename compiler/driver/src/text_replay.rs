@@ -1,9 +1,9 @@
 //! Reference vectors of texts (a golden.json of an encoder) through a compiled model: all texts together and
 //! each alone.
 //!
-//! Errors are relative to the largest reference number. Formats of plain numbers are held against the
-//! reference; of packed ones the kernels are held against the graph on the stored weights, as those of models
-//! that generate text are ([`crate::kernel_check`]).
+//! Errors are relative to the largest reference number. Formats of plain numbers are compared with the
+//! reference; the kernels of packed ones are compared with the graph on the stored weights, as those of
+//! models that generate text are ([`crate::kernel_check`]).
 
 use mlcc_models::golden::{PoolingGoldenCase, PoolingGoldenFile};
 use mlcc_runtime::TextEmbedder;

@@ -1,9 +1,9 @@
-//! The search of `mlcc tune`: from a level's tuning, one key after the other, each value held against the
+//! The search of `mlcc tune`: from a level's tuning, one key after the other, each value compared with the
 //! best so far.
 //!
-//! How two artifacts are held against each other is the machine's: [`compare_interleaved`] times them, a
-//! prediction needs no turns. A value is taken if it is faster in sum and nothing gets slower; what is found
-//! as a whole is held against the start once more, because the best of many draws looks better than it is.
+//! The comparison of two artifacts is the machine's: [`compare_interleaved`] times them, a prediction needs
+//! no turns. A value is taken if it is faster in sum and nothing gets slower; the result as a whole is
+//! compared with the start once more, because the best of many draws looks better than it is.
 
 use std::collections::BTreeSet;
 

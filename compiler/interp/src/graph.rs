@@ -101,7 +101,7 @@ impl<'m> Interpreter<'m> {
         batch::run(self, function, inputs, states, &pieces, pieces.len())
     }
 
-    /// Runs a function that takes rows of several sequences, `pieces` of them, with logits of `wanted` rows;
+    /// Runs a function that takes rows of several sequences, `pieces` of them, with `wanted` output rows;
     /// `states` change only if it succeeds.
     pub fn run_sequences(
         &self,

@@ -197,7 +197,7 @@ impl KernelProgram {
         self.kernel.bufs.values().zip(params).map(storage).collect()
     }
 
-    /// All workers or all blocks, in the wanted order.
+    /// All workers or all blocks, in the requested order.
     fn list_tasks(&self, machine: &KernelMachine, options: &ExecutionOptions) -> Vec<ExecutionTask> {
         let mut tasks: Vec<ExecutionTask> = if self.gpu {
             let extent = |axis: usize| {

@@ -3,7 +3,7 @@
 //! Each launch sees copies of its buffers and writes its outputs back afterwards, so a kernel that breaks the
 //! contract of in-place outputs gives another result here than on a real machine, which the executor matrix
 //! shows. Values that every worker computes for itself are computed once, by one worker: the verifier of
-//! steps holds that all copies are equal. Blocks of memory begin at multiples of 64 bytes, as those of the
+//! steps checks that all copies are equal. Blocks of memory begin at multiples of 64 bytes, as those of the
 //! runtime do, so that kernels see how their buffers are aligned.
 
 mod interleaved;
@@ -249,7 +249,7 @@ fn is_for_one(launch: &LaunchItem) -> bool {
     }
 }
 
-/// Runs a step that takes rows of `sequences`, and gives logits of `wanted` rows. `memory` holds what the
+/// Runs a step that takes rows of `sequences`, and returns `wanted` output rows. `memory` holds what the
 /// sequences share; its state is not used.
 pub fn run_batch(
     step: &StepProgram,

@@ -1,6 +1,6 @@
 //! Matrices that the lanes of a warp hold together. Which lane has which element is data: interpreter,
-//! generators and whoever packs operands for a kernel read the same maps. Source: the figures of `mma` and
-//! `ldmatrix` in NVIDIA's "Parallel Thread Execution ISA".
+//! generators and packers of operands read the same maps. Source: the figures of `mma` and `ldmatrix` in
+//! NVIDIA's "Parallel Thread Execution ISA".
 
 /// Lanes of a warp, as bits of a lane's number.
 const LANE_BITS: usize = 5;

@@ -17,7 +17,7 @@ pub struct GraphBuilder {
     module: Module,
     open: Vec<Function>,
     error: Option<OpError>,
-    /// Taps of the open entry function; `None` where they are not wanted.
+    /// Taps of the open entry function; `None` where they are not requested.
     taps: Option<Vec<(String, ValueId)>>,
     /// The rows of the open entry function.
     batching: RowBatching,

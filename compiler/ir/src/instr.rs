@@ -25,16 +25,16 @@ pub enum InstrSemantics {
     Expr(fn(&mut KernelBuilder, &[ExprId]) -> ExprId),
     /// GPU: the first argument of the thread whose lane in its warp of 32 is `lane ^ second argument`.
     ShuffleXor,
-    /// No visible effect: a statement on a `StepLoad`, of which only the address matters (prefetch, touch).
+    /// No visible effect: a statement on a `Load`, of which only the address matters (prefetch, touch).
     Hint,
     /// GPU: `sums + a * b` of the fragments (sums, a, b) that all lanes of a warp hold. The order in which
     /// products are added is not defined.
     Mma(&'static MmaLayout),
     /// GPU: `matrices` times 8 rows of 16 bytes from shared memory, by [`crate::fragment::UNITS`]; the
-    /// argument is the address of a `StepLoad`. `transposed` exchanges rows and columns of units of 16 bits.
+    /// argument is the address of a `Load`. `transposed` exchanges rows and columns of units of 16 bits.
     LoadMatrix { matrices: u32, transposed: bool },
     /// GPU: a statement that copies this many bytes, aligned to as many, from global to shared memory. The
-    /// arguments are addresses of `StepLoad`s. The copy is done when the thread waits for it (`Stmt::Wait`):
+    /// arguments are addresses of `Load`s. The copy is done when the thread waits for it (`Stmt::Wait`):
     /// until then the target must not be touched and the source not be written.
     Copy { bytes: u32 },
 }

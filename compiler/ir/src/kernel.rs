@@ -9,8 +9,7 @@
 //! * Variables are assigned once (by `For`, `Let`, or as a dimension of the kernel). Loop-carried values live
 //!   in `Local` buffers.
 //! * CPU kernels use `Serial`, `Unroll` and `Par`; a `Par` loop is never inside another loop of kind `Par`,
-//!   and its iterations are independent: worker `w` of `WordRegister` runs iterations
-//!   `[w*extent/W, (w+1)*extent/W)`.
+//!   and its iterations are independent: worker `w` of `W` runs iterations `[w*extent/W, (w+1)*extent/W)`.
 //! * A CPU kernel without a `Par` loop runs on worker 0 alone; in one that has `Par` loops, stores outside of
 //!   them are executed by every worker, which counts as a race.
 //! * `Out` parameters start undefined and may be read once written. Division by zero, `MIN / -1` and shifts
@@ -34,7 +33,7 @@ entity!(/// A variable of one kernel.
 entity!(/// A buffer of one kernel: parameter or allocation.
     BufId, "b");
 
-/// Type of an expression: `lanes` elements of `dtype` (never `PackedWeight`).
+/// Type of an expression: `lanes` elements of `dtype` (never `Packed`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ExprType {
     pub dtype: DType,

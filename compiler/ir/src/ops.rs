@@ -44,8 +44,7 @@ pub enum Op {
     },
     /// The rows of all sequences: a value `[1, ..]`, or ragged `[n, ..]`, of every sequence to `[n, ..]`.
     SequenceJoin,
-    /// The first rows of `[n, ..]`, as many as there are rows whose logits are wanted: their number is `n`
-    /// from here on.
+    /// The first rows of `[n, ..]`, as many as there are output rows: their number is `n` from here on.
     OutputRows,
     /// The parts of all of `ranks` ranks, joined along the last axis in their order: `[.., k]` of each gives
     /// `[.., ranks * k]` on every rank. All ranks reach the same all-gathers in the same order. Only entry

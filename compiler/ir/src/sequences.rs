@@ -2,8 +2,8 @@
 //!
 //! There are two kinds ([`RowBatching`]): one row of each of `n` sequences, or any number of rows of each of
 //! `b` sequences, sequence by sequence, `n` rows in all. Ops on one sequence are between `sequence.split` and
-//! `sequence.join`: values there exist once per sequence, as if the ops between were run for one sequence
-//! after the other. The logits may be asked for of some rows only: behind `rows.wanted` there are no others.
+//! `sequence.join`: values there exist once per sequence, as if the ops between were run for each sequence.
+//! Logits may be requested for some rows only: behind `rows.wanted` there are no others.
 //!
 //! So a value has a scope ([`RowScope`]), and symbols mean what they mean there. In the scope of a sequence,
 //! states, `past` and (in a ragged function) `n` are those of the sequence; behind `rows.wanted`, `n` is the

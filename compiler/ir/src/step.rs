@@ -24,7 +24,7 @@ pub enum MemoryBase {
     Arena,
     /// Input: `i32[n]` token ids.
     Tokens,
-    /// Input: `i32[n]` row numbers, those of the rows whose logits are wanted first.
+    /// Input: `i32[n]` row numbers, those of the output rows first.
     LogitIndices,
     /// Output: `f32[rows, vocab]`.
     Logits,
@@ -136,7 +136,7 @@ impl SequenceFilter {
 pub enum RepeatMode {
     #[default]
     Once,
-    /// Once, for the rows whose logits are wanted: `n` is their number.
+    /// Once, for the output rows: `n` is their number.
     Outputs,
     /// Once for each sequence of the batch, with its state, its `past` and its rows: `n` is their number.
     ///

@@ -255,7 +255,7 @@ impl<'f, 'k> Inliner<'f, 'k> {
     fn load_flat(&self, k: &'k Recorder, buf: BufId, flat: LaneIndex<'k>) -> Val<'k> {
         let buf = k.flat(buf);
         match (flat, self.mask) {
-            // One element for all lanes: wanted if any of them wants it.
+            // One element for all lanes: needed if any of them needs it.
             (LaneIndex::Affine { base, stride: 0 }, Some(mask)) => {
                 let any = uniform(mask).unwrap_or_else(|| mask.reduce_lanes(BinOp::Or));
                 buf.at_where(any, [base])

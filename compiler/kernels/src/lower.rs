@@ -41,8 +41,7 @@ pub struct LoweredModule {
     pub entries: Vec<LoweredEntry>,
 }
 
-/// Sets the packing of every parameter that has none yet: what the contraction that reads it wants, else
-/// row-major.
+/// Sets the packing of every parameter that has none yet: the one that its contraction needs, else row-major.
 pub fn choose_packings(module: &mut Module, target: &KernelTarget) {
     // The packing that each reader needs; row-major where they do not agree.
     let mut wanted: Vec<Option<Packing>> = vec![None; module.params.len()];

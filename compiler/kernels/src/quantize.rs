@@ -6,7 +6,7 @@
 //! ones in two planes, `code = 256 high + low`. With 16 bits the error is at most `max|x| / 65024` of a
 //! group: finer than f16 for the large values of the group, and far below the error of packed weights.
 //!
-//! Products want the ratios of neighbouring scales. A group of zeros takes the scale of the group before it,
+//! Products need the ratios of neighbouring scales. A group of zeros takes the scale of the group before it,
 //! and no scale is below 2^-64 of a larger one before it, so that ratios stay finite.
 
 mod measure;
@@ -32,7 +32,7 @@ pub struct CodeBlock {
 }
 
 impl CodeBlock {
-    /// Every row for itself.
+    /// Every row separately.
     pub const SINGLE: CodeBlock = CodeBlock { rows: 1, columns: 4 };
 }
 

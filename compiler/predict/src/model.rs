@@ -46,7 +46,7 @@ pub struct LaunchWorkload {
     pub read_bytes: f64,
     /// Bytes that come from memory and go there, of all blocks.
     pub memory_bytes: f64,
-    /// Clocks of a block that has the device for itself: in the mean, and the most.
+    /// Clocks of a block alone on the device: in the mean, and the most.
     pub alone: f64,
     pub max_block_clocks: f64,
     /// Memory is in the second level from the start.

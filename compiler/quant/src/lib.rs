@@ -4,7 +4,7 @@
 //! share the arithmetic of [`group`] and the order of [`packed`]. [`layout`] says where element (row, k) of
 //! an `[N, K]` tensor lies for a format and a [`Packing`]; [`pack`] writes that order from a stream of rows;
 //! [`unpack`] reads it back, on the host and as kernel IR, [`tile`] a vector at a time. [`runs`] is a packing
-//! for who draws its bytes.
+//! for code that draws its bytes.
 //!
 //! Invariant: everything that is stored reads back through [`dequantize_element`], [`dequantize`],
 //! [`unpack_scalar`] and the tile fragments as exactly the same f32 value.

@@ -7,7 +7,7 @@
 //!   zeros `[N][G]`.
 //! * `ColMajor`: the same words `[words of G groups][N]`, then the scales `[G][N]`, then the zeros `[G][N]`.
 //! * `Tile16`: per tile of 16 rows its groups, each with 16 scales, 16 zeros and then its blocks. A *block*
-//!   is what kernels take together: 32 columns, or a group where codes do not fill bytes.
+//!   is the unit that kernels take together: 32 columns, or a group where codes do not fill bytes.
 //!
 //! Blocks of 32 columns are `[words][16 rows][4]` bytes: byte i of row r in word j holds column `4 j + i` in
 //! its lowest bits, column `4 (j + words) + i` in the next ones, and so on. So one 64-byte load, masked and

@@ -3,7 +3,7 @@
 //! A group of a tile is 16 scales, 16 zeros where groups have some, and then blocks of *words*: vectors of
 //! 32-bit lanes, lane = weight row, each holding as many codes of that row as fit. A word splits into
 //! *pieces*: the columns that one operation unpacks. Where codes fill bytes a piece is a *quad*: four
-//! consecutive columns of each row, one byte each, which is what the u8 x i8 dot instructions take.
+//! consecutive columns of each row, one byte each, as the u8 x i8 dot instructions take them.
 
 use crate::layout::TILE;
 use crate::packed::TileSizes;

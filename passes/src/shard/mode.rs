@@ -111,7 +111,7 @@ impl CollectiveCost {
     }
 }
 
-/// The one whose exchanges take less time for a token of a text and one of a prompt together, with the sum
+/// The one whose all-gathers take less time for a token of a text and one of a prompt together, with the sum
 /// for both.
 fn choose_cheaper(
     gather: ShardedModule,

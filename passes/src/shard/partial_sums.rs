@@ -21,8 +21,8 @@ pub(super) struct MatmulOperands {
 }
 
 impl FunctionSharder<'_, '_> {
-    /// A product as terms, if its operand is held in parts along the columns of its weight and nobody else
-    /// reads it. `finish` makes the node of the parts of both.
+    /// A product as terms, if its operand is held in parts along the columns of its weight and it has no
+    /// other reader. `finish` makes the node of the parts of both.
     pub fn product_of_columns(
         &mut self,
         node: &GraphNode,

@@ -84,8 +84,8 @@ impl FunctionSharder<'_, '_> {
         })
     }
 
-    /// `wanted` says of which products, by weight and result: of each only so often, since two values that
-    /// ask for different parts of one product would ask forever.
+    /// The products that are meant by `wanted`, by weight and result: each only a few times, since two values
+    /// that ask for different parts of one product would ask forever.
     fn demand_of(
         &mut self,
         values: &[ValueId],

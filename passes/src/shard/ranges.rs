@@ -118,7 +118,7 @@ impl FunctionSharder<'_, '_> {
     }
 
     /// Asks that every rank has all of the ranges of products that values come from, where they cannot be
-    /// split as they are wanted; false if there are none, or they were asked before.
+    /// split as requested; false if there are none, or they were asked before.
     pub fn demand_whole(&mut self, values: &[ValueId]) -> bool {
         let (mut open, mut seen) = (values.to_vec(), BTreeSet::new());
         let mut changed = false;

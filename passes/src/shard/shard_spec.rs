@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(whole.split_at(0, 7, None), Some(segments(&[(7, 1), (17, 1)])));
         let many = (0..9).try_fold(segments(&[(24, 2)]), |all, at| all.split_at(2 * at, 2, None));
         assert_eq!(many, None);
-        // Three heads of eight between two ranks, where somebody asks for them.
+        // Three heads of eight between two ranks, where they are requested.
         let heads = AxisParts::of_units(2, 8, 24);
         let uneven = segments(&[(40, 2)]).split_at(0, 24, Some(heads)).unwrap();
         assert_eq!(uneven.iter().collect::<Vec<_>>(), [(24, heads), (16, AxisParts::new(2))]);

@@ -1,5 +1,5 @@
 //! Attention of one query appends the rows of its step to the caches itself: it needs no barrier after them,
-//! and whoever has the last key has its row.
+//! and the worker with the last key has its row.
 
 use mlcc_interp::kernel::ExecutionOptions as RunOptions;
 use mlcc_interp::steps::{StepMemory, WorkerSchedule, run_interleaved, run_step};

@@ -1,5 +1,5 @@
 //! Programs as text: after every pass they read back as they were, the rest of the pipeline has the same
-//! result, and texts that somebody has damaged are errors, not panics.
+//! result, and damaged texts are errors, not panics.
 
 use mlcc_ir::testing::TestRng;
 use mlcc_ir::testing::graph::{GraphOptions, random_module};
@@ -24,7 +24,7 @@ fn context(target: &str, quant: &str) -> PassContext {
     PassContext::new(options)
 }
 
-/// The texts after each pass; `None` where no kernel can do what the module wants.
+/// The texts after each pass; `None` where no kernel can do what the module needs.
 fn texts(seed: u64, target: &str, quant: &str) -> Option<Vec<(&'static str, String)>> {
     let module = random_module(seed, &GraphOptions { nodes: 14, ..GraphOptions::SMOOTH });
     let mut program = LoweredProgram::new(module);

@@ -1,4 +1,4 @@
-//! Small kernels by every worker for itself: which ones, and what it saves.
+//! Small kernels that every worker runs itself: which ones, and the savings.
 
 use mlcc_ir::step::{BufferRef, LaunchItem, MemoryBase, RepeatMode, StepItem, StepProgram};
 use mlcc_passes::LoweredProgram;

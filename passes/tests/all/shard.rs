@@ -192,7 +192,7 @@ pub(crate) fn exchanges(module: &Module, function: &str) -> usize {
     f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. })).count()
 }
 
-/// Kernels exchange the rows of all sequences at once.
+/// Kernels gather the rows of all sequences at once.
 fn exchanges_are_of_all_sequences(what: &str, module: &Module) {
     for f in module.functions.values() {
         let Some(scopes) = row_scopes(module, f) else { continue };
@@ -203,8 +203,8 @@ fn exchanges_are_of_all_sequences(what: &str, module: &Module) {
     }
 }
 
-/// Every rank gives what one rank gives, with exchanges that kernels can do. Returns the module of the last
-/// number of ranks.
+/// Every rank has the results of one rank, with all-gathers that kernels can do. Returns the module of the
+/// last number of ranks.
 pub(crate) fn check(
     what: &str,
     model: &ShardedFamily,
@@ -403,7 +403,8 @@ pub(crate) fn cases() -> Vec<String> {
     cases
 }
 
-/// Every family of the reference cases on two ranks: how many exchanges a token takes, or why it is refused.
+/// Every family of the reference cases on two ranks: the number of all-gathers of a token, or the reason why
+/// it is refused.
 #[test]
 fn families() {
     let mut found = String::new();

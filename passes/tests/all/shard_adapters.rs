@@ -21,7 +21,7 @@ fn llama() -> ShardedFamily {
 fn ranks_add_their_part_of_what_an_adapter_adds() {
     let model = llama();
     let split = check("llama", &model, &["f32", "q4i8"], &[2, 4], &[]);
-    // No exchange comes in addition, and no factor is in parts.
+    // There are no additional all-gathers, and no factor is in parts.
     assert_eq!(exchanges(&split, "decode"), 4 * 3 + 2);
     let factors = || split.params.values().filter(|param| param.name.contains(".lora_"));
     assert_eq!(factors().count(), 2 * 7 * 3);

@@ -29,7 +29,7 @@ fn check(what: &str, model: &ShardedFamily, quant: &str, ranks: usize, off: &[&s
     split
 }
 
-/// Exchanges of codes in an entry function.
+/// All-gathers of codes in an entry function.
 fn of_codes(module: &Module, function: &str) -> usize {
     let (_, f) = module.function(function).unwrap();
     let exchanges = f.live_nodes().filter(|(_, node)| matches!(node.op, Op::AllGather { .. }));
@@ -138,7 +138,7 @@ fn faults_of_codes_are_found() {
         Some(if to == 1 && m.from == 0 && codes(&m) { RankMessage { part, ..m } } else { m })
     });
     assert!(matches!(short, (1, AllGatherFault::Size { other: 0, .. })), "{short:?}");
-    // Codes or magnitudes that are others are no fault of the exchange, but the results tell.
+    // Other codes or magnitudes are no fault of the all-gather, but the results tell.
     let wanted = model.results(&split, 2);
     for of_codes in [true, false] {
         let wrong = |to: usize, m: RankMessage| {

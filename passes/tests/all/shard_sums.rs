@@ -136,8 +136,8 @@ fn columns_of_ranks_are_those_of_the_whole() {
     assert_eq!(checked, 4 * 2 * 2);
 }
 
-/// Every family that is split at all: sums over ranks leave what it gives within the tolerance, with no more
-/// exchanges. How many have fewer.
+/// Every family that is split at all: sums over ranks leave its results within the tolerance, with no more
+/// all-gathers. Returns how many have fewer.
 fn families(ranks: usize) -> usize {
     let mut fewer = 0;
     for case in cases() {
@@ -256,7 +256,7 @@ fn auto_takes_what_costs_less() {
         notes[2] == "auto: reduce, with 2000 ns for an exchange and 10000 MB/s to each rank",
         "{notes:?}"
     );
-    // Terms of all others are more than parts of theirs, and here nobody waits for the first byte.
+    // Terms of all others are more than parts of theirs, and here no rank waits for the first byte.
     let (exchanges, notes) = choice(8, 0, 10);
     assert_eq!(exchanges, 4 * 2 + 2, "{notes:?}");
     assert_eq!(choice(8, 1_000_000, 10_000).0, 2 * 2 + 2);
@@ -293,7 +293,7 @@ fn faults_of_exchanges_are_found() {
         Some(if to == 1 && m.from == 0 && m.number == 1 { RankMessage { part, ..m } } else { m })
     });
     assert!(matches!(short, (1, AllGatherFault::Size { number: 1, other: 0, .. })), "{short:?}");
-    // A term that is another is no fault of the exchange, but the results tell.
+    // Another term is no fault of the all-gather, but the results tell.
     let wrong = |_: usize, m: RankMessage| {
         let data = m.part.data.iter().map(|x| x * 1.5).collect();
         let part = Arc::new(Tensor { data, ..(*m.part).clone() });

@@ -1,5 +1,4 @@
-//! One step for texts that want their next token and one that reads its prompt, against a step of the prompt
-//! alone.
+//! One step for sequences that decode and one that reads its prompt, against a step of the prompt alone.
 //!
 //!     cargo run --release -p mlcc-runtime --example mixed_step model.so [texts] [depth]
 //!

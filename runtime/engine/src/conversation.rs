@@ -1,7 +1,7 @@
 //! A conversation: messages in, answers out, over one context that is read only once.
 //!
-//! Every turn renders the whole conversation as the chat template wants it, but feeds only what the context
-//! lacks:
+//! Every turn renders the whole conversation by the chat template, but computes only the tokens that the
+//! context lacks:
 //! * a model with caches keeps the longest common prefix of the tokens and drops the rest of its rows;
 //! * a recurrent model cannot drop tokens. Its context goes on where its text is the begin of the new text;
 //!   else it goes back to the state that was kept at the begin of a turn, and as a last resort to the empty
@@ -162,7 +162,7 @@ pub struct Conversation<M: RewindModel> {
     context_text: Option<String>,
     /// Oldest first; only for models that cannot drop tokens.
     checkpoints: Vec<ContextCheckpoint<M::Snapshot>>,
-    /// Tokens that were in the context when the last turn began to feed.
+    /// Tokens that were in the context when the last turn began.
     turn_start: usize,
 }
 
@@ -317,7 +317,8 @@ impl<M: RewindModel> Conversation<M> {
         Ok(TurnResult { generation, prompt_tokens: reused_tokens + new.len(), reused_tokens })
     }
 
-    /// Drops what the context has beyond the begin of `text`; the tokens that are left to feed, at least one.
+    /// Drops the tokens that the context has beyond the begin of `text`; returns those that are left to
+    /// compute, at least one.
     fn keep_common_prefix(
         &mut self,
         tokenizer: &Tokenizer,
@@ -340,7 +341,8 @@ impl<M: RewindModel> Conversation<M> {
         Ok(ids[kept..].to_vec())
     }
 
-    /// Brings a context that cannot drop tokens to a begin of `text`; the tokens that are left to feed.
+    /// Brings a context that cannot drop tokens to a begin of `text`; returns the tokens that are left to
+    /// compute.
     fn restore_checkpoint(
         &mut self,
         tokenizer: &Tokenizer,

@@ -182,7 +182,7 @@ impl EmbeddingModel {
         Ok(EmbeddingVectors { dim, values, tokens })
     }
 
-    /// The vectors of texts that are token ids already, with the special tokens that the model wants.
+    /// The vectors of texts that are token ids already, with the special tokens that the model needs.
     pub fn embed_ids(
         &mut self,
         texts: &[Vec<TokenId>],

@@ -6,7 +6,7 @@
 //! Perplexity is exp(sum of -ln p over all scored tokens / their number), with p from a log-softmax in f64.
 //!
 //! KL divergence is KL(reference || this), its mean over the scored positions; same-top-token is the share of
-//! these positions where both models find the same token likeliest (ties: the lowest id).
+//! these positions where both models have the same most probable token (ties: the lowest id).
 
 use thiserror::Error;
 

@@ -57,8 +57,8 @@ pub trait LanguageModel {
     fn verify_drafts(&mut self, tokens: &[TokenId]) -> Result<&[f32], Self::Error> {
         self.decode(tokens[0])
     }
-    /// Appends one token. A model that finds the likeliest next tokens by itself gives them to `enough` (as
-    /// [`mlcc_runtime::Session::decode_top_k`]); `None` if that said true. Else the logits after it.
+    /// Appends one token. A model that finds the top-k candidates by itself gives them to `enough` (see
+    /// [`mlcc_runtime::Session::decode_top_k`]); `None` if that returned true. Else the logits after it.
     fn decode_top_k(
         &mut self,
         token: TokenId,
@@ -123,7 +123,7 @@ pub struct GenerationRequest<'a> {
     pub sampling: SamplingParams,
     /// `None`: until something else ends the text.
     pub max_tokens: Option<usize>,
-    /// Tokens that end the text (empty: none, as `--ignore-eos` wants it).
+    /// Tokens that end the text (empty: none, as with `--ignore-eos`).
     pub eos: &'a [TokenId],
     pub stop: &'a [String],
     /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
@@ -162,7 +162,7 @@ pub enum FinishReason {
     Length,
     /// The model's context is full.
     Context,
-    /// The flag was set, or the receiver of the text wants no more.
+    /// The flag was set, or the receiver of the text needs no more.
     Cancelled,
     /// There was no more time for it ([`crate::serving::EngineRequest::deadline`]).
     Deadline,
@@ -391,7 +391,7 @@ impl<M: LanguageModel> TextGenerator<M> {
         })
     }
 
-    /// Feeds the prompt and chooses the first token; how the text ends, if it does.
+    /// Computes the prompt and samples the first token; returns how the text ends, if it does.
     fn prefill_prompt(
         &mut self,
         text: &mut GenerationState<'_>,
@@ -415,7 +415,7 @@ impl<M: LanguageModel> TextGenerator<M> {
         }
     }
 
-    /// Feeds the last token, with drafts, and chooses what follows.
+    /// Computes the last token, with drafts, and samples the next ones.
     fn decode_step(
         &mut self,
         text: &mut GenerationState<'_>,

@@ -233,8 +233,8 @@ fn bounded_top_k(params: &SamplingParams, vocab: usize) -> Option<usize> {
 /// Weights of tokens (the best one's is 1) that top-p is looked for among, until they have its mass.
 const TOP_P_WEIGHTS: [f64; 4] = [1e-2, 1e-4, 1e-8, 0.0];
 
-/// Fills `candidates` with what temperature, top-k, top-p and min-p leave of the logits, of which `best` is
-/// the likeliest.
+/// Fills `candidates` with the rest of the logits after temperature, top-k, top-p and min-p; `best` is the
+/// most probable one.
 fn cut_candidates(params: &SamplingParams, logits: &[f32], best: Candidate, candidates: &mut Vec<Candidate>) {
     let weigh = |candidates: &mut Vec<Candidate>| set_weights(params, best.logit, candidates);
     // A logit below all of at least that weight, if not by much.

@@ -22,7 +22,7 @@ pub struct StopMatcher {
     emitted_len: usize,
     /// Bytes at the start of `held` that no stop string ends in.
     unmatched_len: usize,
-    /// Tells which parts of the text are looked at; none where all are.
+    /// Selects the parts of the text that are looked at; none where all are.
     guard: Option<Box<StopGuard>>,
 }
 

@@ -1,8 +1,8 @@
 //! `libmlcc_mpi.so`: processes that `mpirun` has started are the ranks of a model ([`mlcc_abi::processes`]).
 //!
 //! The runtime loads this library when it finds itself started so; nothing else of mlcc knows MPI. Messages
-//! go from process to process and not through collective calls: whoever waits then knows for whom, and can
-//! say so.
+//! go from process to process and not through collective calls: a waiting rank then knows for which one, and
+//! can say so.
 
 mod channel;
 
@@ -67,7 +67,7 @@ unsafe extern "C" fn join(rank: *mut u32, ranks: *mut u32) -> i32 {
     outcome::OK
 }
 
-/// Calls `f` with the line, and says who was late.
+/// Calls `f` with the line, and says which rank was late.
 ///
 /// # Safety
 /// `late` may be written to.

@@ -1,7 +1,7 @@
 //! A server over the toy model of the tests, to try clients without a compiled model:
 //! `cargo run -p mlcc-serve --example toy`. Its texts mean nothing; calls of tools and JSON have their form
 //! from grammars. It prints its address, and ends with its standard input. An argument is the time of a step
-//! in milliseconds, for tests that want to see an answer on its way.
+//! in milliseconds, for tests that look at an answer on its way.
 
 use std::io::Read;
 use std::sync::Arc;

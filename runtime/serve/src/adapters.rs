@@ -1,7 +1,7 @@
 //! Adapters that come and go while the server runs, as models of their own: `/load_lora_adapter` and
 //! `/unload_lora_adapter`, as vLLM has them.
 //!
-//! Clients name folders below one that whoever runs the server has named; without it they may load none.
+//! Clients name folders below one that the server's operator has named; without it they may load none.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};

@@ -286,7 +286,7 @@ fn prompt<'a>(
     if messages.is_empty() {
         return Err(ApiError::field("messages", "invalid_value", "`messages` has no message"));
     }
-    // Each is a token at least, in any template that says who speaks.
+    // Each is a token at least, in any template that names the roles.
     if let Some(most) = hosted.engine.limits().context.filter(|&most| messages.len() > most) {
         let count = messages.len();
         let message = format!("`messages` has {count} messages, but this model reads at most {most} tokens");

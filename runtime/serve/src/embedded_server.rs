@@ -75,8 +75,8 @@ impl EmbeddedServer {
         self.app.models.remove_adapter(name)
     }
 
-    /// Queues texts of a model, all or none, each with who takes its events; they count in `/metrics`. The
-    /// adapters of the requests are those of `hosted`.
+    /// Queues requests of a model, all or none, each with the receiver of its events; they count in
+    /// `/metrics`. The adapters of the requests are those of `hosted`.
     pub fn launch(
         &self,
         hosted: &ServedModel,
@@ -93,7 +93,7 @@ impl EmbeddedServer {
         hosted.engine.launch_with(watched.collect())
     }
 
-    /// Runs `work` with the first model of texts, after those who wait for it already; `None` if there is
+    /// Runs `work` with the first model of texts, after those that wait for it already; `None` if there is
     /// none.
     pub fn with_texts<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
         self.app.embedding_models.with_first(work)

@@ -13,7 +13,7 @@ const RETRY_AFTER: u64 = 1;
 /// Models that an error lists; of more it names those nearest to what was asked for.
 const NAMED_MODELS: usize = 8;
 
-/// The code of an error, which goes with its answer to who counts and traces it.
+/// The code of an error, which goes with its answer to counters and traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCode(pub &'static str);
 

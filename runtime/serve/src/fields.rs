@@ -89,7 +89,7 @@ impl std::io::Write for BoundedWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let room = (4 * SHOWN + 4).saturating_sub(self.0.len());
         self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        // Nothing taken of something is an error to who writes.
+        // Taking nothing of something is an error to the writer.
         Ok(bytes.len().min(room))
     }
 

@@ -12,7 +12,7 @@ use crate::error::ApiError;
 /// Values of a field at which it asks for nothing; `null` is always one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum NeutralValue {
-    /// The field changes no text: it is a hint, names who asks, or belongs to another field that is off.
+    /// The field changes no text: it is a hint, names the client, or belongs to another field that is off.
     Any,
     /// An empty string, list or object.
     Empty,

@@ -1,4 +1,4 @@
-//! Connections: who sends a request too slowly loses his.
+//! Connections: a client that sends a request too slowly loses its connection.
 
 use std::pin::pin;
 use std::time::Duration;

@@ -238,7 +238,7 @@ pub fn request_memory(options: &ServeOptions) -> u64 {
     options.request_memory.unwrap_or_else(|| least.max(USUAL_REQUESTS))
 }
 
-/// The bytes that a server may need beside its models: those of requests, and of answers that it keeps.
+/// The bytes that a server may need besides its models: those of requests, and of answers that it keeps.
 pub fn server_memory(options: &ServeOptions) -> u64 {
     request_memory(options).saturating_add(crate::responses::MOST_BYTES as u64)
 }

@@ -79,7 +79,7 @@ impl MemoryLease {
         self.permit.num_permits() * UNIT
     }
 
-    /// Takes what is missing to `bytes`, if it is free now.
+    /// Takes the bytes that are missing to `bytes`, if they are free now.
     pub fn grow_to(&mut self, bytes: usize, pool: &BytePool) -> bool {
         let missing = bytes.saturating_sub(self.bytes());
         if missing == 0 {

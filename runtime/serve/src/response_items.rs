@@ -118,7 +118,7 @@ enum ItemKind {
     Call(usize),
 }
 
-/// Writes the items of an answer, and tells what it does.
+/// Writes the items of an answer, and reports it as events.
 struct ItemWriter {
     hosted: Arc<ServedModel>,
     client: ClientId,

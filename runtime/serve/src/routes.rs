@@ -234,7 +234,7 @@ fn request_id(app: &AppState, request: &Request) -> String {
     own.filter(plain).map_or_else(|| app.server.next_id("req"), str::to_owned)
 }
 
-/// The key that a request brings, whether one is wanted or not.
+/// The key that a request brings, whether one is required or not.
 fn bearer_key(request: &Request) -> Option<&str> {
     let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| value.split_once(' '));

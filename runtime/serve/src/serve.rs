@@ -60,7 +60,7 @@ pub struct ServeOptions {
     pub read_timeout: Duration,
     /// After which a text is ended.
     pub timeout: Option<Duration>,
-    /// Time for which texts may go on when the server is told to stop.
+    /// Time for which texts may go on when the server is stopped.
     pub drain_timeout: Duration,
     /// The exporter of traces of requests.
     pub traces: TraceExporter,

@@ -11,7 +11,8 @@ use crate::request_memory::MemoryLease;
 use crate::response_shape::token_text;
 use crate::served_model::{ENCODING, ServedModel};
 
-/// Bytes of the answer for a token that is a byte of text: at most six as JSON, beside its id and names.
+/// Bytes of the answer for a token that is a byte of text: at most six as JSON, in addition to its id and
+/// names.
 const PIECE: usize = 2 * 48;
 
 /// Text to ids; with `add_special` as a prompt, with `with_pieces` each with its text. Or the ids of the

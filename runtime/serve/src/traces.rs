@@ -29,7 +29,7 @@ pub enum TracesError {
     Exporter(String),
 }
 
-/// Variables of which one says that traces are wanted.
+/// Variables of which one asks for traces.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 /// A variable of the environment; an empty one is none.

@@ -188,7 +188,7 @@ pub fn execute(
                             read(warp, room, at, bytes, lane, *nc, *order)?
                         }
                     };
-                    // 16-bit registers have no upper half: those who read them cut it off.
+                    // 16-bit registers have no upper half: their readers cut it off.
                     warp.r.put_lane(*d, lane, extend(value, *ty));
                 }
             }

@@ -1,5 +1,5 @@
-//! Shared memory of a block. Every unit remembers who wrote and read it since the last barrier, so a race is
-//! found whatever the order of execution was.
+//! Shared memory of a block. Every unit remembers its writers and readers since the last barrier, so a race
+//! is found whatever the order of execution was.
 
 use super::fault::{FaultKind, InstructionFault, trouble};
 use crate::ptx::kernel::PtxKernel;

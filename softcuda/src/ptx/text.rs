@@ -118,7 +118,7 @@ pub fn read(text: &str) -> Result<PtxModule<'_>, PtxError> {
                 64 => {}
                 other => return Err(t.error(format!("addresses of {other} bits"))),
             },
-            // Linking: who sees a name makes no difference here.
+            // Linking: the visibility of a name makes no difference here.
             ".visible" | ".weak" => {}
             ".extern" => match t.word()? {
                 ".shared" => module.shared.push(variable(&mut t, true)?),

@@ -1,6 +1,6 @@
 //! Registers, types and the words that instructions are made of.
 
-/// A register of up to 32 bits, or a constant (see [`PtxScope::constant_w`]).
+/// A register of up to 32 bits, or a constant (see `FunctionScope::constant_w`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WordRegister(pub u32);
 /// A register of 64 bits, or a constant.

@@ -187,7 +187,7 @@ struct LevelKernels {
     kernels: Vec<KernelCost>,
     steps: BTreeMap<String, Vec<i64>>,
     /// Items of steps that run for each sequence, those of them for sequences of one row and of several, and
-    /// items for the wanted rows.
+    /// items for the output rows.
     sequence_items: ItemIndices,
     one_row: ItemIndices,
     several_rows: ItemIndices,
@@ -526,7 +526,7 @@ mod tests {
         let test = BenchTest::Mixed { mix: MixedStep { decode_tokens: 3, prefill_tokens: 20 }, depth: 10 };
         let (rows, barriers, _) = kernel_rows(&level(), test, &run, 64, &limits);
         let work: Vec<_> = rows.iter().map(|r| (r.calls, r.memory_bytes, r.ops)).collect();
-        // Products of 23 rows and of the 4 wanted ones; attention of three single rows and of the piece.
+        // Products of 23 rows and of the 4 output rows; attention of three single rows and of the piece.
         assert_eq!(work, [(2, 8000.0, 2000.0 * 27.0), (4, 16.0 * (3.0 * 11.0 + 20.0), 30.0)]);
         assert_eq!((count_launches(&level(), test, 64), barriers), (4, 1));
     }

@@ -1,4 +1,4 @@
-//! Feeds the tokens of tests: to sequences, or as texts to a model that makes vectors.
+//! Computes the tokens of tests: of sequences, or as texts by a model that makes vectors.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::commands::warn_session;
 use crate::error::CliError;
 use crate::ui::Ui;
 
-/// The sequences that the tests feed.
+/// The sequences of the tests.
 pub(super) struct BenchRunner {
     sessions: Vec<Session>,
     /// The number of first tokens of each sequence that tests have before theirs.
@@ -78,7 +78,7 @@ impl BenchRunner {
         Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
     }
 
-    /// Feeds the tokens of a test.
+    /// Computes the tokens of a test.
     pub fn run_test(&mut self, test: BenchTest) -> Result<(), CliError> {
         let vocab = self.vocab;
         self.steps.clear();

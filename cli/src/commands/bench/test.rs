@@ -1,4 +1,4 @@
-//! The tests of `mlcc bench`: what each feeds, and what a token of it costs at least.
+//! The tests of `mlcc bench`: their inputs, and the least cost of a token.
 
 use std::str::FromStr;
 
@@ -99,7 +99,7 @@ impl BenchTest {
         }
     }
 
-    /// Sequences that it feeds.
+    /// Sequences of the test.
     pub fn sequences(self) -> usize {
         match self {
             BenchTest::Prompt(_) => 1,

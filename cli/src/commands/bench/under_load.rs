@@ -1,7 +1,7 @@
-//! Speed beside other programs that want the same cores, and how much of a fair share of the machine it is.
+//! Speed beside other programs that use the same cores, compared with a fair share of the machine.
 //!
-//! A fair share: with `WordRegister` workers, `N` busy programs and `C` logical CPUs that this process may
-//! use, each of the `W + N` threads gets `min(1, C / (W + N))` of a CPU, so the workers together get
+//! A fair share: with `W` workers, `N` busy programs and `C` logical CPUs that this process may use, each of
+//! the `W + N` threads gets `min(1, C / (W + N))` of a CPU, so the workers together get
 //! `W * min(1, C / (W + N))`, where they had `min(W, C)` alone. The speed alone times the quotient of these
 //! is the fair speed.
 

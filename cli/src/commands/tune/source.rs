@@ -83,8 +83,7 @@ fn is_elf(path: &Path) -> bool {
     path.is_file() && read() && magic == *b"\x7fELF"
 }
 
-/// Takes what the metadata says of a build: the configuration goes into a folder of its own, as a model
-/// without weights.
+/// Uses the metadata of a build: the configuration goes into a folder of its own, as a model without weights.
 fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
     let artifact = Artifact::open(path)?;
     let failed = |what: &str| {

@@ -45,7 +45,7 @@ pub struct LayerArgs {
     prompt: PromptArgs,
 }
 
-/// One side that the artifact is held against.
+/// One side that the artifact is compared with.
 struct ComparedSide {
     name: String,
     comparison: LayerComparison,

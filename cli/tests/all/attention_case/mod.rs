@@ -1,4 +1,4 @@
-//! Kinds of attention with what their kernels are held against, and what runs them.
+//! Kinds of attention with the references of their kernels, and the code that runs them.
 
 use crate::cases::assert_close;
 use mlcc_codegen::executor::{AlignedBytes, KernelExecutor};

@@ -166,7 +166,7 @@ pub fn scheme(name: &str) -> QuantScheme {
     QuantScheme::from_name(name).unwrap().0
 }
 
-/// Options of a build of a checkpoint for this machine. Builds share their objects: most tests want the same
+/// Options of a build of a checkpoint for this machine. Builds share their objects: most tests need the same
 /// kernels.
 pub fn build_options(checkpoint: &Path) -> BuildOptions {
     BuildOptions { cache: Some(objects::cache()), ..BuildOptions::new(checkpoint.to_str().unwrap()) }

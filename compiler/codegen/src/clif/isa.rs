@@ -1,4 +1,4 @@
-//! The machine to compile for: architecture and CPU features, as Cranelift wants to be told.
+//! The machine to compile for: architecture and CPU features, in Cranelift's terms.
 
 use crate::error::CodegenError;
 use cranelift_codegen::isa::OwnedTargetIsa;

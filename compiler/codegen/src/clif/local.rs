@@ -1,4 +1,4 @@
-//! Finds the `LocalMemory` buffers that can live in registers, and the pieces that they are split into.
+//! Finds the `Local` buffers that can live in registers, and the pieces that they are split into.
 //!
 //! A buffer qualifies if every index into it is a constant once the unrolled loops around are unrolled. Its
 //! pieces are 128-bit vectors if every access is a contiguous, aligned run of whole vectors, else single

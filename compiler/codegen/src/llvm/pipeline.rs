@@ -8,7 +8,7 @@ pub enum LlvmPipeline {
     Full,
     /// Passes for kernels of dozens of loops. On those, passes that ask for the trip count of every loop
     /// after each change take most of the time (induction variables, unrolling at run time, which here finds
-    /// nothing but loops of prefetches). Loads, vectors and tiles are in such a kernel's text already.
+    /// only loops of prefetches). Loads, vectors and tiles are in such a kernel's text already.
     Large,
     /// Passes for steps: calls in a row, which run once per token.
     Calls,

@@ -100,7 +100,7 @@ fn pages_have_memory_ahead_of_need() {
     step(&mut sessions, text[64]);
     assert_eq!((free(&model), ready()), (14 - 6, 0));
     assert!(sessions.iter().all(|s| s.logits() == all(&text[..65])));
-    // In the last pages of their contexts they want no more.
+    // In the last pages of their contexts they need no more.
     let [_, b, c] = &mut sessions[..] else { unreachable!() };
     b.prefill(&text[65..290]).unwrap();
     c.prefill(&text[65..290]).unwrap();

@@ -139,7 +139,7 @@ fn a_full_context_is_named() {
     assert_eq!(session.decode(TOKENS[4]).unwrap(), reference(&TOKENS)[4]);
 }
 
-/// 131072 positions of 8 KiB each: a gigabyte of addresses, of which a session takes what it uses.
+/// 131072 positions of 8 KiB each: a gigabyte of addresses, of which a session uses only a part.
 #[test]
 fn an_announced_length_is_taken_back_when_the_prompt_fails() {
     let Some((_folder, model)) = load(&["-DTOY_LENGTH", "-DTOY_LAST=8"]) else { return };

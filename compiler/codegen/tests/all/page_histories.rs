@@ -142,7 +142,7 @@ impl SessionHistory<'_> {
         }
     }
 
-    /// Feeds a piece to each of some sessions at once.
+    /// Computes a piece of each of some sessions at once.
     fn step(&mut self, pieces: &[(usize, usize, OutputRows)], number: usize) {
         let (mut room, count) = (self.model.max_step_tokens(), self.sessions.len());
         let mut members: Vec<Option<_>> = self.sessions.iter_mut().map(Some).collect();
@@ -222,7 +222,7 @@ fn sessions_have_what_they_were_fed() {
     check(&["-DTOY_CONTEXT=300", "-DTOY_CHUNK=20"], 300, usize::MAX, None);
 }
 
-/// Everybody who gets no pages has what they had before.
+/// Every session that gets no pages has the state from before.
 #[test]
 fn sessions_that_are_refused_pages_have_what_they_had() {
     check(&["-DTOY_CONTEXT=300", "-DTOY_CHUNK=20"], 300, usize::MAX, Some(8));

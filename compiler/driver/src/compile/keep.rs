@@ -44,7 +44,7 @@ pub struct KeptWeights {
 /// The meaning of `--quant` without a value.
 pub const KEEP: &str = "keep";
 
-/// The scheme that is held against the kept types, for their size.
+/// The scheme that is compared with the kept types, for their size.
 pub const SMALLER: &str = "q4f16";
 
 /// The scheme whose format the rest gets (parameters that are no tensor of the file) where weights come in
@@ -202,7 +202,7 @@ fn format_of(source: &BuildSource, param: &ModelParam) -> Option<DType> {
     Some(packed.unwrap_or_else(|| lossless_format(computed_type(&source.model.config))))
 }
 
-/// The groups of rows of packed weights; of columns where the transpose is wanted.
+/// The groups of rows of packed weights; of columns where the transpose is needed.
 fn stored_groups(checkpoint: &Checkpoint, source: &ParamSource, transposed: bool) -> Option<StoredGroups> {
     match source {
         ParamSource::Tensor(name) => {

@@ -63,8 +63,8 @@ pub struct BuildOptions {
     pub ranks: usize,
     /// The way in which it is split.
     pub tp_mode: TpMode,
-    /// The logits of a row have the same bits alone and beside others
-    /// ([`KernelTarget::batch_invariant`](mlcc_kernels::param_descs::KernelTarget)).
+    /// The logits of a row have the same bits alone and together with others
+    /// ([`KernelTarget::batch_invariant`](mlcc_kernels::params::KernelTarget)).
     pub batch_invariant: bool,
     /// Room for adapters that are chosen when the artifact runs.
     pub adapters: Option<AdapterSlots>,

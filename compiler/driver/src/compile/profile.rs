@@ -44,7 +44,7 @@ fn of_level(level: &LevelCode) -> Value {
     });
     let steps: Map<String, Value> = steps.collect();
     // Items of a step that run for each sequence of a batch, those of them that are for sequences of one row
-    // or of several, and items for the rows whose logits are wanted.
+    // or of several, and items for the output rows.
     let each = items_where(&level.steps, |repeat| repeat.is_for_sequences());
     let of = |kind| items_where(&level.steps, move |repeat| repeat.sequences() == Some(kind));
     let wanted = items_where(&level.steps, |repeat| *repeat == RepeatMode::Outputs);

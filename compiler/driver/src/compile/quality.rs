@@ -40,7 +40,7 @@ pub struct QualityReport {
     /// Mean and maximum of KL(reference || artifact) over all scored positions, in nats.
     pub kl_mean: f64,
     pub kl_max: f64,
-    /// Share of positions where both find the same token likeliest, 0 to 1.
+    /// Share of positions where both have the same most probable token, 0 to 1.
     pub same_top_token: f64,
     /// Scored tokens, and tokens of a window.
     pub tokens: usize,

@@ -88,8 +88,8 @@ fn weight_piece(
     DrawPiece { bytes: bytes as u64, content }
 }
 
-/// The scales and the zeros with which even codes have the deviation that is wanted; `None` where none do,
-/// because the mean is not 0.
+/// The scales and the zeros with which even codes have the wanted deviation; `None` where none do, because
+/// the mean is not 0.
 fn numbers(dtype: DType, spread: ValueDistribution) -> Option<[PieceContent; 2]> {
     let DType::Packed(format) = dtype else { return Some([PieceContent::Fill(0); 2]) };
     let deviation = match spread {

@@ -1,4 +1,4 @@
-//! Tokenizer and chat template of a model: found, loaded, held against the model's vocabulary.
+//! Tokenizer and chat template of a model: found, loaded, compared with the model's vocabulary.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -12,7 +12,7 @@ use super::stages::{PassCost, PassStages, TapSetup, first_wrong_pass};
 use super::{BoxedError, LayerComparison, TapCall, compare};
 use crate::compile::{BuildOptions, BuildSource};
 
-/// One build held against the meaning of its graph.
+/// One build compared with the meaning of its graph.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildCheck {
     /// Taps of the build against the graph; absent if the graph itself goes wrong in a pass.

@@ -1,5 +1,5 @@
 //! Taps that another program has written: a safetensors file with a tensor `[positions, width]` per tap, the
-//! token ids in `tokens` and, if wanted, `logits` (`tools/dump_hf.py` makes one with transformers).
+//! token ids in `tokens` and, optionally, `logits` (`tools/dump_hf.py` makes one with transformers).
 
 use std::path::Path;
 

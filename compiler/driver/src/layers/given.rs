@@ -53,8 +53,8 @@ fn tensor(tap: &TapOutput) -> Tensor {
     Tensor::new(mlcc_ir::types::DType::F32, &[rows, tap.width], values)
 }
 
-/// Makes inputs of the taps that are wanted: whatever reads such a value reads the input. The outputs stay.
-/// Gives the taps of the new inputs, in their order.
+/// Makes inputs of the requested taps: the readers of such a value read the input. The outputs stay. Returns
+/// the taps of the new inputs, in their order.
 fn replace_taps(f: &mut Function, names: &[String], wanted: impl Fn(&String) -> bool) -> Vec<String> {
     let taps: Vec<(String, ValueId)> =
         names.iter().cloned().zip(f.outputs.iter().skip(1).copied()).filter(|(n, _)| wanted(n)).collect();

@@ -61,7 +61,7 @@ impl<'i, 'm> ScopedEvaluator<'i, 'm> {
 struct BatchEvaluator<'i, 'm> {
     f: &'m Function,
     sequences: &'i [SequenceRows],
-    /// Sizes of the call, and how many rows are wanted.
+    /// Sizes of the call, and the number of output rows.
     sizes: SymValues,
     outputs: usize,
     all: ScopedEvaluator<'i, 'm>,

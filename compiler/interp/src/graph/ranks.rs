@@ -1,8 +1,8 @@
-//! Ranks in lockstep: each is a thread with an interpreter and weights of its own, and at an `exchange` each
-//! waits until every other rank has sent its part of the same exchange, or has ended without it.
+//! Ranks in lockstep: each is a thread with an interpreter and weights of its own, and at an all-gather
+//! (`exchange`) each waits until every other rank has sent its part of it, or has ended without it.
 //!
 //! Nothing depends on which thread is faster: a rank sends to its own slot and reads all slots only when the
-//! round is complete. So what goes wrong is found at the same place every time.
+//! round is complete. So a fault is found at the same place every time.
 
 use super::{GraphError, Interpreter, Tensor};
 use mlcc_ir::entity::EntityId;

@@ -25,8 +25,8 @@ pub(crate) struct CopyGroups {
 }
 
 impl CopyGroups {
-    /// Takes what has to have landed so that at most `pending` groups are left; with 0, what was not
-    /// committed, too.
+    /// Takes the copies that have to be done so that at most `pending` groups are left; with 0, uncommitted
+    /// ones, too.
     fn take_landed(&mut self, pending: usize) -> Vec<AsyncCopy> {
         let over = self.groups.len().saturating_sub(pending);
         let mut all: Vec<AsyncCopy> = self.groups.drain(..over).flatten().collect();

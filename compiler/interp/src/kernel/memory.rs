@@ -168,7 +168,7 @@ impl BufferStorage {
         })
     }
 
-    /// Checks that the cell exists; what it holds, and who wrote it, does not matter.
+    /// Checks that the cell exists; its content and its writer do not matter.
     pub fn check_bounds(&self, index: i64, thread: u32) -> RunResult {
         self.checked_slot(index, thread, MemoryAction::Read).map(drop)
     }

@@ -100,7 +100,7 @@ pub fn run_batch_interleaved(
     run_phases(step, kernels, &mut [RankRef { memory, sequences }], RankCall::Batch { wanted }, schedule)
 }
 
-/// The ranks are in lockstep from item to item: between two exchanges none sees what another one does.
+/// The ranks are in lockstep from item to item: between two all-gathers none sees the work of another.
 pub(super) fn run_phases(
     step: &StepProgram,
     kernels: &[Kernel],

@@ -119,7 +119,7 @@ pub fn run_ranks_interleaved(
     run_phases(step, kernels, &mut refs(ranks), call, schedule)
 }
 
-/// Runs a rank until its next exchange; `None`: it has ended.
+/// Runs a rank until its next all-gather; `None`: it has ended.
 fn run_until_gather<'s>(
     items: &mut impl Iterator<Item = &'s StepItem>,
     rank: &mut RankRef<'_>,

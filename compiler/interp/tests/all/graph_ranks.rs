@@ -1,4 +1,4 @@
-//! Ranks in lockstep: what an exchange gives, and what goes wrong where a rank does not keep to it.
+//! Ranks in lockstep: the result of an all-gather, and the faults where a rank does not keep to it.
 
 use mlcc_interp::graph::{
     AllGatherFault, GraphError, Interpreter, RankError, RankMessage, RankedModel, StateValues, Tensor,
@@ -25,7 +25,7 @@ module @m {
   }
 }";
 
-/// The same without the second exchange.
+/// The same without the second all-gather.
 const ONE: &str = "
 module @m {
   param @w : f32[1] role vector = ranks(values(1.0), values(10.0))
@@ -41,7 +41,7 @@ module @m {
   }
 }";
 
-/// The same with less in the first exchange.
+/// The same with less in the first all-gather.
 const SHORT: &str = "
 module @m {
   param @w : f32[1] role vector = ranks(values(1.0), values(10.0))

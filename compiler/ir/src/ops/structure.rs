@@ -47,7 +47,7 @@ pub(super) fn infer(op: &Op, module: &Module, inputs: &[&TensorType]) -> Result<
     }
 }
 
-/// Rows of all sequences, of one, or of those that are wanted.
+/// Rows of all sequences, of one, or the output rows.
 fn infer_rows(op: &Op, inputs: &[&TensorType]) -> Result<Vec<TensorType>, OpError> {
     let [x] = inputs else { return invalid_input(op, "takes one input") };
     let (one, n) = (Dim::from(1), Dim::sym(SizeSymbol::N));

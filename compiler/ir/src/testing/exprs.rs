@@ -1,4 +1,4 @@
-//! Random expressions of a wanted type.
+//! Random expressions of a requested type.
 
 use super::{INPUT, INTS, KernelGenerator};
 use crate::instr::{InstrId, InstrSemantics};

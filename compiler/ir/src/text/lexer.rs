@@ -122,7 +122,7 @@ impl Lexer {
         self.depth -= 1;
     }
 
-    // ---- tokens of a wanted kind
+    // ---- tokens of an expected kind
 
     /// True, and taken, if the next token is this punctuation.
     pub fn accept(&mut self, punct: &str) -> bool {

@@ -7,7 +7,7 @@ use crate::ops::Op;
 use crate::step::{AllGather, BufferRef, MemoryBase, StepItem, StepProgram};
 use crate::text::node_label;
 
-/// All that is split is split among equally many ranks, and they exchange in entry functions.
+/// All that is split is split among equally many ranks, and only entry functions have all-gathers.
 pub(super) fn verify_ranks(module: &Module) -> Result<(), VerifyError> {
     let ranks = module.rank_count();
     for param in module.params.values() {

@@ -77,7 +77,7 @@ fn chains(vectors: Option<i64>) -> i64 {
 }
 
 /// Folds `body(i)` over `0..extent`: a vector loop with a vector accumulator, a scalar loop for the rest, and
-/// the lanes of the accumulator at the end. `body` gets the first index and the number of lanes wanted.
+/// the lanes of the accumulator at the end. `body` gets the first index and the number of lanes.
 pub fn reduce_loop<'k>(
     k: &'k Recorder,
     op: RedOp,

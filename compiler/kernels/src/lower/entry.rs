@@ -100,7 +100,7 @@ impl<'a> EntryLowering<'a> {
                 Op::AllGather { ranks } => self.lower_all_gather(kernels, *ranks, node)?,
                 Op::SequenceSplit { .. } => self.split(kernels, node.inputs[0], node.outputs[0])?,
                 Op::SequenceJoin => self.join(kernels, node.inputs[0], node.outputs[0])?,
-                // The first rows lie where all lie.
+                // The first rows have the address of all.
                 Op::Reshape { .. } | Op::OutputRows => {
                     let source = self.at(node.inputs[0])?;
                     self.locations[node.outputs[0].0 as usize] = Some(source);

@@ -148,8 +148,8 @@ impl<'a> KernelCache<'a> {
         Ok(index)
     }
 
-    /// A kernel that gives a cache as a tensor of type `ty` outside of pages: for those who cannot read it
-    /// there.
+    /// A kernel that returns a cache as a tensor of type `ty` outside of pages: for readers that cannot read
+    /// it there.
     pub fn gather_kernel(&mut self, ty: &TensorType, row: i64) -> Result<usize, LowerError> {
         let f = identity_function(self.module, "gather", ty).map_err(LowerError::internal)?;
         let key = KernelKey::Gather(ty.clone(), row);

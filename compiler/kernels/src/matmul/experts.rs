@@ -3,7 +3,7 @@
 //! whatever the order of the choices.
 //!
 //! These rows come from a list of all choices in the order of their matrices (a counting sort), which every
-//! worker makes for itself: a few thousand numbers, against thousands of multiplications for each of them.
+//! worker makes separately: a few thousand numbers, against thousands of multiplications for each of them.
 //! The workers then share the columns of each matrix, so that a matrix with many rows keeps all of them busy.
 
 use super::cpu::slice::{CpuMatmul, ExpertMatrix, RowRange};

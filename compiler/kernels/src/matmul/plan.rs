@@ -24,7 +24,7 @@ pub struct CpuPlan {
     pub tiles: u32,
     /// Columns per iteration of the loop over plain weights (even).
     pub unroll: u32,
-    /// Accumulators wanted in flight; with few rows the sum over columns is split to reach it.
+    /// The target number of accumulators in flight; with few rows the sum over columns is split to reach it.
     pub in_flight: u32,
     pub dot: IntDot,
     /// The instruction for integer products of many rows, in place of `dot`: see [`CodeDot::Mmla`].

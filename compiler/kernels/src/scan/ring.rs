@@ -63,7 +63,7 @@ impl<'k> RingSteps<'k> {
     }
 }
 
-/// Steps of all sequences in shared memory, and who copies and reads them.
+/// Steps of all sequences in shared memory, and the threads that copy and read them.
 pub(super) struct SequenceRing<'k> {
     k: &'k Recorder,
     team: ThreadTeam<'k>,

@@ -4,10 +4,10 @@
 //! * Templates that also take images loop over a content's parts, and most others join it to a text: what is
 //!   given in the wrong form is lost without an error, or is one. llama.cpp finds the form by rendering as
 //!   well, vLLM from the syntax tree (`chat_template_content_format`).
-//! * Few templates know the role `developer`, many want one system message and that first, some have none.
+//! * Few templates know the role `developer`, many need one system message and that first, some have none.
 //!   Instructions are accepted in any place and number and reach the model: they are joined at the begin,
-//!   `developer` is `system` unless the template names it, and without a role for them they stand in front of
-//!   the user's first text, as in llama.cpp.
+//!   `developer` is `system` unless the template names it, and without a role for them they are put in front
+//!   of the user's first text, as in llama.cpp.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -242,7 +242,7 @@ impl TagRules<'_> {
         Ok((names, rules))
     }
 
-    /// A value with the end of its tag: what stands in the rule `own`, and another rule.
+    /// A value with the end of its tag: the body of the rule `own`, and another rule.
     fn value(&self, own: &str, value: &Json) -> Result<(String, String), String> {
         let TagRules { tags, schema, strictness, tokenizer, .. } = *self;
         let close = fixed(&tags.close, tokenizer);
@@ -284,8 +284,8 @@ impl TagRules<'_> {
     }
 }
 
-/// A text in the tag of the rule `own`, with its end, that matches all of some expressions: what stands in
-/// the rule, and another rule.
+/// A text in the tag of the rule `own`, with its end, that matches all of some expressions: the body of the
+/// rule, and another rule.
 fn text_in_tag(tags: &TagSyntax, own: &str, held: &[String], tokenizer: &Tokenizer) -> (String, String) {
     let end = tags.end();
     let special = special(end, tokenizer);
@@ -337,7 +337,7 @@ fn free(marker: &str, tokenizer: &Tokenizer) -> String {
 }
 
 impl AnswerSyntax {
-    /// Control tokens that end an answer in channels: that of a call beside that of a text.
+    /// Control tokens that end an answer in channels: that of a call in addition to that of a text.
     pub fn end_tokens(&self, tokenizer: &Tokenizer) -> Vec<TokenId> {
         let ends = self.channels.iter().flat_map(|channels| channels.ends.iter().skip(1));
         let whole = |end: &String| special(end, tokenizer).filter(|(length, _)| *length == end.len());

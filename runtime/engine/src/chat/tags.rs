@@ -46,8 +46,8 @@ impl TagValue {
         TagValue { kind, begun: false }
     }
 
-    /// Takes what is surely of the value from `held`, and gives its JSON text; the last of it with `true`,
-    /// when its end has come.
+    /// Takes the part of `held` that surely belongs to the value, and gives its JSON text; the last of it
+    /// with `true`, when its end has come.
     pub fn take(&mut self, held: &mut String, tags: &TagSyntax) -> (String, bool) {
         let (before, behind) = tags.blanks();
         if !self.begun {
@@ -177,9 +177,9 @@ fn lengths(value: &Json) -> Result<Option<String>, String> {
     }
 }
 
-/// A pattern matches anywhere, but where it is anchored. Beside others in an alternative, an anchor is taken
-/// for one of all of them: that allows less. Anchors elsewhere, and what else is no regular language, are
-/// errors of the grammar.
+/// A pattern matches anywhere, but where it is anchored. In an alternative with others, an anchor counts as
+/// one of all of them: that allows less. Anchors elsewhere, and everything else that is no regular language,
+/// are errors of the grammar.
 fn searched(pattern: &str) -> Result<String, String> {
     // Parentheses that do not belong together would get others in the whole.
     fancy_regex::Regex::new(pattern)

@@ -35,7 +35,7 @@ pub enum FileError {
 /// The context that came back with the messages.
 #[derive(Debug)]
 pub enum RestoredContext {
-    /// The model's state: the next turn feeds new tokens only.
+    /// The model's state: the next turn computes new tokens only.
     State,
     /// Nothing, for this reason: the next turn reads the whole conversation.
     MessagesOnly(String),

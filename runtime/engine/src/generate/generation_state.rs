@@ -1,6 +1,6 @@
-//! A text while it is being written: its tokens, how the next one is chosen, and what ends it.
+//! A text while it is being written: its tokens, sampling, and stop conditions.
 //!
-//! [`TextGenerator`](super::TextGenerator) feeds the tokens of one text to a model of its own,
+//! [`TextGenerator`](super::TextGenerator) computes the tokens of one text with a model of its own,
 //! [`crate::serving`] those of many to one model. From equal logits both choose the same, because they choose
 //! here.
 
@@ -27,7 +27,7 @@ pub(crate) struct StopConditions {
     pub context: Option<usize>,
 }
 
-/// A token that was chosen, to whoever wants the text.
+/// A sampled token, for the receiver of the text.
 pub(crate) struct EmittedToken<'a> {
     pub token: TokenId,
     /// The logits from which it was sampled; none where the top-k candidates were enough.
@@ -175,8 +175,8 @@ impl<'t> GenerationState<'t> {
         self.tokens.truncate(known + self.drafts);
     }
 
-    /// Chooses the next token among the likeliest ones, for [`GenerationState::sample_rows`], which needs no
-    /// logits then. False where these do not tell. There are no drafts.
+    /// Samples the next token from the top-k candidates, for [`GenerationState::sample_rows`], which needs no
+    /// logits then. False where these do not decide. There are no drafts.
     pub fn sample_from_top_k(&mut self, likeliest: &[TokenCandidate]) -> bool {
         if self.grammar.is_some() || self.stop_conditions.max_tokens == Some(0) {
             return false;

@@ -19,7 +19,7 @@ pub struct ExtraSamplers {
     /// The threshold: only the last one of the tokens at least this probable stays. More than 0.5 is off.
     pub xtc_threshold: f32,
     pub dry: DryParams,
-    /// Cuts and keeps the surprise of the text where it is wanted, in place of all other cuts.
+    /// Cuts and keeps the surprise of the text at the target, in place of all other cuts.
     pub mirostat: Option<MirostatParams>,
 }
 
@@ -41,7 +41,7 @@ pub struct DryParams {
 /// Mirostat 2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MirostatParams {
-    /// The surprise that is wanted, in bits.
+    /// The target surprise, in bits.
     pub tau: f32,
     /// The rate at which the cut follows the observed surprise.
     pub eta: f32,

@@ -23,8 +23,8 @@ impl SurpriseLimit {
     }
 }
 
-/// Fills `candidates` with what is left of the logits, of which `best` is the likeliest. Takes a random
-/// number for XTC, if that is on.
+/// Fills `candidates` with the rest of the logits; `best` is the most probable one. Takes a random number for
+/// XTC, if that is on.
 pub(super) fn cut_with_extras(
     params: &SamplingParams,
     logits: &[f32],
@@ -182,7 +182,7 @@ mod tests {
             let mean = sum / 2000.0;
             assert!((mean - f64::from(tau)).abs() < 0.1, "{mean} bits in place of {tau}");
         }
-        // The first cut is at twice the surprise that is wanted; the tokens have 1, 2, 3 and 3 bits.
+        // The first cut is at twice the target surprise; the tokens have 1, 2, 3 and 3 bits.
         let first = |tau| {
             left(params(ExtraSamplers {
                 mirostat: Some(MirostatParams { tau, eta: 0.1 }),

@@ -15,12 +15,12 @@ pub struct TokenLogprob {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
     pub token: TokenLogprob,
-    /// The likeliest tokens, sorted.
+    /// The most probable tokens, sorted.
     pub top: Vec<TokenLogprob>,
 }
 
-/// The logarithm of the probability of `token` after these logits, and those of the `top` likeliest. The
-/// error is at most 2e-6. `None` if no logit is a number or the token has none.
+/// The logarithm of the probability of `token` after these logits, and those of the `top` most probable ones.
+/// The error is at most 2e-6. `None` if no logit is a number or the token has none.
 pub fn compute_logprobs(logits: &[f32], token: TokenId, top: usize) -> Option<Logprobs> {
     let best = scan::find_best(logits)?;
     let total = scan::sum_weights(logits, best.logit, 1.0).ln();

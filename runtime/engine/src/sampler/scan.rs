@@ -8,7 +8,7 @@ const BLOCK: usize = 64;
 /// Parallel accumulators, which the compiler keeps in vectors.
 const LANES: usize = 16;
 
-/// The likeliest token, of equal ones that of the lowest id; `None` if no logit is a number.
+/// The most probable token, of equal ones that of the lowest id; `None` if no logit is a number.
 pub(super) fn find_best(logits: &[f32]) -> Option<Candidate> {
     let mut best = f32::NEG_INFINITY;
     let mut found = None;
@@ -32,7 +32,7 @@ pub(super) fn candidates_above(logits: &[f32], floor: f32, candidates: &mut Vec<
     }
 }
 
-/// The k likeliest, sorted.
+/// The k most probable ones, sorted.
 pub(super) fn find_top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
     let mut floor = f32::NEG_INFINITY;
     for (block, of_block) in logits.chunks(BLOCK).enumerate() {

@@ -43,7 +43,7 @@ pub struct DiskCacheOptions {
     pub max_bytes: u64,
     /// The time without use after which a state is written.
     pub idle_time: Duration,
-    /// Takes what is wrong with files, in a sentence.
+    /// Takes a sentence about faults of files.
     pub warn: fn(&str),
 }
 
@@ -124,7 +124,7 @@ pub(super) struct DiskCache {
     writer: Option<DiskWriter>,
 }
 
-/// A state that is wanted, before it is read.
+/// A state before it is read.
 pub(super) struct DiskPrefix {
     pub tokens: Vec<TokenId>,
     pub logits: Vec<f32>,
@@ -132,7 +132,7 @@ pub(super) struct DiskPrefix {
 }
 
 impl DiskCache {
-    /// Looks for what is there. States are read when they are wanted.
+    /// Looks for files. States are read when they are needed.
     pub fn open_folder(
         files: DiskCacheOptions,
         identity: u128,

@@ -35,7 +35,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// Takes a line for whoever runs the model.
+/// Takes a line for the operator of the model.
 pub type WarningSink = Box<dyn Fn(&str) + Send>;
 
 /// Optional parts of an engine.
@@ -163,7 +163,7 @@ impl Engine {
             .collect())
     }
 
-    /// The same, each with who takes its events.
+    /// The same, each with the receiver of its events.
     pub fn launch_with(
         &self,
         requests: Vec<(EngineRequest, EventSink)>,

@@ -25,7 +25,7 @@ pub struct SequenceInput<'a, S> {
 }
 
 impl<S> SequenceInput<'_, S> {
-    /// Rows of logits that are wanted.
+    /// The number of output rows.
     pub fn output_rows(&self) -> usize {
         output_rows(self.outputs, self.tokens.len())
     }
@@ -134,11 +134,12 @@ pub trait ModelRunner: Send {
         let _ = error;
         false
     }
-    /// Something that makes steps slower than they could be and that whoever runs the model may want to know.
+    /// Something that makes steps slower than they could be and that the operator of the model may want to
+    /// know.
     fn performance_warning(&self) -> Option<String> {
         None
     }
-    /// Feeds every sequence its tokens. After an error the sequences are unknown.
+    /// Computes the tokens of every sequence. After an error the sequences are unknown.
     fn step(&mut self, feeds: &mut [SequenceInput<'_, Self::Sequence>]) -> Result<(), RunnerError<Self>>;
     /// Runs a step like [`ModelRunner::step`]. A model that finds the top-k candidates of inputs of one token
     /// by itself gives them to `enough` with the number of the input (see
@@ -206,7 +207,7 @@ impl CompiledModelRunner {
         feed.sequence.tokens_per_call().min(self.model.max_step_tokens())
     }
 
-    /// Feeds what does not fit in one call, in as many groups as it needs.
+    /// Computes inputs that do not fit in one call, in as many groups as they need.
     fn step_in_groups(
         &mut self,
         feeds: &mut [SequenceInput<'_, Session>],

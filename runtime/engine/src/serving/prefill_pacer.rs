@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::serving::step_cost::{StepCostModel, StepLoad};
 
-/// Rows beside others before one such step was measured.
+/// Rows of prompts before a step with some was measured.
 const FIRST: usize = 16;
 /// A single row would be read by other kernels than those of longer pieces.
 pub(super) const SMALLEST: usize = 2;
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(pace.prefill_budget(1, 40, 512).chunk_rows(0), burst, "more was never measured");
     }
 
-    /// Most steps are within the gap, though none takes what was predicted.
+    /// Most steps are within the gap, though none takes the predicted time.
     #[test]
     fn there_is_room_for_errors() {
         let (mut pace, mut seed) = (PrefillPacer::new(3.0), 1_u32);

@@ -34,7 +34,7 @@ pub struct EngineRequest {
     pub special: SpecialTokens,
     /// Texts that end the text; they are not part of it.
     pub stop: Vec<String>,
-    /// Tells which parts of the text those are looked for in; none: in all of it.
+    /// Selects the parts of the text in which stop strings are looked for; none: all of it.
     pub stop_guard: Option<StopGuard>,
     /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,

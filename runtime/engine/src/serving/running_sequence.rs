@@ -210,7 +210,7 @@ impl<'t> RunningSequence<'t> {
         }
     }
 
-    /// Ends the text; what was held back is shown, if anybody wants it. The reason may become another one.
+    /// Ends the text; held-back text is shown, if it has a receiver. The reason may become another one.
     pub fn finish(mut self, reason: FinishReason) -> FinishReason {
         let mut held = CompactString::default();
         let mut reason = self.generation.finish(reason, &mut |piece: &str| {

@@ -168,7 +168,7 @@ impl<M: ModelRunner + 'static> Scheduler<'_, M> {
         }
     }
 
-    /// Tells what the model has to say, once.
+    /// Reports the model's warning, once.
     fn report_warning(&mut self) {
         if self.warn.is_some()
             && let Some(notice) = self.model.performance_warning()

@@ -46,7 +46,7 @@ impl<M: ModelRunner> DraftModel<M> {
         DraftModel { model, sequences: Vec::new() }
     }
 
-    /// Feeds what is new of a text, up to a piece of a prompt; whether that is all.
+    /// Computes new tokens of a text, up to a piece of a prompt; returns whether that is all.
     fn catch_up(&mut self, index: usize, tokens: &[TokenId]) -> Option<bool> {
         let text = &mut self.sequences[index];
         // The logits are those behind the last token, so that is computed in any case.

@@ -83,7 +83,7 @@ impl GrowthBound {
         for step in &self.steps {
             now = step.run(&now, most, self.parts(now.len())).ok_or_else(too_long)?;
         }
-        // Each of the parts is normalized for itself, which may add the text before a text to every one.
+        // Each of the parts is normalized separately, which may add the text before a text to every one.
         let before = self.prepended().saturating_mul(self.parts(text.len()));
         match now.len().saturating_add(before).saturating_mul(self.cut) <= most {
             true => Ok(()),
@@ -232,7 +232,7 @@ fn longest_of_table(base64: &str) -> usize {
     texts.split(|&byte| byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1)
 }
 
-/// A text as a regular expression for itself.
+/// A text as a regular expression that matches it.
 fn escaped(text: &str) -> String {
     fancy_regex::escape(text).into_owned()
 }

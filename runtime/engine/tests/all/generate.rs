@@ -1,4 +1,4 @@
-//! The generation loop over a toy model: the likeliest next byte is the next one of a fixed text.
+//! The generation loop over a toy model: the most probable next byte is the next one of a fixed text.
 
 use crate::common;
 use crate::toy::ToyModel;

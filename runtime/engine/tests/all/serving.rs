@@ -28,7 +28,7 @@ pub fn engine(toy: &ToyModel, sequences: usize, max_queue: usize) -> Engine {
 enum DrafterChoice {
     None,
     Ngrams,
-    /// A model that chooses as the toy does, if that takes the likeliest token.
+    /// A model that samples as the toy does, if that takes the most probable token.
     Model,
     /// A model that cannot roll back, or one that drops old tokens.
     Recurrent,
@@ -61,7 +61,7 @@ struct RandomDrafter;
 impl Drafter for RandomDrafter {
     fn append_draft(&mut self, text: usize, tokens: &mut Vec<TokenId>, most: usize) {
         let letter = |at: usize| 98 + ((text + at * at) % 10) as TokenId;
-        // One more than what is wanted: it is cut.
+        // One more than requested: it is cut.
         let from = tokens.len();
         tokens.extend((from..=from + most).map(letter));
     }

@@ -114,7 +114,7 @@ fn where_prompts_part_is_seen() {
     }
 }
 
-/// A request that wants no known states leaves pieces as they are.
+/// A request without the prefix cache leaves pieces as they are.
 #[test]
 fn prompts_that_are_to_be_read_whole_are() {
     let toy = ToyModel::new(true, None);

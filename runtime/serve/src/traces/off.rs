@@ -12,7 +12,7 @@ use crate::traces::{ENDPOINTS, TracesError, variable};
 pub struct TraceExporter(());
 
 impl TraceExporter {
-    /// Tells `warn` if traces are wanted.
+    /// Calls `warn` if traces are requested.
     pub fn from_environment(warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
         let wanted = ENDPOINTS.into_iter().find(|name| variable(name).is_some());
         if let (Some(name), Some(warn)) = (wanted, warn) {

@@ -177,7 +177,7 @@ fn refusal(target: &CompileTarget, kernels: &[Kernel], steps: &[StepProgram]) ->
     compile_with_cranelift(&input, "toy.so").unwrap_err().to_string()
 }
 
-/// Nor does it matter who makes an object, and when.
+/// Nor does it matter which thread makes an object, and when.
 #[test]
 fn objects_of_earlier_builds_give_the_same_bytes() {
     let Some(target) = host() else { return };

@@ -1,4 +1,4 @@
-//! The cases that the LLVM back end is held against.
+//! The cases that the LLVM back end is compared with.
 
 use super::harness::host_levels;
 use crate::aarch64::{EmulatedDriver, KernelCall};

@@ -512,7 +512,7 @@ impl<'k, 'a> MatrixBlock<'k, 'a> {
         });
     }
 
-    /// `body(which, row)` for those of a lane's two rows that are wanted.
+    /// `body(which, row)` for the valid ones of a lane's two rows.
     fn each_row(self, part: &ThreadTile<'k>, body: impl Fn(u32, Val<'k>)) {
         for i in 0..2 {
             let row = (part.row + part.group + i64::from(i) * APART).named("row");

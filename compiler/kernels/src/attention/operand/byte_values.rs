@@ -115,7 +115,7 @@ impl<'k> ByteOperands<'k> {
         }
     }
 
-    /// Takes what was added to the codes of weights off the sums.
+    /// Subtracts the surplus of the codes of weights from the sums.
     fn subtract_offsets(&self, block: &KeyBlock<'k, '_>, set: Val<'k>, added: Val<'k>) {
         let (at, k, plan) = (block.at, block.at.k, block.at.plan);
         let (lanes, bytes) = (i64::from(plan.lanes), i64::from(plan.byte_lanes()));

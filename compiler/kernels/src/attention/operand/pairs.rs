@@ -35,7 +35,7 @@ const _: () = assert!((262_000 + PREFILL_KEYS) * 8192 < 1 << 31);
 /// Sums of scaled weights below count as this one.
 const LEAST_SUM: f64 = 1e-30;
 
-/// The dot instruction, and what a tile needs on the stack beside its other buffers.
+/// The dot instruction, and the buffers of a tile on the stack in addition to its others.
 #[derive(Clone, Copy)]
 pub(in super::super) struct PairOperands<'k> {
     pub dot: PairDot,

@@ -21,8 +21,7 @@ pub(in crate::matmul) struct Microtile<'k, 'a> {
     pub rows: u32,
     /// For each row, its row of x and of the result, where they are not in order.
     pub listed: Option<Vec<[Val<'k>; 2]>>,
-    /// True if these rows are a whole block of interleaved codes (see
-    /// [`Codes::block`](crate::product::Codes::block)).
+    /// True if these rows are a whole block of interleaved codes (see `QuantizedActivations::block`).
     pub interleaved: bool,
     pub source: TileWeights<'k>,
     /// Partial sums per accumulator.

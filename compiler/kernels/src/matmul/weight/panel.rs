@@ -16,7 +16,7 @@ pub(in crate::matmul) struct WeightPanel<'k> {
     first: Val<'k>,
     /// `[groups][quads][parts]` vectors.
     codes: BufferView<'k, 3>,
-    /// The codes without their signs, where the product wants those too.
+    /// The codes without their signs, where the product needs those too.
     absolutes: Option<BufferView<'k, 3>>,
     /// `[groups][parts]` vectors, or pairs of them; if `offsets`, then as many of the offsets that groups
     /// subtract.

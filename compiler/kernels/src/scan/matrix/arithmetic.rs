@@ -15,7 +15,7 @@ pub(super) struct BodyArithmetic<'a, 'k> {
     products: Vec<ValueId>,
 }
 
-/// The lookup of a value of the body where it is needed; numbers stand for vectors of equal lanes.
+/// The lookup of a value of the body where it is needed; numbers are vectors of equal lanes.
 pub(super) type ValueLookup<'a, 'k> = &'a dyn Fn(ValueId) -> Val<'k>;
 
 impl<'a, 'k> BodyArithmetic<'a, 'k> {

@@ -239,7 +239,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         self.lane_vectors(node.outputs[0]).enumerate().map(piece).collect()
     }
 
-    /// Stores what a step gives beside its states.
+    /// Stores the results of a step besides its states.
     fn store_results(&self, block: &StateBlock<'k>, token: &ScanStep<'k>) {
         for (i, v) in self.scan.body.outputs.iter().enumerate().skip(self.scan.carries) {
             let extent = self.scan.extent(*v);

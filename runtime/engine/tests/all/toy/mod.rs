@@ -255,7 +255,7 @@ pub struct ToyModel {
     pub context: Option<usize>,
     pub read: Arc<AtomicUsize>,
     pool: ToyPool,
-    /// The wanted logits of the last step.
+    /// The output rows of the last step.
     rows: Vec<f32>,
     /// Most sequences that a step has had.
     pub together: Arc<AtomicUsize>,

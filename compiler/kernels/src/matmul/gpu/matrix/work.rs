@@ -51,7 +51,7 @@ pub(super) struct BlockTiling {
     /// Warps along the depth of the product: each has another slice, and their sums are added.
     pub depth: i64,
     pub stages: i64,
-    /// Each warp copies what it multiplies for itself.
+    /// Each warp copies its own operands.
     pub direct: bool,
     /// Rows that it is for, of a product of few.
     pub max_rows: i64,
@@ -108,7 +108,7 @@ pub(super) struct SliceBytes {
     pub n: i64,
     /// Columns that a warp takes together.
     pub tile: i64,
-    /// Bytes that a warp copies for itself of [`COLUMNS`] columns of weights in fragments.
+    /// Bytes that a warp copies separately of [`COLUMNS`] columns of weights in fragments.
     pub direct: Option<i64>,
 }
 

@@ -102,7 +102,7 @@ impl<'a, 'k> TransposedScan<'a, 'k> {
         inputs.filter(|(_, v)| self.has_columns(**v)).map(base).collect()
     }
 
-    /// Adds the wanted values of column `c`, and what they need.
+    /// Adds the requested values of column `c`, and those that they need.
     fn add_columns(
         &self,
         (bases, c): (&ColumnBases<'k>, Val<'k>),
