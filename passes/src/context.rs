@@ -26,7 +26,7 @@ pub struct PassOptions {
     pub kv_cache: CacheType,
     /// Least work of a piece of a launch with dynamic shares; `None` takes the tuning of each level.
     pub min_chunk_work: Option<ChunkWork>,
-    /// Among how many ranks the model is split; 1: it is not.
+    /// The number of ranks among which the model is split; 1: it is not.
     pub ranks: usize,
     /// The way in which products that follow each other are split.
     pub tp_mode: TpMode,

@@ -54,7 +54,7 @@ fn build_steps(
 /// An access since the last barrier.
 pub(crate) struct PendingAccess {
     buffer: BufferRef,
-    /// After the last byte that it may reach: new rows of a cache lie anywhere in its state.
+    /// The end of the bytes that it may reach: new rows of a cache lie anywhere in its state.
     end: u64,
     write: bool,
     partition: Option<Partition>,

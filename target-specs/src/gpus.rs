@@ -77,7 +77,7 @@ pub struct InstrLatency {
     pub l2: u32,
     pub memory: u32,
     pub other: u32,
-    /// Until the operands of a store have been read.
+    /// Clocks until the operands of a store have been read.
     pub operands: u32,
 }
 

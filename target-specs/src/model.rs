@@ -10,7 +10,7 @@ pub struct HostProcessors {
     /// The vendor in /proc/cpuinfo: `AuthenticAMD`, `GenuineIntel`, or ARM's number of an implementer
     /// (`0x41`).
     pub vendor: String,
-    /// Not on AArch64.
+    /// Family, not on AArch64.
     pub family: Option<u32>,
     /// First and last of each range of models (parts, on AArch64).
     pub models: Vec<[u32; 2]>,

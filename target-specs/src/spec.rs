@@ -121,7 +121,7 @@ pub struct GpuDevice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeCost {
-    /// Until the first byte has come: 10^-9 seconds.
+    /// Time until the first byte has come: 10^-9 seconds.
     pub latency_ns: u32,
     /// 10^6 bytes per second that a rank gets.
     pub mbytes_per_s: u32,

@@ -154,7 +154,7 @@ struct TestRepetition {
     speed: f64,
     /// Seconds of each step, of tests that generate.
     steps: Vec<f64>,
-    /// Before and after.
+    /// Probes before and after.
     machine: [MachineProbe; 2],
 }
 

@@ -87,7 +87,7 @@ fn every_definition_decodes_a_batch() {
     }
 }
 
-/// After the passes the batch still means the same, and the module prints and parses.
+/// The batch means the same after the passes, and the module prints and parses.
 #[test]
 fn lowered_batches_print_and_parse() {
     for case in ["rwkv4-hf-odd", "llama3-gqa-tied"] {

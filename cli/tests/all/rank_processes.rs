@@ -51,7 +51,7 @@ impl LaunchedGroup {
         LaunchedGroup::start_with(plugin, arguments, fault, &|_| Vec::new())
     }
 
-    /// And with more variables.
+    /// Starts them with more variables.
     pub fn start_with(
         plugin: &Path,
         arguments: &[&[&str]],

@@ -297,7 +297,7 @@ fn drafts_of_a_recurrent_model_change_no_text() {
     assert!(stats.drafted_tokens > 20 && stats.failed == 0, "{stats:?}");
 }
 
-/// Without an entry point for batches, texts take turns.
+/// Artifacts without an entry point for batches: texts take turns.
 #[test]
 fn a_model_without_batches_serves_many_texts() {
     let folder = tempfile::tempdir().unwrap();

@@ -147,7 +147,7 @@ fn every_definition_takes_pieces() {
     }
 }
 
-/// After the passes the steps print and parse.
+/// The steps print and parse after the passes.
 #[test]
 fn lowered_steps_print_and_parse() {
     for case in ["rwkv4-hf-odd", "llama3-gqa-tied"] {

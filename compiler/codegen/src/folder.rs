@@ -10,7 +10,7 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub struct TemporaryFolder {
     folder: TempDir,
-    /// After the folder, which removes itself.
+    /// The registration, dropped after the folder, which removes itself.
     _registration: CleanupRegistration,
 }
 

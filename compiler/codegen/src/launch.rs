@@ -76,7 +76,7 @@ pub struct SharedMemory {
 impl SharedMemory {
     /// Most bytes that a kernel may declare itself.
     const DECLARED_BYTES: u64 = 48 << 10;
-    /// To which dynamic shared memory is aligned, and each buffer in it.
+    /// Alignment of dynamic shared memory, and of each buffer in it.
     pub const ALIGN: u32 = 128;
 
     /// Bytes of its buffers.

@@ -134,7 +134,7 @@ impl<'a> ObjectStore<'a> {
         Ok(object)
     }
 
-    /// After all work was done: what was made. Leaves the cache within its limit.
+    /// The objects, after all work was done. Leaves the cache within its limit.
     pub fn finish(&self) -> ObjectCounts {
         let made = ObjectCounts {
             objects: self.lock_objects().len(),

@@ -94,9 +94,9 @@ pub struct ReplayOutcome {
 pub struct PromptOutcome {
     pub name: String,
     pub tokens: usize,
-    /// After one prefill.
+    /// Error after one prefill.
     pub prefill_error: f64,
-    /// After the same tokens through decode; `None` for models that read prompts as a whole.
+    /// Error after the same tokens through decode; `None` for models that read prompts as a whole.
     pub decode_error: Option<f64>,
     /// Mean and deviation of the logits at every position, where the reference has them.
     pub positions_error: Option<f64>,

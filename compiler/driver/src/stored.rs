@@ -36,8 +36,8 @@ pub enum PerturbedWeights {
     Unmoved,
     /// Values moved by up to 2^-12 of themselves.
     Slightly(u64),
-    /// To where they may have been before they were rounded to the format that they are stored in, but at
-    /// least as above.
+    /// Values moved to where they may have been before they were rounded to the format that they are stored
+    /// in, but at least as above.
     WithinSteps(u64),
 }
 

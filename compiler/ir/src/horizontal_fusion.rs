@@ -291,8 +291,8 @@ fn renamed(decl: &BufDecl) -> BufDecl {
     BufDecl { name: without_number(&decl.name).into(), ..decl.clone() }
 }
 
-/// Without the number that tells equal names apart in the text of one kernel: another kernel has other
-/// numbers.
+/// The name without the number that tells equal names apart in the text of one kernel: another kernel has
+/// other numbers.
 fn without_number(name: &str) -> &str {
     match name.rsplit_once('_') {
         Some((rest, number)) if !rest.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => {

@@ -97,7 +97,7 @@ impl BufferRef {
         BufferRef { base, offset, bytes, per_past, per_page, per_row: 0, per_sequence: 0, per_worker: 0 }
     }
 
-    /// After the last byte that it may reach of its memory, or, in pages, of every page.
+    /// The end of the bytes that it may reach of its memory, or, in pages, of every page.
     pub fn end(&self) -> u64 {
         match (self.per_page, self.per_past) {
             (0, _) | (_, 0) => self.offset + self.bytes,

@@ -96,7 +96,7 @@ impl Recorder {
         self.builder(|kb| kb.push(Stmt::Commit));
     }
 
-    /// Until at most the newest `pending` groups of copies of this thread are under way.
+    /// Waits until at most the newest `pending` groups of copies of this thread are under way.
     pub fn wait_copies(&self, pending: u32) {
         self.builder(|kb| kb.push(Stmt::Wait { pending }));
     }

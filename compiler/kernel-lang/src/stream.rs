@@ -10,7 +10,7 @@ pub const CACHE_LINE: usize = 64;
 /// reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PrefetchMethod {
-    /// Not at all: the processor finds it by itself.
+    /// No prefetch: the processor finds the memory by itself.
     #[default]
     None,
     /// Every cache line by a prefetch instruction.

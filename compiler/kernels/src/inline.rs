@@ -64,7 +64,7 @@ struct ScalarIndices<'p, 'k> {
 }
 
 impl<'f, 'k> Inliner<'f, 'k> {
-    /// Without a vector axis; nothing is bound but `bindings`.
+    /// An inliner without a vector axis; only `bindings` are bound.
     pub fn new(f: &'f Function, bindings: HashMap<ValueId, Binding<'k>>) -> Inliner<'f, 'k> {
         Inliner { f, bindings, lanes: 1, mask: None, aligned: false, reduce_lanes: 1, page: None }
     }

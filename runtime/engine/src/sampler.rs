@@ -57,7 +57,7 @@ pub enum SampleError {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     pub id: TokenId,
-    /// After penalties, before the temperature.
+    /// The logit after penalties, before the temperature.
     pub logit: f32,
     pub probability: f64,
 }

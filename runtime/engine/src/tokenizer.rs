@@ -281,7 +281,7 @@ impl Tokenizer {
         self.table().len()
     }
 
-    /// Is this a control token?
+    /// True for a control token.
     pub fn is_special(&self, id: TokenId) -> bool {
         matches!(self.table().get(id), Some((_, EntryKind::Special)))
     }

@@ -125,7 +125,7 @@ impl ModelRegistry {
         }
     }
 
-    /// Behind its model, in the place of one of its name.
+    /// Lists an adapter behind its model, in the place of one of its name.
     fn put_adapter(&self, base: &Arc<ServedModel>, adapter: TextAdapter) {
         let added = Arc::new(ServedModel::with_adapter(Arc::clone(base.model()), adapter));
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);

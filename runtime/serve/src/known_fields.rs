@@ -33,7 +33,7 @@ use NeutralValue::{Among, Any, AtMost, Bool, Empty, Number, Ordered, Text};
 pub struct KnownField {
     pub name: &'static str,
     neutral: NeutralValue,
-    /// Behind "asks for".
+    /// The text behind "asks for".
     wants: &'static str,
 }
 

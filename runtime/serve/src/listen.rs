@@ -11,7 +11,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// After an error that another connection might have too, for example too many open files.
+/// The pause after an error that another connection might have too, for example too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers requests until `stop` is dropped, then waits for the answers that have started. A connection whose

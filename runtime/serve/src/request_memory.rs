@@ -30,7 +30,7 @@ pub struct BytePool {
 #[derive(Debug)]
 pub struct MemoryLease {
     permit: OwnedSemaphorePermit,
-    /// Is set when much was given back.
+    /// The flag that is set when much was given back.
     freed: Option<Arc<AtomicBool>>,
 }
 

@@ -53,7 +53,7 @@ fn wrong(param: &str, message: impl Into<String>) -> ApiError {
 /// A request that was read.
 pub struct ResponsesRequest {
     pub prepared: ChatRequest,
-    /// Without the instructions, which hold for one answer.
+    /// Messages without the instructions, which hold for one answer.
     pub messages: Vec<Value>,
     /// The fields of the request that an answer repeats.
     pub repeated: Map<String, Value>,

@@ -58,7 +58,7 @@ pub struct ServeOptions {
     pub lora_dir: Option<PathBuf>,
     /// Time in which the head of a request has to come, and its body.
     pub read_timeout: Duration,
-    /// After which a text is ended.
+    /// Time after which a text is ended.
     pub timeout: Option<Duration>,
     /// Time for which texts may go on when the server is stopped.
     pub drain_timeout: Duration,

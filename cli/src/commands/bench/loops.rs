@@ -236,7 +236,7 @@ mod x86 {
         x.iter_mut().for_each(|x| *x = _mm256_add_epi8(*x, one));
     }
 
-    /// Without a dot instruction: a multiplication of bytes, one of words, and the sum.
+    /// A loop without a dot instruction: a multiplication of bytes, one of words, and the sum.
     #[target_feature(enable = "avx2")]
     pub fn maddubs_256(rounds: u64) -> u64 {
         let (codes, mut x) = byte_operands();

@@ -14,7 +14,7 @@ use rustyline::{Config, Context, Editor, Helper};
 use crate::error::CliError;
 
 const SIGN: &str = "> ";
-/// Before the further lines of a message.
+/// The prompt of the further lines of a message.
 const MORE: &str = ". ";
 /// Encloses a message of several lines.
 const FENCE: &str = "\"\"\"";

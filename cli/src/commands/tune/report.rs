@@ -50,7 +50,7 @@ impl ProbedLimits {
     }
 }
 
-/// To four digits: the others are noise.
+/// Rounds to four digits: the others are noise.
 fn rounded(value: f64) -> f64 {
     if value <= 0.0 || !value.is_finite() {
         return 0.0;

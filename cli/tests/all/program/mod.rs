@@ -23,8 +23,8 @@ pub fn case(name: &str) -> PathBuf {
     workspace().join("tests/goldens").join(name)
 }
 
-/// Like a user's shell, but without what the environment says about mlcc and Hugging Face, and without code
-/// of earlier runs.
+/// A command as from a user's shell, but without the environment's variables for mlcc and Hugging Face, and
+/// without code of earlier runs.
 pub fn mlcc() -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("mlcc"));
     for (name, _) in std::env::vars_os() {

@@ -54,7 +54,7 @@ pub struct ArtifactWriter {
     open: OpenSection,
     /// Lines about sections that are made when the artifact is loaded.
     made: String,
-    /// After a preview: where the next section goes.
+    /// The place of the next section, after a preview.
     resume: Option<u64>,
 }
 

@@ -137,7 +137,7 @@ impl ClifKernelEmitter<'_, '_> {
         ))
     }
 
-    /// If `index` is a run of consecutive elements, the terms whose sum is its start.
+    /// The terms whose sum is the start of `index`, if that is a run of consecutive elements.
     fn run_addends(&self, index: ExprId, out: &mut Vec<ExprId>) -> bool {
         let exprs = &self.kernel.exprs;
         if exprs.ty(index).lanes == 1 {

@@ -52,7 +52,7 @@ const DYNAMIC_SHARED: &str = "mlcc_shared";
 pub struct KernelForm {
     /// Arguments that become constants.
     pub fixed: FixedArguments,
-    /// Without the names of buffers and variables, kernels that differ in them alone are equal.
+    /// True to leave out the names of buffers and variables: kernels that differ only in them are equal then.
     pub nameless: bool,
 }
 

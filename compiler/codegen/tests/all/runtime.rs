@@ -242,7 +242,7 @@ fn variants_are_chosen_by_features_and_level() {
     assert!(matches!(level, Err(Error::NoVariantForLevel { .. })));
 }
 
-/// Not a test of its own: what `the_variable_forces_a_level` runs in a process with the variable.
+/// The part of `the_variable_forces_a_level` that runs in a process with the variable; no test by itself.
 #[test]
 fn child_that_prints_the_variant() {
     if let Ok(path) = std::env::var("MLCC_TEST_TOY") {

@@ -59,7 +59,7 @@ pub struct BuildOptions {
     pub chunk: Option<u32>,
     /// Most sequences decoded together; 1: no entry point for that. `None`: see [`BuildOptions::max_batch`].
     pub batch: Option<u32>,
-    /// Among how many ranks the model is split; 1: it is whole.
+    /// The number of ranks among which the model is split; 1: it is whole.
     pub ranks: usize,
     /// The way in which it is split.
     pub tp_mode: TpMode,

@@ -29,7 +29,7 @@ use crate::layers::bisect::runs_here;
 
 /// Tokens of one window.
 const WINDOW: usize = 256;
-/// Without being asked, no reference larger than this is written.
+/// The largest reference that is written without being requested.
 const LARGEST_REFERENCE: u64 = 4 << 30;
 
 /// The quality of an artifact's predictions of a text.

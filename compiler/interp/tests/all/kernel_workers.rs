@@ -119,7 +119,7 @@ fn disjoint_slices_and_common_reads_are_no_race() {
     }
 }
 
-/// Not a test of speed: prints how long a 64x64 matvec takes (`--nocapture`).
+/// Prints how long a 64x64 matvec takes (`--nocapture`); no test of speed.
 #[test]
 fn prints_the_time_of_a_small_matvec() {
     let kernel = matvec(64, 64);

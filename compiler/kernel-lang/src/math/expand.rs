@@ -35,7 +35,7 @@ pub fn is_long(op: UnOp) -> bool {
     !op.is_primitive() && !matches!(op, UnOp::Rsqrt | UnOp::Recip)
 }
 
-/// Between which numbers the results of expanded functions lie (or NaN).
+/// The range in which the results of expanded functions lie (or NaN).
 #[derive(Default)]
 struct ValueRanges(FxHashMap<ExprId, (f64, f64)>);
 

@@ -23,11 +23,11 @@ const LINE_FLOATS: i64 = 16;
 /// The point at which a step prefetches keys: memory is to be busy all the time.
 #[derive(Clone, Copy)]
 pub(super) enum PrefetchTiming<'k> {
-    /// Before rows are unpacked.
+    /// The step prefetches before rows are unpacked.
     Before,
-    /// With the products: the number of this one, and how many there are.
+    /// The step prefetches with the products: the number of this one, and how many there are.
     Within(Val<'k>, i64),
-    /// Before products become scores.
+    /// The step prefetches before products become scores.
     After,
 }
 

@@ -59,7 +59,7 @@ pub(super) trait DotOperands<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct WeightQuad<'k> {
     pub codes: Val<'k>,
-    /// Without their signs, u8; the codes themselves where the product has no use for them.
+    /// The codes without their signs, u8; the codes themselves where the product has no use for them.
     pub absolutes: Val<'k>,
 }
 

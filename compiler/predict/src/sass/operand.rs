@@ -39,7 +39,7 @@ pub enum SassOperand {
     },
     Memory(SassAddress),
     Special(String),
-    /// Until the function has been read.
+    /// A label, until the function has been read.
     Label(String),
 }
 

@@ -132,7 +132,7 @@ pub enum PredicateJoin {
 pub enum AccessKind {
     Load,
     Store,
-    /// To shared memory, beside the first level or through it.
+    /// A copy to shared memory, beside the first level or through it.
     Copy {
         bypass: bool,
     },

@@ -17,8 +17,8 @@ use serde_json::{Value as Json, json};
 
 use super::{ChatError, ChatMessage, ChatTemplate, MessageContent, TemplateInputs, TemplateValue, syntax};
 
-/// Between two instructions, and between them and the user's text: an empty line, as templates that merge
-/// them put there.
+/// The text between two instructions, and between them and the user's text: an empty line, as templates that
+/// merge them put there.
 const BETWEEN: &str = "\n\n";
 const SYSTEM: &str = "system";
 const DEVELOPER: &str = "developer";

@@ -17,7 +17,7 @@ pub struct ChannelSyntax {
     /// Begins the head of a message, before the role.
     pub start: String,
     pub role: String,
-    /// Before the name of a channel.
+    /// The marker before the name of a channel.
     pub channel: String,
     /// Ends the head.
     pub message: String,
@@ -29,9 +29,9 @@ pub struct ChannelSyntax {
     pub answer: String,
     /// The channel of calls, and of texts on the way to one.
     pub calls: String,
-    /// Before the name of who is called: `to=`.
+    /// The text before the name of the function that is called: `to=`.
     pub recipient: String,
-    /// Before the names of the functions of a request: `functions.`.
+    /// The text before the names of the functions of a request: `functions.`.
     pub namespace: String,
 }
 
@@ -115,7 +115,7 @@ impl ChannelSyntax {
         self.ends.first().map_or("", String::as_str)
     }
 
-    /// Before the name of a form that the text of a message has.
+    /// The marker before the name of a form that the text of a message has.
     pub fn constrain(&self) -> String {
         // Templates do not write it; models do.
         "<|constrain|>".to_owned()

@@ -47,7 +47,7 @@ impl ChatSource {
         ChatSource { builtin: Some(format.name().to_owned()), ..ChatSource::default() }
     }
 
-    /// This template, with the special tokens of a model, by the names under which templates find them.
+    /// The template with the special tokens of a model, by the names under which templates find them.
     #[must_use]
     pub fn with_tokens(self, tokens: BTreeMap<String, String>) -> ChatSource {
         ChatSource { tokens, ..self }

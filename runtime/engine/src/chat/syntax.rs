@@ -266,7 +266,7 @@ impl FoundTags {
         Some(FoundTags { name, keys: [first, second], values: [one, two] })
     }
 
-    /// Behind the last value.
+    /// The place behind the last value.
     fn end(&self) -> usize {
         self.values[1] + VALUES[1].len()
     }

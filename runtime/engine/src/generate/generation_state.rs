@@ -108,7 +108,7 @@ impl<'t> GenerationState<'t> {
         self.tokens
     }
 
-    /// Without drafts.
+    /// The tokens without drafts.
     pub fn accepted_tokens(&self) -> &[TokenId] {
         &self.tokens[..self.tokens.len() - self.drafts]
     }

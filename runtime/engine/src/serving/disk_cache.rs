@@ -93,7 +93,7 @@ impl DiskEntry {
         self.stem.with_extension("state")
     }
 
-    /// Is used now, so that others are older.
+    /// Marks it as used now, so that others are older.
     pub fn update_mtime(&self) {
         for path in [self.prefix_path(), self.state_path()] {
             let file = std::fs::File::options().append(true).open(path);

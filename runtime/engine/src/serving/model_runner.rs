@@ -165,7 +165,7 @@ const WORTH_DEALING: usize = 1 << 16;
 /// take turns.
 pub struct CompiledModelRunner {
     model: Model,
-    /// If there are several.
+    /// Worker threads, if there are several.
     workers: Option<WorkerThreads>,
     batch: SessionBatch,
     /// True if drafts can be checked together with next tokens: rows of several tokens have the bits of

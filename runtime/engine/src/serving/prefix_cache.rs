@@ -18,7 +18,7 @@ pub(super) struct CachedPrefix<S> {
     pub adapter: Option<TextAdapter>,
     pub tokens: Vec<TokenId>,
     pub sequence: S,
-    /// Behind the tokens, if they are a whole prompt; else none.
+    /// Logits behind the tokens, if they are a whole prompt; else none.
     pub logits: Vec<f32>,
     /// The admission at which it was used last.
     pub last_used: u64,

@@ -53,7 +53,7 @@ pub struct SlotInfo {
 pub(super) enum EngineCommand {
     /// A small step without a request.
     WarmUp(Sender<Result<(), RequestFailure>>),
-    /// To drop the states of an adapter that no text runs in.
+    /// Drops the states of an adapter that no sequence runs with.
     ForgetAdapter(TextAdapter, Sender<()>),
 }
 

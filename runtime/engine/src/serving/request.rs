@@ -153,7 +153,7 @@ pub enum RequestFailure {
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledToken {
     pub id: TokenId,
-    /// If the request asked for them.
+    /// Log probabilities, if the request asked for them.
     pub logprobs: Option<Logprobs>,
 }
 

@@ -36,7 +36,7 @@ pub(super) enum SequencePhase {
 pub(super) struct RunningSequence<'t> {
     pub id: u64,
     pub slot: usize,
-    /// Without its prompt and what ends it, which `text` has.
+    /// The request without its prompt and its stop conditions, which `generation` has.
     pub request: EngineRequest,
     pub phase: SequencePhase,
     pub cached: usize,

@@ -106,7 +106,7 @@ pub(super) struct Scheduler<'t, M: ModelRunner> {
     pub masks: MaskWorkers,
     pub pacer: PrefillPacer,
     pub drafter: Option<Box<dyn Drafter>>,
-    /// Until it was told.
+    /// The receiver of the model's warning, until it was sent.
     pub warn: Option<WarningSink>,
 }
 

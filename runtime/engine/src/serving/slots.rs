@@ -67,7 +67,7 @@ pub(super) struct PrefillStart {
     pub slot: usize,
     /// Tokens of the prompt that are there.
     pub cached: usize,
-    /// If that is all of them: the logits behind them.
+    /// The logits behind them, if they are all of the prompt.
     pub logits: Option<Vec<f32>>,
     /// Most tokens that the prompt has in common with any text: others may part from them there too.
     pub divergence: usize,

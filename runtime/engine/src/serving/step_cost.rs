@@ -31,7 +31,7 @@ const BELIEF: [f64; PARTS] = [0.1, 1.0, 0.1];
 const DOUBT: [f64; PARTS] = [0.2, 2.0, 1.0];
 /// The change of a machine from a step to the next, other processes included: all parts by the same share.
 const DRIFT: f64 = 0.02;
-/// And each part by itself, as a share of the first doubt.
+/// The change of each part by itself, as a share of the first doubt.
 const OWN_DRIFT: f64 = 0.003;
 /// Weight of the newest measurement of a step without prompts.
 const NEWEST: f64 = 0.2;

@@ -162,7 +162,7 @@ impl StatedTokenizer {
         serde_json::from_str(text).map_err(|e| json_error(e.to_string()))
     }
 
-    /// Before the library reads them, which copies them several times.
+    /// Checks lengths before the library reads the texts, which copies them several times.
     fn check_lengths(&self) -> Result<(), TokenizerError> {
         let grows = |step: &str, length: usize, most: usize| {
             let detail = format!("has {length} bytes, {most} are permitted");

@@ -58,7 +58,8 @@ impl TraceExporter {
         TraceExporter::sending(None, warn)
     }
 
-    /// To the collector at `endpoint` (`http://HOST:4318/v1/traces`), whatever the environment says of it.
+    /// Sends to the collector at `endpoint` (`http://HOST:4318/v1/traces`), whatever the environment says of
+    /// it.
     pub fn to(endpoint: &str, warn: Option<fn(&str)>) -> Result<TraceExporter, TracesError> {
         TraceExporter::sending(Some(endpoint), warn)
     }
@@ -75,7 +76,7 @@ impl TraceExporter {
         Ok(TraceExporter::new(provider.build()))
     }
 
-    /// To a provider of the caller's.
+    /// Sends to a provider of the caller's.
     pub fn new(provider: SdkTracerProvider) -> TraceExporter {
         let tracer = provider.tracer("mlcc-serve");
         TraceExporter(Some(TracePipeline { provider, tracer }))

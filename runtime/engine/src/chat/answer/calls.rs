@@ -64,7 +64,7 @@ impl MarkedParser {
         self.enter_state(MarkedAnswerState::Tag { first: true })
     }
 
-    /// Behind a name no arguments begin: the call has none, if it ends there.
+    /// No arguments begin behind the name: the call has none, if it ends there.
     fn without_arguments(
         &mut self,
         begin: usize,

@@ -11,7 +11,7 @@ pub(super) struct CallForm {
     pub markers: Vec<String>,
     /// `None`: the name follows the marker, and is not in an object.
     pub keys: Option<CallKeys>,
-    /// Behind the name, before the arguments.
+    /// The text behind the name, before the arguments.
     pub middle: String,
     /// Texts that may follow the arguments, in this order; each may be left out.
     pub closes: Vec<String>,
