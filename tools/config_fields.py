@@ -17,11 +17,12 @@ import sys
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-REGISTRY = pathlib.Path(__file__).parent.parent / "models/src/registry.rs"
+FAMILIES = pathlib.Path(__file__).parent.parent / "models/src/families"
 
 
 def model_types():
-    return re.findall(r'family\(\s*"([^"]+)"', REGISTRY.read_text())
+    texts = [path.read_text() for path in sorted(FAMILIES.glob("*.rs"))]
+    return re.findall(r'model_type: "([^"]+)",\s*classes:', "".join(texts))
 
 
 def plain(value):

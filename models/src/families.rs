@@ -1,4 +1,6 @@
-//! The families of models, one file each. [`crate::registry`] says which model types they are for.
+//! The families of models, one file each, and the list of them.
+
+use crate::family::{FamilyVariant, ModelFamily};
 
 pub mod baichuan;
 pub mod bert;
@@ -53,51 +55,61 @@ pub mod stablelm;
 pub mod starcoder2;
 pub mod t5;
 
-pub use baichuan::BaichuanConfig;
-pub use bert::BertConfig;
-pub use bloom::BloomConfig;
-pub use chatglm::ChatGlmConfig;
-pub use chatglm2::ChatGlm2Config;
-pub use cohere2::Cohere2Config;
-pub use deepseek::DeepSeekConfig;
-pub use exaone4::Exaone4Config;
-pub use falcon::FalconConfig;
-pub use falcon_h1::FalconH1Config;
-pub use gemma::GemmaConfig;
-pub use gemma4::Gemma4Config;
-pub use glm::GlmConfig;
-pub use glm4_moe::Glm4MoeConfig;
-pub use gpt_neox::GptNeoxConfig;
-pub use gpt_oss::GptOssConfig;
-pub use gpt2::Gpt2Config;
-pub use gptj::GptJConfig;
-pub use granite::GraniteConfig;
-pub use granite_hybrid::GraniteHybridConfig;
-pub use internlm2::InternLm2Config;
-pub use kimi_linear::KimiLinearConfig;
-pub use lfm2::Lfm2Config;
-pub use lfm3::Lfm3Config;
-pub use llama::LlamaConfig;
-pub use mamba::MambaConfig;
-pub use minimax_m2::MiniMaxM2Config;
-pub use ministral3::Ministral3Config;
-pub use mixtral::MixtralConfig;
-pub use modernbert::ModernBertConfig;
-pub use mpt::MptConfig;
-pub use muse_glimmer::MuseGlimmerConfig;
-pub use nemotron_h::NemotronHConfig;
-pub use nomic_bert::NomicBertConfig;
-pub use olmo_hybrid::OlmoHybridConfig;
-pub use olmo2::Olmo2Config;
-pub use opt::OptConfig;
-pub use phi3::Phi3Config;
-pub use qwen::QwenConfig;
-pub use qwen3::Qwen3Config;
-pub use qwen3_next::Qwen3NextConfig;
-pub use rwkv4::Rwkv4Config;
-pub use rwkv5::Rwkv5Config;
-pub use rwkv6::Rwkv6Config;
-pub use rwkv7::Rwkv7Config;
-pub use stablelm::StableLmConfig;
-pub use starcoder2::Starcoder2Config;
-pub use t5::T5Config;
+/// Every family: one line for each.
+pub const FAMILIES: &[&ModelFamily] = &[
+    &rwkv4::FAMILY,
+    &rwkv5::FAMILY,
+    &rwkv6::FAMILY,
+    &rwkv7::FAMILY,
+    &llama::FAMILY,
+    &lfm2::FAMILY,
+    &lfm3::FAMILY,
+    &glm4_moe::FAMILY,
+    &minimax_m2::FAMILY,
+    &qwen3_next::FAMILY,
+    &granite_hybrid::FAMILY,
+    &nemotron_h::FAMILY,
+    &falcon_h1::FAMILY,
+    &gemma4::FAMILY,
+    &deepseek::FAMILY,
+    &kimi_linear::FAMILY,
+    &muse_glimmer::FAMILY,
+    &mamba::FAMILY,
+    &olmo_hybrid::FAMILY,
+    &mixtral::FAMILY,
+    &qwen::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &gemma::FAMILY,
+    &phi3::FAMILY,
+    &olmo2::FAMILY,
+    &exaone4::FAMILY,
+    &smollm3::FAMILY,
+    &ernie4_5::FAMILY,
+    &ministral3::FAMILY,
+    &cohere2::FAMILY,
+    &gpt_oss::FAMILY,
+    &starcoder2::FAMILY,
+    &stablelm::FAMILY,
+    &gpt2::FAMILY,
+    &gptj::FAMILY,
+    &gpt_neox::FAMILY,
+    &opt::FAMILY,
+    &falcon::FAMILY,
+    &bloom::FAMILY,
+    &mpt::FAMILY,
+    &glm::FAMILY,
+    &chatglm2::FAMILY,
+    &baichuan::FAMILY,
+    &internlm2::FAMILY,
+    &bert::FAMILY,
+    &modernbert::FAMILY,
+    &nomic_bert::FAMILY,
+    &t5::FAMILY,
+    &granite::FAMILY,
+];
+
+/// The model types of all families, in the order of the list.
+pub fn variants() -> impl Iterator<Item = &'static FamilyVariant> {
+    FAMILIES.iter().flat_map(|family| family.variants)
+}

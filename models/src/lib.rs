@@ -16,6 +16,7 @@ pub mod config;
 pub mod definition;
 pub mod error;
 pub mod families;
+pub mod family;
 pub mod golden;
 pub mod layers;
 pub mod pooling_head;
@@ -32,7 +33,7 @@ pub use definition::{AdapterSlots, Architecture, EntrySpec, LogitScope, ModelDef
 pub use error::{
     AdapterError, CheckpointError, ConfigError, ModelError, ResolveError, StreamError, TensorMismatch,
 };
-pub use families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+pub use families::{rwkv4::Rwkv4Config, rwkv5::Rwkv5Config, rwkv6::Rwkv6Config, rwkv7::Rwkv7Config};
 pub use pooling_head::{PoolingHead, PoolingMode, PoolingOutput};
 pub use resolve::sentence_transformers::PromptPrefixes;
 pub use resolve::{DownloadEvent, DownloadListener, ModelRequest, ResolvedModel};

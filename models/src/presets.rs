@@ -3,7 +3,10 @@
 
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::config::{ConfigFields, ModelConfig};
-use crate::families::{Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config};
+use crate::families::rwkv4::Rwkv4Config;
+use crate::families::rwkv5::Rwkv5Config;
+use crate::families::rwkv6::Rwkv6Config;
+use crate::families::rwkv7::Rwkv7Config;
 use crate::pooling_head::{PoolingHead, PoolingMode};
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -1,291 +1,14 @@
-//! The list of model families that mlcc can build: one line per `model_type` of config.json.
+//! From the fields of a config.json to a configured model: which of the [`families`](crate::families) reads them.
 
 use crate::config::sizes::HIDDEN;
 use crate::config::{ConfigFields, published};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
-use crate::families::{
-    BaichuanConfig, BertConfig, BloomConfig, ChatGlm2Config, ChatGlmConfig, Cohere2Config, DeepSeekConfig,
-    Exaone4Config, FalconConfig, FalconH1Config, Gemma4Config, GemmaConfig, Glm4MoeConfig, GlmConfig,
-    Gpt2Config, GptJConfig, GptNeoxConfig, GptOssConfig, GraniteConfig, GraniteHybridConfig, InternLm2Config,
-    KimiLinearConfig, Lfm2Config, Lfm3Config, LlamaConfig, MambaConfig, MiniMaxM2Config, Ministral3Config,
-    MixtralConfig, ModernBertConfig, MptConfig, MuseGlimmerConfig, NemotronHConfig, NomicBertConfig,
-    Olmo2Config, OlmoHybridConfig, OptConfig, Phi3Config, Qwen3Config, Qwen3NextConfig, QwenConfig,
-    Rwkv4Config, Rwkv5Config, Rwkv6Config, Rwkv7Config, StableLmConfig, Starcoder2Config, T5Config, ernie4_5,
-    qwen2, smollm3,
-};
+use crate::families;
+use crate::family::FamilyVariant;
 use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use mlcc_files::did_you_mean;
 use serde_json::Value;
-
-/// A model type and how its configuration is read.
-pub struct RegistryEntry {
-    /// `model_type` in config.json.
-    pub model_type: &'static str,
-    /// Names in `architectures` of config.json that mean the same where `model_type` is absent or another.
-    pub classes: &'static [&'static str],
-    /// For people: `mlcc build --help`, error messages.
-    pub about: &'static str,
-    config: fn(&ConfigFields) -> Result<Architecture, ConfigError>,
-}
-
-/// Reads the configuration of one family.
-type ConfigReader = fn(&ConfigFields) -> Result<Architecture, ConfigError>;
-
-const fn registry_entry(
-    model_type: &'static str,
-    classes: &'static [&'static str],
-    about: &'static str,
-    config: ConfigReader,
-) -> RegistryEntry {
-    RegistryEntry { model_type, classes, about, config }
-}
-
-pub const REGISTRY: &[RegistryEntry] = &[
-    registry_entry("rwkv", &["RwkvForCausalLM"], "RWKV-4", |f| {
-        Rwkv4Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("rwkv5", &["Rwkv5ForCausalLM"], "RWKV-5.2", |f| {
-        Rwkv5Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("rwkv6", &["Rwkv6ForCausalLM"], "RWKV-6", |f| {
-        Rwkv6Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("rwkv7", &["RWKV7ForCausalLM"], "RWKV-7", |f| {
-        Rwkv7Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("llama", &["LlamaForCausalLM", "LLaMAForCausalLM"], "Llama 1, 2, 3; Yi", |f| {
-        LlamaConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("mistral", &["MistralForCausalLM"], "Mistral", |f| {
-        LlamaConfig::mistral(f).map(Architecture::new)
-    }),
-    registry_entry("lfm2", &["Lfm2ForCausalLM"], "LFM2", |f| Lfm2Config::dense(f).map(Architecture::new)),
-    registry_entry("lfm2_moe", &["Lfm2MoeForCausalLM"], "LFM2 with experts", |f| {
-        Lfm2Config::moe(f).map(Architecture::new)
-    }),
-    registry_entry("lfm3", &["Lfm3ForCausalLM"], "LFM3", |f| {
-        Lfm3Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("glm4_moe", &["Glm4MoeForCausalLM"], "GLM-4.5, 4.6", |f| {
-        Glm4MoeConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("minimax_m2", &["MiniMaxM2ForCausalLM"], "MiniMax-M2", |f| {
-        MiniMaxM2Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("qwen3_next", &["Qwen3NextForCausalLM"], "Qwen3-Next", |f| {
-        Qwen3NextConfig::next(f).map(Architecture::new)
-    }),
-    registry_entry("qwen3_5", &["Qwen3_5ForConditionalGeneration"], "Qwen 3.5, text only", |f| {
-        Qwen3NextConfig::dense(f).map(Architecture::new)
-    }),
-    registry_entry("qwen3_5_text", &["Qwen3_5ForCausalLM"], "Qwen 3.5", |f| {
-        Qwen3NextConfig::dense(f).map(Architecture::new)
-    }),
-    registry_entry(
-        "qwen3_5_moe",
-        &["Qwen3_5MoeForConditionalGeneration"],
-        "Qwen 3.5 with experts, text only",
-        |f| Qwen3NextConfig::moe(f).map(Architecture::new),
-    ),
-    registry_entry("qwen3_5_moe_text", &["Qwen3_5MoeForCausalLM"], "Qwen 3.5 with experts", |f| {
-        Qwen3NextConfig::moe(f).map(Architecture::new)
-    }),
-    registry_entry("granitemoehybrid", &["GraniteMoeHybridForCausalLM"], "Granite 4", |f| {
-        GraniteHybridConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("nemotron_h", &["NemotronHForCausalLM"], "Nemotron-H, Nemotron 3", |f| {
-        NemotronHConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("falcon_h1", &["FalconH1ForCausalLM"], "Falcon-H1", |f| {
-        FalconH1Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("gemma4_text", &["Gemma4ForCausalLM"], "Gemma 4", |f| {
-        Gemma4Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("gemma4", &["Gemma4ForConditionalGeneration"], "Gemma 4, text only", |f| {
-        Gemma4Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("deepseek_v2", &["DeepseekV2ForCausalLM"], "DeepSeek V2 Lite", |f| {
-        DeepSeekConfig::v2(f).map(Architecture::new)
-    }),
-    registry_entry("deepseek_v3", &["DeepseekV3ForCausalLM"], "DeepSeek V3, R1", |f| {
-        DeepSeekConfig::v3(f).map(Architecture::new)
-    }),
-    registry_entry("kimi_k2", &[], "Kimi K2", |f| DeepSeekConfig::v3(f).map(Architecture::new)),
-    registry_entry("glm4_moe_lite", &["Glm4MoeLiteForCausalLM"], "GLM-4.7-Flash", |f| {
-        DeepSeekConfig::v3(f).map(Architecture::new)
-    }),
-    registry_entry("kimi_linear", &["KimiLinearForCausalLM"], "Kimi Linear", |f| {
-        KimiLinearConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry(
-        "muse_glimmer",
-        &["MuseGlimmerForConditionalGeneration"],
-        "Muse Glimmer, text only",
-        |f| MuseGlimmerConfig::from_fields(f).map(Architecture::new),
-    ),
-    registry_entry("muse_glimmer_text", &[], "Muse Glimmer", |f| {
-        MuseGlimmerConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("mamba2", &["Mamba2ForCausalLM"], "Mamba 2", |f| {
-        MambaConfig::from_mamba2_fields(f).map(Architecture::new)
-    }),
-    registry_entry("mamba", &["MambaForCausalLM"], "Mamba", |f| {
-        MambaConfig::from_mamba_fields(f).map(Architecture::new)
-    }),
-    registry_entry("olmo_hybrid", &["OlmoHybridForCausalLM"], "OLMo Hybrid", |f| {
-        OlmoHybridConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("mistral4", &["Mistral4ForCausalLM"], "Mistral Small 4, text only", |f| {
-        DeepSeekConfig::mistral4(f).map(Architecture::new)
-    }),
-    registry_entry("mixtral", &["MixtralForCausalLM"], "Mixtral", |f| {
-        MixtralConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("qwen", &["QWenLMHeadModel"], "Qwen, first generation", |f| {
-        QwenConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("qwen2", &["Qwen2ForCausalLM"], "Qwen 2, 2.5", |f| {
-        qwen2::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("qwen3", &["Qwen3ForCausalLM"], "Qwen 3", |f| {
-        Qwen3Config::dense(f).map(Architecture::new)
-    }),
-    registry_entry("qwen3_moe", &["Qwen3MoeForCausalLM"], "Qwen 3 with experts", |f| {
-        Qwen3Config::moe(f).map(Architecture::new)
-    }),
-    registry_entry("gemma", &["GemmaForCausalLM"], "Gemma 1", |f| {
-        GemmaConfig::gemma1(f).map(Architecture::new)
-    }),
-    registry_entry("gemma2", &["Gemma2ForCausalLM"], "Gemma 2", |f| {
-        GemmaConfig::gemma2(f).map(Architecture::new)
-    }),
-    registry_entry("gemma3_text", &["Gemma3ForCausalLM"], "Gemma 3", |f| {
-        GemmaConfig::gemma3(f).map(Architecture::new)
-    }),
-    registry_entry("gemma3", &["Gemma3ForConditionalGeneration"], "Gemma 3, text only", |f| {
-        GemmaConfig::gemma3(f).map(Architecture::new)
-    }),
-    registry_entry("phi3", &["Phi3ForCausalLM"], "Phi 3", |f| {
-        Phi3Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("olmo2", &["Olmo2ForCausalLM"], "OLMo 2", |f| {
-        Olmo2Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("olmo3", &["Olmo3ForCausalLM"], "OLMo 3", |f| {
-        Olmo2Config::olmo3(f).map(Architecture::new)
-    }),
-    registry_entry("exaone4", &["Exaone4ForCausalLM"], "EXAONE 4", |f| {
-        Exaone4Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("smollm3", &["SmolLM3ForCausalLM"], "SmolLM3", |f| {
-        smollm3::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("ernie4_5", &["Ernie4_5ForCausalLM"], "ERNIE 4.5", |f| {
-        ernie4_5::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("ministral3", &["Ministral3ForCausalLM"], "Ministral 3", |f| {
-        Ministral3Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("cohere2", &["Cohere2ForCausalLM"], "Command R7B, Command A", |f| {
-        Cohere2Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("gpt_oss", &["GptOssForCausalLM"], "gpt-oss", |f| {
-        GptOssConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("starcoder2", &["Starcoder2ForCausalLM"], "StarCoder 2", |f| {
-        Starcoder2Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("stablelm", &["StableLmForCausalLM"], "StableLM 2", |f| {
-        StableLmConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("gpt2", &["GPT2LMHeadModel"], "GPT-2", |f| Gpt2Config::gpt2(f).map(Architecture::new)),
-    registry_entry("gpt_bigcode", &["GPTBigCodeForCausalLM"], "StarCoder 1, SantaCoder", |f| {
-        Gpt2Config::bigcode(f).map(Architecture::new)
-    }),
-    registry_entry("gptj", &["GPTJForCausalLM"], "GPT-J", |f| GptJConfig::gptj(f).map(Architecture::new)),
-    registry_entry("moss", &["MossForCausalLM"], "MOSS", |f| GptJConfig::moss(f).map(Architecture::new)),
-    registry_entry("gpt_neox", &["GPTNeoXForCausalLM"], "GPT-NeoX, Pythia", |f| {
-        GptNeoxConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("opt", &["OPTForCausalLM"], "OPT", |f| OptConfig::from_fields(f).map(Architecture::new)),
-    registry_entry("falcon", &["FalconForCausalLM", "RWForCausalLM"], "Falcon", |f| {
-        FalconConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("bloom", &["BloomForCausalLM"], "BLOOM", |f| {
-        BloomConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("mpt", &["MptForCausalLM", "MPTForCausalLM"], "MPT", |f| {
-        MptConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("glm", &["GlmForCausalLM"], "GLM-4", |f| GlmConfig::glm(f).map(Architecture::new)),
-    registry_entry("glm4", &["Glm4ForCausalLM"], "GLM-4-0414", |f| GlmConfig::glm4(f).map(Architecture::new)),
-    registry_entry(
-        "chatglm",
-        &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
-        "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
-        chatglm,
-    ),
-    registry_entry("baichuan", &["BaiChuanForCausalLM", "BaichuanForCausalLM"], "Baichuan 1, 2", |f| {
-        BaichuanConfig::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("internlm", &["InternLMForCausalLM"], "InternLM 1", |f| {
-        LlamaConfig::internlm(f).map(Architecture::new)
-    }),
-    registry_entry("internlm2", &["InternLM2ForCausalLM"], "InternLM 2", |f| {
-        InternLm2Config::from_fields(f).map(Architecture::new)
-    }),
-    registry_entry("bert", &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"], "BERT", |f| {
-        BertConfig::bert(f).map(Architecture::new)
-    }),
-    registry_entry(
-        "xlm-roberta",
-        &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
-        "XLM-RoBERTa",
-        |f| BertConfig::roberta(f).map(Architecture::new),
-    ),
-    registry_entry("roberta", &["RobertaModel", "RobertaForSequenceClassification"], "RoBERTa", |f| {
-        BertConfig::roberta(f).map(Architecture::new)
-    }),
-    registry_entry(
-        "modernbert",
-        &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
-        "ModernBERT",
-        |f| ModernBertConfig::from_fields(f).map(Architecture::new),
-    ),
-    registry_entry(
-        "nomic_bert",
-        &[
-            "NomicBertModel",
-            "NomicBertForPreTraining",
-            "NomicBertForMaskedLM",
-            "NomicBertForSequenceClassification",
-        ],
-        "Nomic BERT (nomic-embed-text)",
-        |f| NomicBertConfig::from_fields(f).map(Architecture::new),
-    ),
-    registry_entry("t5", &["T5ForConditionalGeneration", "T5WithLMHeadModel"], "T5, FLAN-T5", |f| {
-        T5Config::t5(f).map(Architecture::new)
-    }),
-    registry_entry("mt5", &["MT5ForConditionalGeneration"], "mT5", |f| {
-        T5Config::mt5(f).map(Architecture::new)
-    }),
-    registry_entry("umt5", &["UMT5ForConditionalGeneration"], "UMT5", |f| {
-        T5Config::umt5(f).map(Architecture::new)
-    }),
-    registry_entry("granite", &["GraniteForCausalLM"], "Granite 3", |f| {
-        GraniteConfig::from_fields(f).map(Architecture::new)
-    }),
-];
-
-/// Two architectures have one name: version 1 has positions of two dimensions.
-fn chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
-    match fields.get("position_encoding_2d").or(fields.get("inner_hidden_size")) {
-        Some(_) => ChatGlmConfig::from_fields(fields).map(Architecture::new),
-        None => ChatGlm2Config::from_fields(fields).map(Architecture::new),
-    }
-}
 
 /// The field with the configuration of the text model inside of a model that also takes images or sounds.
 pub(crate) const TEXT_MODEL: &str = "text_config";
@@ -302,7 +25,7 @@ pub(crate) fn read_architecture(fields: &ConfigFields) -> Result<(String, Archit
     let class = class.unwrap_or_else(|| format!("{}_text", entry.model_type.trim_end_matches("_text")));
     let read = text.as_ref().unwrap_or(fields);
     published::reject_unbuilt_values(&class, read)?;
-    let architecture = (entry.config)(&published::with_defaults(&class, read))?;
+    let architecture = (entry.read)(&published::with_defaults(&class, read))?;
     let head = read_pooling_head(fields, &architecture)?;
     Ok((model_type, architecture.with_pooling_head(head)))
 }
@@ -356,15 +79,15 @@ pub(crate) fn nested_text_config(fields: &ConfigFields) -> Result<Option<ConfigF
 }
 
 /// The model type as the configuration calls it, and the family.
-pub(crate) fn find_entry(fields: &ConfigFields) -> Result<(String, &'static RegistryEntry), ConfigError> {
+pub(crate) fn find_entry(fields: &ConfigFields) -> Result<(String, &'static FamilyVariant), ConfigError> {
     let class = class_name(fields);
-    let by_class = REGISTRY.iter().find(|e| class.is_some_and(|c| e.classes.contains(&c)));
+    let by_class = families::variants().find(|e| class.is_some_and(|c| e.classes.contains(&c)));
     let model_type = match (fields.get("model_type"), by_class) {
         (None, Some(entry)) => entry.model_type.to_string(),
         _ => fields.string("model_type")?,
     };
     refuse_not_planned(fields, &model_type)?;
-    let of_type = |model_type: &str| REGISTRY.iter().find(|e| e.model_type == model_type);
+    let of_type = |model_type: &str| families::variants().find(|e| e.model_type == model_type);
     if let Some(text) = nested_text_config(fields)? {
         // What stands around the text model may have a name of its own.
         return match of_type(&model_type).or(by_class) {
@@ -377,7 +100,7 @@ pub(crate) fn find_entry(fields: &ConfigFields) -> Result<(String, &'static Regi
         Some(entry) => Ok((model_type, entry)),
         None => {
             let file = fields.origin.clone();
-            let near = did_you_mean(&model_type, REGISTRY.iter().map(|entry| entry.model_type));
+            let near = did_you_mean(&model_type, families::variants().map(|entry| entry.model_type));
             Err(ConfigError::UnknownModelType { file, found: model_type, near })
         }
     }

@@ -1,8 +1,7 @@
 //! `mlcc models`: architectures that are read, and models known by name.
 
 use mlcc_models::checkpoint::gguf::config::ARCHITECTURES;
-use mlcc_models::presets;
-use mlcc_models::registry::REGISTRY;
+use mlcc_models::{families, presets};
 use serde_json::json;
 
 use crate::commands::{print, print_json};
@@ -23,7 +22,7 @@ pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
     };
     if args.json {
         let architectures: Vec<_> =
-            REGISTRY.iter().map(|e| json!({ "model_type": e.model_type, "about": e.about })).collect();
+            families::variants().map(|e| json!({ "model_type": e.model_type, "about": e.about })).collect();
         let presets: Vec<_> = presets::all_presets()
             .map(|p| {
                 json!({
@@ -39,7 +38,7 @@ pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
         return print_json(&json!({ "architectures": architectures, "gguf": gguf, "presets": presets }));
     }
     let mut rows = vec![["model_type in config.json", "architecture"].map(String::from).to_vec()];
-    rows.extend(REGISTRY.iter().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
+    rows.extend(families::variants().map(|e| vec![e.model_type.to_string(), e.about.to_string()]));
     let mut rows_of_presets =
         vec![["name for --model", "parameters", "layers", "hidden", "weights"].map(String::from).to_vec()];
     for p in presets::all_presets() {

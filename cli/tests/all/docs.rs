@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use mlcc::cli::Cli;
-use mlcc_models::presets;
-use mlcc_models::registry::REGISTRY;
+use mlcc_models::{families, presets};
 use mlcc_passes::PIPELINE;
 use mlcc_passes::scheme::{Q4F16, SCHEMES};
 
@@ -160,7 +159,7 @@ fn targets() -> String {
 }
 
 fn models() -> String {
-    let rows = REGISTRY.iter().map(|e| vec![code(e.model_type), e.about.to_string()]);
+    let rows = families::variants().map(|e| vec![code(e.model_type), e.about.to_string()]);
     table(&["`model_type` in config.json", "architecture"], rows)
 }
 

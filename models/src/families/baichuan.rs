@@ -3,7 +3,9 @@
 //! of its head to length 1.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::linear;
 use crate::layers::norm::{Norm, rms_norm};
@@ -14,6 +16,15 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "baichuan",
+        classes: &["BaiChuanForCausalLM", "BaichuanForCausalLM"],
+        about: "Baichuan 1, 2",
+        read: |fields| BaichuanConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BaichuanConfig {

@@ -4,7 +4,9 @@
 //! alone they have the first one.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, mlp};
@@ -13,6 +15,29 @@ use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayer
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "bert",
+            classes: &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"],
+            about: "BERT",
+            read: |fields| BertConfig::bert(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "xlm-roberta",
+            classes: &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
+            about: "XLM-RoBERTa",
+            read: |fields| BertConfig::roberta(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "roberta",
+            classes: &["RobertaModel", "RobertaForSequenceClassification"],
+            about: "RoBERTa",
+            read: |fields| BertConfig::roberta(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {

@@ -2,12 +2,23 @@
 //! projections fused head by head.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "bloom",
+        classes: &["BloomForCausalLM"],
+        about: "BLOOM",
+        read: |fields| BloomConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct BloomConfig {

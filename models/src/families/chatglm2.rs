@@ -3,7 +3,10 @@
 //! neighbouring elements on half of each head, one matrix for gate and up projection.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::families::chatglm::ChatGlmConfig;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm, rms_norm};
 use crate::layers::rope::RopePairing;
 use crate::layers::{
@@ -12,6 +15,23 @@ use crate::layers::{
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "chatglm",
+        classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+        about: "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
+        read: read_chatglm,
+    }],
+};
+
+/// Two architectures have one name: version 1 has positions of two dimensions.
+fn read_chatglm(fields: &ConfigFields) -> Result<Architecture, ConfigError> {
+    match fields.get("position_encoding_2d").or(fields.get("inner_hidden_size")) {
+        Some(_) => ChatGlmConfig::from_fields(fields).map(Architecture::new),
+        None => ChatGlm2Config::from_fields(fields).map(Architecture::new),
+    }
+}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatGlm2Config {

@@ -2,12 +2,23 @@
 //! normalised input; layers with a window have rotary embedding of neighbouring elements, the others no positions.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::rope::RopePairing;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "cohere2",
+        classes: &["Cohere2ForCausalLM"],
+        about: "Command R7B, Command A",
+        read: |fields| Cohere2Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cohere2Config {

@@ -3,7 +3,9 @@
 //! low rank (latent attention); experts, some of them for every token, in all but the first layers.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::latent_attention::{LatentAttention, LatentPositions};
 use crate::layers::moe::{
     ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
@@ -15,6 +17,41 @@ use crate::layers::{ActivationFunction, Rope, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "deepseek_v2",
+            classes: &["DeepseekV2ForCausalLM"],
+            about: "DeepSeek V2 Lite",
+            read: |fields| DeepSeekConfig::v2(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "deepseek_v3",
+            classes: &["DeepseekV3ForCausalLM"],
+            about: "DeepSeek V3, R1",
+            read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "kimi_k2",
+            classes: &[],
+            about: "Kimi K2",
+            read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "glm4_moe_lite",
+            classes: &["Glm4MoeLiteForCausalLM"],
+            about: "GLM-4.7-Flash",
+            read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "mistral4",
+            classes: &["Mistral4ForCausalLM"],
+            about: "Mistral Small 4, text only",
+            read: |fields| DeepSeekConfig::mistral4(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeepSeekConfig {

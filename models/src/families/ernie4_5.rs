@@ -3,8 +3,19 @@
 
 use super::llama::LlamaConfig;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::rope::RopePairing;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "ernie4_5",
+        classes: &["Ernie4_5ForCausalLM"],
+        about: "ERNIE 4.5",
+        read: |fields| from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// The configuration as one of the Llama block.
 pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {

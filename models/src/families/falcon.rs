@@ -2,7 +2,9 @@
 //! one norm (7b), key heads in groups and two norms (40b, 180b), and the older one with ALiBi (rw-1b).
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
@@ -10,6 +12,15 @@ use crate::layers::{
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "falcon",
+        classes: &["FalconForCausalLM", "RWForCausalLM"],
+        about: "Falcon",
+        read: |fields| FalconConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// Norms of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,23 @@
 //! multipliers at every place (muP).
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "falcon_h1",
+        classes: &["FalconH1ForCausalLM"],
+        about: "Falcon-H1",
+        read: |fields| FalconH1Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FalconH1Config {

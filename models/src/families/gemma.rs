@@ -4,13 +4,44 @@
 //! two rotary bases.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::pooling_head::{PoolingHead, PoolingMode};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "gemma",
+            classes: &["GemmaForCausalLM"],
+            about: "Gemma 1",
+            read: |fields| GemmaConfig::gemma1(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "gemma2",
+            classes: &["Gemma2ForCausalLM"],
+            about: "Gemma 2",
+            read: |fields| GemmaConfig::gemma2(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "gemma3_text",
+            classes: &["Gemma3ForCausalLM"],
+            about: "Gemma 3",
+            read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "gemma3",
+            classes: &["Gemma3ForConditionalGeneration"],
+            about: "Gemma 3, text only",
+            read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmaConfig {

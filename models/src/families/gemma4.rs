@@ -5,7 +5,9 @@
 mod attention;
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm, rms_norm_unweighted};
 use crate::layers::{ActivationFunction, LinearLayer, Rope, RopeTables, mlp};
@@ -16,6 +18,23 @@ use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 use serde_json::Value;
 use std::cell::Cell;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "gemma4_text",
+            classes: &["Gemma4ForCausalLM"],
+            about: "Gemma 4",
+            read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "gemma4",
+            classes: &["Gemma4ForConditionalGeneration"],
+            about: "Gemma 4, text only",
+            read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gemma4Config {

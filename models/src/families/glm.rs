@@ -3,7 +3,9 @@
 //! norms after the parts of a layer too.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::rope::RopePairing;
 use crate::layers::{
@@ -11,6 +13,23 @@ use crate::layers::{
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "glm",
+            classes: &["GlmForCausalLM"],
+            about: "GLM-4",
+            read: |fields| GlmConfig::glm(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "glm4",
+            classes: &["Glm4ForCausalLM"],
+            about: "GLM-4-0414",
+            read: |fields| GlmConfig::glm4(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GlmConfig {

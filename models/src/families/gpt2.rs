@@ -3,7 +3,9 @@
 //! linear layers in place of `Conv1D`.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
 use crate::transformer::{
@@ -11,6 +13,23 @@ use crate::transformer::{
 };
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "gpt2",
+            classes: &["GPT2LMHeadModel"],
+            about: "GPT-2",
+            read: |fields| Gpt2Config::gpt2(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "gpt_bigcode",
+            classes: &["GPTBigCodeForCausalLM"],
+            about: "StarCoder 1, SantaCoder",
+            read: |fields| Gpt2Config::bigcode(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {

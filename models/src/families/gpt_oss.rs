@@ -2,13 +2,24 @@
 //! layer, windows on every other layer, and one learned logit per head in the sum of the softmax.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "gpt_oss",
+        classes: &["GptOssForCausalLM"],
+        about: "gpt-oss",
+        read: |fields| GptOssConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptOssConfig {

@@ -3,7 +3,9 @@
 //! embedding of neighbouring elements on the first part of each head, a bias at the head.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::rope::RopePairing;
 use crate::layers::{
@@ -13,6 +15,23 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, wit
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "gptj",
+            classes: &["GPTJForCausalLM"],
+            about: "GPT-J",
+            read: |fields| GptJConfig::gptj(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "moss",
+            classes: &["MossForCausalLM"],
+            about: "MOSS",
+            read: |fields| GptJConfig::moss(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptJConfig {

@@ -2,11 +2,22 @@
 //! the worked example of docs/add-a-model.md, and therefore spelled out where it could borrow from `llama.rs`.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "granite",
+        classes: &["GraniteForCausalLM"],
+        about: "Granite 3",
+        read: |fields| GraniteConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraniteConfig {

@@ -2,7 +2,9 @@
 //! positions in the others; experts and a feed-forward part that every token gets, or only that; the multipliers of Granite 3.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
@@ -11,6 +13,15 @@ use crate::layers::{
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "granitemoehybrid",
+        classes: &["GraniteMoeHybridForCausalLM"],
+        about: "Granite 4",
+        read: |fields| GraniteHybridConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct GraniteHybridConfig {

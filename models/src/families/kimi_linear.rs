@@ -17,7 +17,18 @@ use serde_json::Value;
 
 mod delta_attention;
 
+use crate::definition::Architecture;
+use crate::family::{FamilyVariant, ModelFamily};
 pub use delta_attention::DeltaAttention;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "kimi_linear",
+        classes: &["KimiLinearForCausalLM"],
+        about: "Kimi Linear",
+        read: |fields| KimiLinearConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct KimiLinearConfig {

@@ -2,7 +2,9 @@
 //! layers, attention with norms on the heads in the others; in the larger models experts in all but the first layers.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::conv::CausalConv;
 use crate::layers::moe::{
     ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
@@ -15,6 +17,23 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, wit
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "lfm2",
+            classes: &["Lfm2ForCausalLM"],
+            about: "LFM2",
+            read: |fields| Lfm2Config::dense(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "lfm2_moe",
+            classes: &["Lfm2MoeForCausalLM"],
+            about: "LFM2 with experts",
+            read: |fields| Lfm2Config::moe(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lfm2Config {

@@ -3,8 +3,10 @@
 //! of and behind each part.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults, into_object};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::lfm2::ShortConv;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
@@ -13,6 +15,15 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, wit
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use serde_json::json;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "lfm3",
+        classes: &["Lfm3ForCausalLM"],
+        about: "LFM3",
+        read: |fields| Lfm3Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lfm3Config {

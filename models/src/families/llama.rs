@@ -2,11 +2,36 @@
 //! Yi, Mistral (with a sliding window; `MistralForCausalLM`), InternLM 1 (with biases).
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "llama",
+            classes: &["LlamaForCausalLM", "LLaMAForCausalLM"],
+            about: "Llama 1, 2, 3; Yi",
+            read: |fields| LlamaConfig::from_fields(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "mistral",
+            classes: &["MistralForCausalLM"],
+            about: "Mistral",
+            read: |fields| LlamaConfig::mistral(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "internlm",
+            classes: &["InternLMForCausalLM"],
+            about: "InternLM 1",
+            read: |fields| LlamaConfig::internlm(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {

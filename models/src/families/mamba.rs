@@ -3,12 +3,31 @@
 
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba::Mamba;
 use crate::layers::mamba2::Mamba2;
 use crate::layers::norm::{Norm, rms_norm};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "mamba2",
+            classes: &["Mamba2ForCausalLM"],
+            about: "Mamba 2",
+            read: |fields| MambaConfig::from_mamba2_fields(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "mamba",
+            classes: &["MambaForCausalLM"],
+            about: "Mamba",
+            read: |fields| MambaConfig::from_mamba_fields(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MambaConfig {

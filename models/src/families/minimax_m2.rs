@@ -2,7 +2,9 @@
 //! rotary embedding on a part of each head, experts chosen by corrected sigmoids in every layer.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{
     ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
 };
@@ -11,6 +13,15 @@ use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, Rop
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "minimax_m2",
+        classes: &["MiniMaxM2ForCausalLM"],
+        about: "MiniMax-M2",
+        read: |fields| MiniMaxM2Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MiniMaxM2Config {

@@ -2,12 +2,23 @@
 //! grow with the logarithm of their position beyond the original context (Nakanishi 2025, as in Llama 4).
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "ministral3",
+        classes: &["Ministral3ForCausalLM"],
+        about: "Ministral 3",
+        read: |fields| Ministral3Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ministral3Config {

@@ -3,7 +3,9 @@
 //! base for each kind of layer, gated feed-forward parts, norms in front. The first layer takes its input as it is.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::rope::RopePairing;
@@ -11,6 +13,15 @@ use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, Self
 use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "modernbert",
+        classes: &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
+        about: "ModernBERT",
+        read: |fields| ModernBertConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModernBertConfig {

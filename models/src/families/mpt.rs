@@ -1,13 +1,24 @@
 //! MPT (MosaicML 2023; reference: `MptForCausalLM` of transformers): ALiBi, no biases, fused projections.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "mpt",
+        classes: &["MptForCausalLM", "MPTForCausalLM"],
+        about: "MPT",
+        read: |fields| MptConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MptConfig {

@@ -3,7 +3,9 @@
 //! a window have rotary embedding, the others no positions; logits scaled and bounded.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::integer_constant;
 use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
 use crate::layers::{
@@ -13,6 +15,23 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, wid
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "muse_glimmer",
+            classes: &["MuseGlimmerForConditionalGeneration"],
+            about: "Muse Glimmer, text only",
+            read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "muse_glimmer_text",
+            classes: &[],
+            about: "Muse Glimmer",
+            read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct MuseGlimmerConfig {

@@ -2,7 +2,9 @@
 //! Mamba 2, attention without positions, a feed-forward part with squared ReLU, or experts of that kind with a shared one.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{
     ExpertGroups, ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
@@ -12,6 +14,15 @@ use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAtten
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "nemotron_h",
+        classes: &["NemotronHForCausalLM"],
+        about: "Nemotron-H, Nemotron 3",
+        read: |fields| NemotronHConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NemotronHConfig {

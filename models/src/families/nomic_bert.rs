@@ -3,7 +3,9 @@
 
 use super::bert::TypedEmbedding;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -11,6 +13,20 @@ use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::{Value, json};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "nomic_bert",
+        classes: &[
+            "NomicBertModel",
+            "NomicBertForPreTraining",
+            "NomicBertForMaskedLM",
+            "NomicBertForSequenceClassification",
+        ],
+        about: "Nomic BERT (nomic-embed-text)",
+        read: |fields| NomicBertConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NomicBertConfig {

@@ -3,13 +3,32 @@
 //! rotary embedding.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
     ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "olmo2",
+            classes: &["Olmo2ForCausalLM"],
+            about: "OLMo 2",
+            read: |fields| Olmo2Config::from_fields(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "olmo3",
+            classes: &["Olmo3ForCausalLM"],
+            about: "OLMo 3",
+            read: |fields| Olmo2Config::olmo3(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Olmo2Config {

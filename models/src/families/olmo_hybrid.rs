@@ -2,14 +2,25 @@
 //! after norms, the others are those of OLMo 2, often without positions.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
-use crate::families::Olmo2Config;
+use crate::families::olmo2::Olmo2Config;
 use crate::families::qwen3_next::{DeltaNet, attention_layers};
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::rms_norm;
 use crate::layers::{Rope, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "olmo_hybrid",
+        classes: &["OlmoHybridForCausalLM"],
+        about: "OLMo Hybrid",
+        read: |fields| OlmoHybridConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OlmoHybridConfig {

@@ -2,7 +2,9 @@
 //! before the parts of a layer or (350m) after them.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
 use crate::transformer::{
@@ -11,6 +13,15 @@ use crate::transformer::{
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "opt",
+        classes: &["OPTForCausalLM"],
+        about: "OPT",
+        read: |fields| OptConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// The table of positions has this many rows in front that are not used.
 const POSITION_OFFSET: usize = 2;

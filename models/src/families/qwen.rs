@@ -3,7 +3,9 @@
 //! which its scaling of long sequences (dynamic NTK and log n) changes nothing.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::rope::RopePairing;
 use crate::layers::{
@@ -12,6 +14,15 @@ use crate::layers::{
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "qwen",
+        classes: &["QWenLMHeadModel"],
+        about: "Qwen, first generation",
+        read: |fields| QwenConfig::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct QwenConfig {

@@ -2,8 +2,19 @@
 //! queries, keys and values, and in some models a window on the upper layers.
 
 use crate::config::ConfigFields;
+use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::llama::LlamaConfig;
+use crate::family::{FamilyVariant, ModelFamily};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "qwen2",
+        classes: &["Qwen2ForCausalLM"],
+        about: "Qwen 2, 2.5",
+        read: |fields| from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// The configuration as one of the Llama block.
 pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {

@@ -2,13 +2,32 @@
 //! with norms on the heads of queries and keys, and with experts in place of the feed-forward part in some or all layers.
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::qwen2;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "qwen3",
+            classes: &["Qwen3ForCausalLM"],
+            about: "Qwen 3",
+            read: |fields| Qwen3Config::dense(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "qwen3_moe",
+            classes: &["Qwen3MoeForCausalLM"],
+            about: "Qwen 3 with experts",
+            read: |fields| Qwen3Config::moe(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qwen3Config {

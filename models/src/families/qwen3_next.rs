@@ -5,7 +5,9 @@
 mod delta_net;
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, FUSED_EXPERTS, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{
@@ -15,6 +17,41 @@ use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 pub use delta_net::{DeltaNet, ProjectionLayout};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "qwen3_next",
+            classes: &["Qwen3NextForCausalLM"],
+            about: "Qwen3-Next",
+            read: |fields| Qwen3NextConfig::next(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "qwen3_5",
+            classes: &["Qwen3_5ForConditionalGeneration"],
+            about: "Qwen 3.5, text only",
+            read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "qwen3_5_text",
+            classes: &["Qwen3_5ForCausalLM"],
+            about: "Qwen 3.5",
+            read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "qwen3_5_moe",
+            classes: &["Qwen3_5MoeForConditionalGeneration"],
+            about: "Qwen 3.5 with experts, text only",
+            read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "qwen3_5_moe_text",
+            classes: &["Qwen3_5MoeForCausalLM"],
+            about: "Qwen 3.5 with experts",
+            read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Qwen3NextConfig {

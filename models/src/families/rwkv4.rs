@@ -10,15 +10,25 @@ pub mod naming;
 pub use config::Rwkv4Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{EntrySpec, ModelDefinition};
+use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
     RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, previous_token, rescaled_weight,
 };
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "rwkv",
+        classes: &["RwkvForCausalLM"],
+        about: "RWKV-4",
+        read: |fields| Rwkv4Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// Exponent of "nothing seen yet".
 const EMPTY: f64 = -1e30;

@@ -10,18 +10,28 @@ pub mod naming;
 pub use config::Rwkv5Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{EntrySpec, ModelDefinition};
+use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
     RwkvHeads, RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, linear_attention_step,
     previous_token, rescaled_weight, silu,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
 use naming::{rwkv5_distribution, rwkv5_tensors};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "rwkv5",
+        classes: &["Rwkv5ForCausalLM"],
+        about: "RWKV-5.2",
+        read: |fields| Rwkv5Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 impl ModelDefinition for Rwkv5Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {

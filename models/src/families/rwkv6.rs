@@ -10,7 +10,7 @@ pub mod naming;
 pub use config::Rwkv6Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{EntrySpec, ModelDefinition};
+use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
     RwkvHeads, gated_channel_mixing, halve_at_rescale, linear_attention_step, low_rank_weight, mix_previous,
     previous_token,
@@ -18,6 +18,7 @@ use crate::families::rwkv::{
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv5::naming::rwkv5_distribution;
 use crate::families::rwkv5::{frame, gated_output};
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
@@ -25,6 +26,15 @@ use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::{FuncId, ParamSource, RowBlocks};
 use naming::{RWKV6_MIXES, rwkv6_tensors};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "rwkv6",
+        classes: &["Rwkv6ForCausalLM"],
+        about: "RWKV-6",
+        read: |fields| Rwkv6Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 impl ModelDefinition for Rwkv6Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {

@@ -10,10 +10,11 @@ pub mod naming;
 pub use config::Rwkv7Config;
 
 use crate::checkpoint::Distribution;
-use crate::definition::{EntrySpec, ModelDefinition};
+use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::families::rwkv::{
     RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu,
 };
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{layer_norm, linear, linear_weight, vector_param};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::{FunctionKind, ValueId};
@@ -21,6 +22,15 @@ use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::kernel::UnOp;
 use mlcc_ir::module::{FuncId, ParamSource};
 use naming::{is_stored_transposed, is_unused, rwkv7_canonical, rwkv7_distribution, rwkv7_tensors};
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "rwkv7",
+        classes: &["RWKV7ForCausalLM"],
+        about: "RWKV-7",
+        read: |fields| Rwkv7Config::from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// Decays lie between `exp(-exp(-0.5))` and 1; the reference rounds the inner number so.
 const DECAY_SCALE: f64 = -0.606531;

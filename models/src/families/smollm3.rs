@@ -2,9 +2,20 @@
 //! layer without positions (NoPE, Yang et al. 2025).
 
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
-use crate::families::LlamaConfig;
+use crate::families::llama::LlamaConfig;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::transformer::ModelSizes;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[FamilyVariant {
+        model_type: "smollm3",
+        classes: &["SmolLM3ForCausalLM"],
+        about: "SmolLM3",
+        read: |fields| from_fields(fields).map(Architecture::new),
+    }],
+};
 
 /// The configuration as one of the Llama block.
 pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {

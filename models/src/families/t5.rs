@@ -8,7 +8,9 @@
 
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
+use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::append_key_values;
 use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, rms_norm};
@@ -16,6 +18,29 @@ use crate::layers::{ActivationFunction, AttentionVariant, DistanceBias, Distance
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
+
+pub const FAMILY: ModelFamily = ModelFamily {
+    variants: &[
+        FamilyVariant {
+            model_type: "t5",
+            classes: &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
+            about: "T5, FLAN-T5",
+            read: |fields| T5Config::t5(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "mt5",
+            classes: &["MT5ForConditionalGeneration"],
+            about: "mT5",
+            read: |fields| T5Config::mt5(fields).map(Architecture::new),
+        },
+        FamilyVariant {
+            model_type: "umt5",
+            classes: &["UMT5ForConditionalGeneration"],
+            about: "UMT5",
+            read: |fields| T5Config::umt5(fields).map(Architecture::new),
+        },
+    ],
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {

@@ -3,7 +3,7 @@
 
 use crate::common::golden;
 use mlcc_models::ModelConfig;
-use mlcc_models::families::NomicBertConfig;
+use mlcc_models::families::nomic_bert::NomicBertConfig;
 use mlcc_models::layers::rope::RopeFrequencies;
 use serde_json::{Map, Value, json};
 

@@ -1,8 +1,12 @@
 //! Configurations of transformers: what is read, and what is refused with the field and what is supported.
 
 use mlcc_models::definition::ModelDefinition;
-use mlcc_models::families::Phi3Config;
-use mlcc_models::families::{Exaone4Config, Gemma4Config, LlamaConfig, NemotronHConfig, Olmo2Config};
+use mlcc_models::families::exaone4::Exaone4Config;
+use mlcc_models::families::gemma4::Gemma4Config;
+use mlcc_models::families::llama::LlamaConfig;
+use mlcc_models::families::nemotron_h::NemotronHConfig;
+use mlcc_models::families::olmo2::Olmo2Config;
+use mlcc_models::families::phi3::Phi3Config;
 use mlcc_models::layers::rope::{RopeFrequencies, frequencies};
 use mlcc_models::{Checkpoint, ModelConfig, tensor_check};
 use serde_json::{Map, Value, json};

@@ -1,0 +1,23 @@
+//! What a family hands to the rest: one row of data, in the file that has its graph.
+
+use crate::config::ConfigFields;
+use crate::definition::Architecture;
+use crate::error::ConfigError;
+
+/// A model family: everything by which its checkpoints are known and read.
+pub struct ModelFamily {
+    /// One for each `model_type` of config.json.
+    pub variants: &'static [FamilyVariant],
+}
+
+/// A model type of a family and how its configuration is read.
+pub struct FamilyVariant {
+    /// `model_type` in config.json.
+    pub model_type: &'static str,
+    /// Names in `architectures` of config.json that mean the same where `model_type` is absent or another.
+    pub classes: &'static [&'static str],
+    /// For people: `mlcc models`, error messages.
+    pub about: &'static str,
+    /// The configured model of the fields of config.json.
+    pub(crate) read: fn(&ConfigFields) -> Result<Architecture, ConfigError>,
+}
