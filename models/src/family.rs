@@ -3,6 +3,7 @@
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 
 /// A model family: everything by which its checkpoints are known and read.
 pub struct ModelFamily {
@@ -20,4 +21,6 @@ pub struct FamilyVariant {
     pub about: &'static str,
     /// The configured model of the fields of config.json.
     pub(crate) read: fn(&ConfigFields) -> Result<Architecture, ConfigError>,
+    /// Completes the fields that published files leave out by what the tensors tell.
+    pub(crate) infer: fn(&mut ConfigEvidence) -> EvidenceResult,
 }

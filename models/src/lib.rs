@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod definition;
 pub mod error;
+pub mod evidence;
 pub mod families;
 pub mod family;
 pub mod golden;

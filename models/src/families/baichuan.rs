@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::linear;
@@ -23,6 +24,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["BaiChuanForCausalLM", "BaichuanForCausalLM"],
         about: "Baichuan 1, 2",
         read: |fields| BaichuanConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -129,4 +131,9 @@ impl Transformer for BaichuanConfig {
         let weight = net.param_from(name, ParamRole::Head, TensorType::new(DType::F32, shape), source);
         linear(net, x, weight)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("embed_tokens.weight")?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
 }

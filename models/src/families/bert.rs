@@ -6,6 +6,7 @@
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::LinearLayer;
 use crate::layers::norm::{Norm, layer_norm};
@@ -23,18 +24,21 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["BertModel", "BertForMaskedLM", "BertForSequenceClassification"],
             about: "BERT",
             read: |fields| BertConfig::bert(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "xlm-roberta",
             classes: &["XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"],
             about: "XLM-RoBERTa",
             read: |fields| BertConfig::roberta(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "roberta",
             classes: &["RobertaModel", "RobertaForSequenceClassification"],
             about: "RoBERTa",
             read: |fields| BertConfig::roberta(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -230,4 +234,9 @@ impl Transformer for BertConfig {
         ["pooler.", "cls.", "lm_head."].iter().any(|part| name.starts_with(part))
             || name == "embeddings.position_ids"
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("embeddings.word_embeddings.weight")?;
+    t.record_axis_size(&["intermediate_size"], "layer.0.intermediate.dense.weight", 0, 1)
 }

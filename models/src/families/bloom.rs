@@ -17,6 +17,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["BloomForCausalLM"],
         about: "BLOOM",
         read: |fields| BloomConfig::from_fields(fields).map(Architecture::new),
+        infer: |t| t.record_embedding("word_embeddings.weight", "lm_head.weight", true),
     }],
 };
 

@@ -3,8 +3,10 @@
 //! neighbouring elements on half of each head, one matrix for gate and up projection.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::chatglm::ChatGlmConfig;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm, rms_norm};
@@ -22,6 +24,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
         about: "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
         read: read_chatglm,
+        infer: infer_fields,
     }],
 };
 
@@ -136,4 +139,30 @@ impl Transformer for ChatGlm2Config {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "transformer.", &["embedding.", "encoder.", "output_layer."])
     }
+}
+
+/// Of all versions: what one has, the others do not.
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("word_embeddings.weight")?;
+    t.record_axis_size(&["inner_hidden_size"], "transformer.layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+    let (layer, mlp) = ("encoder.layers.0", "encoder.layers.0.mlp.dense_h_to_4h");
+    if t.find_tensor(&format!("{layer}.input_layernorm.weight")).is_none() {
+        return Ok(());
+    }
+    t.record_axis_size(&["ffn_hidden_size"], &format!("{mlp}.weight"), 0, 2)?;
+    t.record_bias("add_bias_linear", mlp)?;
+    // Without its own field the bias of the projection may come from the one for all.
+    if t.fields.get("add_bias_linear") == Some(&Value::Bool(false)) {
+        t.record_bias("add_qkv_bias", &format!("{layer}.self_attention.query_key_value"))?;
+    }
+    let attention = format!("{layer}.self_attention");
+    let (output, fused) =
+        (format!("{attention}.dense.weight"), format!("{attention}.query_key_value.weight"));
+    let groups: &[&str] = match t.fields.get("multi_query_attention") {
+        Some(Value::Bool(true)) => &["multi_query_group_num"],
+        _ => &KV_HEADS,
+    };
+    t.record_fused_heads(&output, &fused, groups)?;
+    let (norm, last) = (format!("{layer}.input_layernorm.weight"), "encoder.final_layernorm.weight");
+    t.record_presence("post_layer_norm", &norm, last, true)
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::rope::RopePairing;
@@ -17,6 +18,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Cohere2ForCausalLM"],
         about: "Command R7B, Command A",
         read: |fields| Cohere2Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -91,4 +93,9 @@ impl Transformer for Cohere2Config {
         let h = mlp::gated_by_name(net, normalised, &mlp, self.intermediate, false, self.activation);
         net.add_residual(layer, "mlp", x, h)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_tied_llama_block()?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

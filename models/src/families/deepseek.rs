@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::latent_attention::{LatentAttention, LatentPositions};
 use crate::layers::moe::{
@@ -25,30 +26,35 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["DeepseekV2ForCausalLM"],
             about: "DeepSeek V2 Lite",
             read: |fields| DeepSeekConfig::v2(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "deepseek_v3",
             classes: &["DeepseekV3ForCausalLM"],
             about: "DeepSeek V3, R1",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "kimi_k2",
             classes: &[],
             about: "Kimi K2",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "glm4_moe_lite",
             classes: &["Glm4MoeLiteForCausalLM"],
             about: "GLM-4.7-Flash",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "mistral4",
             classes: &["Mistral4ForCausalLM"],
             about: "Mistral Small 4, text only",
             read: |fields| DeepSeekConfig::mistral4(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -240,4 +246,13 @@ impl Transformer for DeepSeekConfig {
         let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);
         is_draft || self.tied && name == self.outer_layers().head
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.kv_a_proj_with_mqa")?;
+    t.record_fused_experts("mlp.experts", "gate_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)
 }

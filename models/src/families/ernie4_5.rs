@@ -5,6 +5,7 @@ use super::llama::LlamaConfig;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::rope::RopePairing;
 
@@ -14,6 +15,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Ernie4_5ForCausalLM"],
         about: "ERNIE 4.5",
         read: |fields| from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -35,4 +37,9 @@ pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
         tied: fields.flag_or("tie_word_embeddings", true)?,
         ..config
     })
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_tied_llama_block()?;
+    t.record_bias("use_bias", "layers.0.self_attn.q_proj")
 }

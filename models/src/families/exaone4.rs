@@ -17,6 +17,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Exaone4ForCausalLM"],
         about: "EXAONE 4",
         read: |fields| Exaone4Config::from_fields(fields).map(Architecture::new),
+        infer: |t| t.record_llama_block(Some("layers.0.self_attn.q_norm.weight")),
     }],
 };
 

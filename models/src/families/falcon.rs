@@ -1,9 +1,11 @@
 //! Falcon (Almazrouei et al. 2023; reference: `FalconForCausalLM` of transformers) in its three shapes: one key head and
 //! one norm (7b), key heads in groups and two norms (40b, 180b), and the older one with ALiBi (rw-1b).
 
+use crate::config::sizes::KV_HEADS;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
@@ -12,6 +14,7 @@ use crate::layers::{
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
+use serde_json::Value;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
@@ -19,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["FalconForCausalLM", "RWForCausalLM"],
         about: "Falcon",
         read: |fields| FalconConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -162,5 +166,25 @@ impl Transformer for FalconConfig {
 
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "transformer.", &["word_embeddings.", "h.", "ln_f."])
+    }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("word_embeddings.weight", "lm_head.weight", true)?;
+    t.record_axis_size(&["ffn_hidden_size"], "h.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+    t.record_bias("bias", "h.0.mlp.dense_h_to_4h")?;
+    let projection = "h.0.self_attention.query_key_value.weight";
+    if t.find_tensor("h.0.ln_attn.weight").is_some() {
+        t.record_presence("new_decoder_architecture", projection, "h.0.ln_attn.weight", true)?;
+    }
+    match t.fields.get("new_decoder_architecture") {
+        Some(Value::Bool(true)) => {
+            t.record_fused_heads("h.0.self_attention.dense.weight", projection, &KV_HEADS)
+        }
+        _ => {
+            t.record_multi_query(projection)?;
+            let last = "h.0.post_attention_layernorm.weight";
+            t.record_presence("parallel_attn", "h.0.input_layernorm.weight", last, false)
+        }
     }
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::norm::{Norm, rms_norm};
@@ -17,6 +18,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["FalconH1ForCausalLM"],
         about: "Falcon-H1",
         read: |fields| FalconH1Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -178,4 +180,11 @@ impl Transformer for FalconH1Config {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "model.", &["embed_tokens.", "layers.", "final_layernorm."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.q_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.feed_forward.gate_proj.weight", 0, 1)
 }

@@ -6,6 +6,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -21,24 +22,28 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["GemmaForCausalLM"],
             about: "Gemma 1",
             read: |fields| GemmaConfig::gemma1(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, 0),
         },
         FamilyVariant {
             model_type: "gemma2",
             classes: &["Gemma2ForCausalLM"],
             about: "Gemma 2",
             read: |fields| GemmaConfig::gemma2(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, 0),
         },
         FamilyVariant {
             model_type: "gemma3_text",
             classes: &["Gemma3ForCausalLM"],
             about: "Gemma 3",
             read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, 0),
         },
         FamilyVariant {
             model_type: "gemma3",
             classes: &["Gemma3ForConditionalGeneration"],
             about: "Gemma 3, text only",
             read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, 0),
         },
     ],
 };
@@ -241,4 +246,13 @@ impl Transformer for GemmaConfig {
     fn supports_pooling(&self) -> bool {
         true
     }
+}
+
+/// `layer`: of which the heads are.
+pub(super) fn infer_fields(t: &mut ConfigEvidence, layer: usize) -> EvidenceResult {
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", true)?;
+    let attention = format!("layers.{layer}.self_attn");
+    t.record_heads(&attention, Some(&format!("{attention}.q_norm.weight")))?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -7,6 +7,8 @@ mod attention;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
+use crate::families::gemma;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm, rms_norm_unweighted};
@@ -26,12 +28,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Gemma4ForCausalLM"],
             about: "Gemma 4",
             read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "gemma4",
             classes: &["Gemma4ForConditionalGeneration"],
             about: "Gemma 4, text only",
             read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -301,4 +305,13 @@ impl Transformer for Gemma4Config {
         });
         unused || self.tied && name == self.outer_layers().head
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    // Layers without a window have other heads.
+    let types = t.fields.get("layer_types").and_then(Value::as_array);
+    let windowed = types.and_then(|types| types.iter().position(|kind| kind == "sliding_attention"));
+    gemma::infer_fields(t, windowed.unwrap_or(0))?;
+    t.record_axis_size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
+    t.record_axis_size(&["num_experts"], "router.proj.weight", 0, 1)
 }

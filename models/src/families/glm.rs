@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::rope::RopePairing;
@@ -21,12 +22,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["GlmForCausalLM"],
             about: "GLM-4",
             read: |fields| GlmConfig::glm(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "glm4",
             classes: &["Glm4ForCausalLM"],
             about: "GLM-4-0414",
             read: |fields| GlmConfig::glm4(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -102,4 +105,11 @@ impl Transformer for GlmConfig {
         let h = behind(net, h, "post_mlp_layernorm");
         net.add_residual(layer, "mlp", x, h)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{
     ExpertGroups, ExpertRouter, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring, SharedExpert,
@@ -19,6 +20,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Glm4MoeForCausalLM"],
         about: "GLM-4.5, 4.6",
         read: |fields| Glm4MoeConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -129,4 +131,14 @@ impl Transformer for Glm4MoeConfig {
         let is_draft = layer.is_some_and(|layer: usize| layer >= self.sizes.layers);
         is_draft || self.tied && name == self.outer_layers().head
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_fused_experts("mlp.experts", "gate_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["n_routed_experts"], "mlp.gate.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -3,8 +3,10 @@
 //! linear layers in place of `Conv1D`.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::CONTEXT;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
@@ -21,12 +23,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["GPT2LMHeadModel"],
             about: "GPT-2",
             read: |fields| Gpt2Config::gpt2(fields).map(Architecture::new),
+            infer: infer_gpt2,
         },
         FamilyVariant {
             model_type: "gpt_bigcode",
             classes: &["GPTBigCodeForCausalLM"],
             about: "StarCoder 1, SantaCoder",
             read: |fields| Gpt2Config::bigcode(fields).map(Architecture::new),
+            infer: infer_bigcode,
         },
     ],
 };
@@ -154,4 +158,20 @@ impl Transformer for Gpt2Config {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "transformer.", &["wte.", "wpe.", "h.", "ln_f."])
     }
+}
+
+fn infer_common(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("wte.weight", "lm_head.weight", true)?;
+    t.record_axis_size(&CONTEXT, "wpe.weight", 0, 1)
+}
+
+fn infer_gpt2(t: &mut ConfigEvidence) -> EvidenceResult {
+    infer_common(t)?;
+    t.record_axis_size(&["n_inner"], "h.0.mlp.c_fc.weight", 1, 1)
+}
+
+fn infer_bigcode(t: &mut ConfigEvidence) -> EvidenceResult {
+    infer_common(t)?;
+    t.record_axis_size(&["n_inner"], "h.0.mlp.c_fc.weight", 0, 1)?;
+    t.record_multi_query("h.0.attn.c_attn.weight")
 }

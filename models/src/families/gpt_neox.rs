@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
@@ -18,6 +19,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["GPTNeoXForCausalLM"],
         about: "GPT-NeoX, Pythia",
         read: |fields| GptNeoxConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -97,4 +99,10 @@ impl Transformer for GptNeoxConfig {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "gpt_neox.", &["embed_in.", "layers.", "final_layer_norm."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embed_in.weight", "embed_out.weight", false)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
+    t.record_bias("attention_bias", "layers.0.attention.query_key_value")
 }

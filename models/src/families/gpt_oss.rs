@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
@@ -18,6 +19,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["GptOssForCausalLM"],
         about: "gpt-oss",
         read: |fields| GptOssConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -120,4 +122,12 @@ impl Transformer for GptOssConfig {
     fn has_experts(&self) -> bool {
         true
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "mlp.experts.down_proj", 1, 1)?;
+    t.record_axis_size(&["num_local_experts"], "mlp.router.weight", 0, 1)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -5,6 +5,7 @@
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::rope::RopePairing;
@@ -23,12 +24,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["GPTJForCausalLM"],
             about: "GPT-J",
             read: |fields| GptJConfig::gptj(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "moss",
             classes: &["MossForCausalLM"],
             about: "MOSS",
             read: |fields| GptJConfig::moss(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -152,4 +155,9 @@ impl Transformer for GptJConfig {
     fn is_ignored(&self, name: &str) -> bool {
         name.ends_with(".attn.causal_mask") || name.ends_with(".attn.embed_positions")
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("wte.weight")?;
+    t.record_axis_size(&["n_inner"], "h.0.mlp.fc_in.weight", 0, 1)
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -16,6 +17,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["GraniteForCausalLM"],
         about: "Granite 3",
         read: |fields| GraniteConfig::from_fields(fields).map(Architecture::new),
+        infer: llama::infer_fields,
     }],
 };
 

@@ -1,9 +1,11 @@
 //! Granite 4 (IBM 2025; reference: `GraniteMoeHybridForCausalLM` of transformers): Mamba 2 in most layers, attention without
 //! positions in the others; experts and a feed-forward part that every token gets, or only that; the multipliers of Granite 3.
 
+use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
@@ -20,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["GraniteMoeHybridForCausalLM"],
         about: "Granite 4",
         read: |fields| GraniteHybridConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -228,4 +231,16 @@ impl Transformer for GraniteHybridConfig {
     fn has_experts(&self) -> bool {
         self.experts.is_some()
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.q_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    if let (Some(hidden), Some(heads)) = (t.known_size(&HIDDEN), t.known_size(&HEADS)) {
+        t.record_axis_size(&KV_HEADS, "self_attn.k_proj.weight", 0, hidden / heads)?;
+    }
+    t.record_axis_size(&["intermediate_size"], "block_sparse_moe.input_linear.weight", 1, 2)?;
+    t.record_axis_size(&["num_local_experts"], "block_sparse_moe.router.layer.weight", 0, 1)?;
+    t.record_axis_size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
+    t.record_axis_size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
 }

@@ -1,9 +1,11 @@
 //! InternLM 2 (Cai et al. 2024; reference code: `InternLM2ForCausalLM` of the published checkpoints): the Llama block
 //! with its own names and a projection that is fused by key head.
 
+use crate::config::sizes::KV_HEADS;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
@@ -18,6 +20,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["InternLM2ForCausalLM"],
         about: "InternLM 2",
         read: |fields| InternLm2Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -90,4 +93,11 @@ impl Transformer for InternLm2Config {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "model.", &["tok_embeddings.", "layers.", "norm."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("tok_embeddings.weight", "output.weight", false)?;
+    t.record_fused_heads("layers.0.attention.wo.weight", "layers.0.attention.wqkv.weight", &KV_HEADS)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.feed_forward.w1.weight", 0, 1)?;
+    t.record_bias("bias", "layers.0.attention.wqkv")
 }

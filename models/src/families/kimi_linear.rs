@@ -18,6 +18,7 @@ use serde_json::Value;
 mod delta_attention;
 
 use crate::definition::Architecture;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 pub use delta_attention::DeltaAttention;
 
@@ -27,6 +28,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["KimiLinearForCausalLM"],
         about: "Kimi Linear",
         read: |fields| KimiLinearConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -180,4 +182,13 @@ impl Transformer for KimiLinearConfig {
             None => name,
         }
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.kv_a_proj_with_mqa")?;
+    t.record_fused_experts("block_sparse_moe.experts", "w1")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["num_experts"], "block_sparse_moe.gate.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)
 }

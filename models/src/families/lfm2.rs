@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::conv::CausalConv;
 use crate::layers::moe::{
@@ -25,12 +26,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Lfm2ForCausalLM"],
             about: "LFM2",
             read: |fields| Lfm2Config::dense(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "lfm2_moe",
             classes: &["Lfm2MoeForCausalLM"],
             about: "LFM2 with experts",
             read: |fields| Lfm2Config::moe(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -249,4 +252,12 @@ impl Transformer for Lfm2Config {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_fused_experts("feed_forward.experts", "w1")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", true)?;
+    t.record_hybrid_heads("self_attn.q_layernorm.weight")?;
+    t.record_axis_size(&["num_experts"], "feed_forward.gate.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "feed_forward.experts.0.w1.weight", 0, 1)
 }

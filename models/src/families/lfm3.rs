@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults, into_object};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::lfm2::ShortConv;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
@@ -22,6 +23,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Lfm3ForCausalLM"],
         about: "LFM3",
         read: |fields| Lfm3Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -194,4 +196,11 @@ impl Transformer for Lfm3Config {
         let name = stored_name.replace(".self_attn.g_proj.", ".self_attn.gate_proj.");
         with_prefix(&name, "model.", &["embed_tokens.", "layers.", "embedding_norm."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.q_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", true)?;
+    t.record_hybrid_heads("self_attn.q_norm.weight")?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.feed_forward.w1.weight", 0, 1)
 }

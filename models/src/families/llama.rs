@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -17,18 +18,21 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["LlamaForCausalLM", "LLaMAForCausalLM"],
             about: "Llama 1, 2, 3; Yi",
             read: |fields| LlamaConfig::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "mistral",
             classes: &["MistralForCausalLM"],
             about: "Mistral",
             read: |fields| LlamaConfig::mistral(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "internlm",
             classes: &["InternLMForCausalLM"],
             about: "InternLM 1",
             read: |fields| LlamaConfig::internlm(fields).map(Architecture::new),
+            infer: infer_internlm,
         },
     ],
 };
@@ -134,4 +138,15 @@ impl Transformer for LlamaConfig {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+pub(super) fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_llama_block(None)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")?;
+    t.record_bias("mlp_bias", "layers.0.mlp.gate_proj")
+}
+
+fn infer_internlm(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_llama_block(None)?;
+    t.record_bias("bias", "layers.0.self_attn.q_proj")
 }

@@ -5,6 +5,7 @@ use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba::Mamba;
 use crate::layers::mamba2::Mamba2;
@@ -19,12 +20,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Mamba2ForCausalLM"],
             about: "Mamba 2",
             read: |fields| MambaConfig::from_mamba2_fields(fields).map(Architecture::new),
+            infer: infer_mamba2,
         },
         FamilyVariant {
             model_type: "mamba",
             classes: &["MambaForCausalLM"],
             about: "Mamba",
             read: |fields| MambaConfig::from_mamba_fields(fields).map(Architecture::new),
+            infer: infer_mamba,
         },
     ],
 };
@@ -125,4 +128,20 @@ impl Transformer for MambaConfig {
         let name = stored_name.replace("embedding.weight", "embeddings.weight");
         with_prefix(&name, "backbone.", &["embeddings.", "layers.", "norm_f."])
     }
+}
+
+fn infer_mamba(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embeddings.weight", "lm_head.weight", true)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mixer.A_log", 0, 1)?;
+    t.record_axis_size(&["state_size"], "layers.0.mixer.A_log", 1, 1)?;
+    t.record_axis_size(&["time_step_rank"], "layers.0.mixer.dt_proj.weight", 1, 1)?;
+    t.record_bias("use_bias", "layers.0.mixer.in_proj")?;
+    t.record_bias("use_conv_bias", "layers.0.mixer.conv1d")
+}
+
+fn infer_mamba2(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embeddings.weight", "lm_head.weight", false)?;
+    t.record_axis_size(&["num_heads"], "layers.0.mixer.A_log", 0, 1)?;
+    let Some(heads) = t.known_size(&["num_heads"]) else { return Ok(()) };
+    t.record_axis_size(&["head_dim"], "layers.0.mixer.norm.weight", 0, heads)
 }

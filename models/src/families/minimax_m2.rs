@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{
     ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
@@ -20,6 +21,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["MiniMaxM2ForCausalLM"],
         about: "MiniMax-M2",
         read: |fields| MiniMaxM2Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -140,4 +142,12 @@ impl Transformer for MiniMaxM2Config {
     fn has_experts(&self) -> bool {
         true
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_fused_experts("block_sparse_moe.experts", "w1")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
+    t.record_axis_size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
 }

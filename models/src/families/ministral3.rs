@@ -17,6 +17,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Ministral3ForCausalLM"],
         about: "Ministral 3",
         read: |fields| Ministral3Config::from_fields(fields).map(Architecture::new),
+        infer: |t| t.record_llama_block(None),
     }],
 };
 

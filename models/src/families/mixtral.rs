@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm};
@@ -17,6 +18,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["MixtralForCausalLM"],
         about: "Mixtral",
         read: |fields| MixtralConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -89,4 +91,11 @@ impl Transformer for MixtralConfig {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_fused_experts("block_sparse_moe.experts", "w1")?;
+    t.record_llama_block(None)?;
+    t.record_axis_size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
+    t.record_axis_size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
 }

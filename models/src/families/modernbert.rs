@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm_bias};
@@ -20,6 +21,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"],
         about: "ModernBERT",
         read: |fields| ModernBertConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -177,4 +179,10 @@ impl Transformer for ModernBertConfig {
     fn is_ignored(&self, name: &str) -> bool {
         name.starts_with("head.") || name.starts_with("decoder.")
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("embeddings.tok_embeddings.weight")?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.Wi.weight", 0, 2)?;
+    t.record_bias("attention_bias", "layers.0.attn.Wqkv")
 }

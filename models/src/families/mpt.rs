@@ -1,8 +1,10 @@
 //! MPT (MosaicML 2023; reference: `MptForCausalLM` of transformers): ALiBi, no biases, fused projections.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm_bias};
@@ -17,6 +19,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["MptForCausalLM", "MPTForCausalLM"],
         about: "MPT",
         read: |fields| MptConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -117,4 +120,10 @@ impl Transformer for MptConfig {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "transformer.", &["wte.", "blocks.", "norm_f."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("wte.weight", "lm_head.weight", true)?;
+    let Some(hidden) = t.known_size(&HIDDEN) else { return Ok(()) };
+    t.record_axis_size(&["expansion_ratio"], "blocks.0.ffn.up_proj.weight", 0, hidden)
 }

@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::integer_constant;
 use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
@@ -23,12 +24,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["MuseGlimmerForConditionalGeneration"],
             about: "Muse Glimmer, text only",
             read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "muse_glimmer_text",
             classes: &[],
             about: "Muse Glimmer",
             read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -201,4 +204,9 @@ impl Transformer for MuseGlimmerConfig {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_llama_block(None)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

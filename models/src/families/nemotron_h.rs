@@ -2,8 +2,10 @@
 //! Mamba 2, attention without positions, a feed-forward part with squared ReLU, or experts of that kind with a shared one.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::{HEAD_SIZE, HEADS, KV_HEADS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{
@@ -21,6 +23,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["NemotronHForCausalLM"],
         about: "Nemotron-H, Nemotron 3",
         read: |fields| NemotronHConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -253,4 +256,16 @@ impl Transformer for NemotronHConfig {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "backbone.", &["embeddings.", "layers.", "norm_f."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "mixer.q_proj")?;
+    t.record_fused_experts("mixer.experts", "up_proj")?;
+    t.record_embedding("embeddings.weight", "lm_head.weight", false)?;
+    let Some(heads) = t.known_size(&HEADS) else { return Ok(()) };
+    t.record_axis_size(&HEAD_SIZE, "mixer.q_proj.weight", 0, heads)?;
+    if let Some(size) = t.known_size(&HEAD_SIZE) {
+        t.record_axis_size(&KV_HEADS, "mixer.k_proj.weight", 0, size)?;
+    }
+    t.record_axis_size(&["moe_intermediate_size"], "mixer.experts.0.up_proj.weight", 0, 1)
 }

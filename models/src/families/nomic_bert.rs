@@ -5,6 +5,7 @@ use super::bert::TypedEmbedding;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::norm::{Norm, layer_norm};
@@ -25,6 +26,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         ],
         about: "Nomic BERT (nomic-embed-text)",
         read: |fields| NomicBertConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -218,4 +220,9 @@ impl Transformer for NomicBertConfig {
     fn is_ignored(&self, name: &str) -> bool {
         name.starts_with("pooler.") || name.starts_with("cls.")
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("embeddings.word_embeddings.weight")?;
+    t.record_axis_size(&["n_inner", "intermediate_size"], "layers.0.mlp.fc11.weight", 0, 1)
 }

@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
@@ -20,12 +21,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Olmo2ForCausalLM"],
             about: "OLMo 2",
             read: |fields| Olmo2Config::from_fields(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "olmo3",
             classes: &["Olmo3ForCausalLM"],
             about: "OLMo 3",
             read: |fields| Olmo2Config::olmo3(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -142,4 +145,9 @@ impl Transformer for Olmo2Config {
         let rope = if self.windows[layer].is_some() { local } else { rope };
         self.layer(net, layer, x, Some(rope))
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_llama_block(None)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -1,9 +1,11 @@
 //! OLMo Hybrid (OLMo Team 2026; reference: `OlmoHybridForCausalLM` of transformers): three of four layers have a gated delta rule
 //! after norms, the others are those of OLMo 2, often without positions.
 
+use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::olmo2::Olmo2Config;
 use crate::families::qwen3_next::{DeltaNet, attention_layers};
 use crate::family::{FamilyVariant, ModelFamily};
@@ -19,6 +21,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["OlmoHybridForCausalLM"],
         about: "OLMo Hybrid",
         read: |fields| OlmoHybridConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -110,4 +113,15 @@ impl Transformer for OlmoHybridConfig {
         let name = stored_name.replace(".attention_layer_norm.", ".input_layernorm.");
         name.replace(".feedforward_layer_norm.", ".post_attention_layernorm.")
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.q_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    if let (Some(hidden), Some(heads)) = (t.known_size(&HIDDEN), t.known_size(&HEADS)) {
+        t.record_axis_size(&KV_HEADS, "self_attn.k_proj.weight", 0, hidden / heads)?;
+    }
+    t.record_axis_size(&["linear_num_value_heads"], "linear_attn.A_log", 0, 1)?;
+    t.record_axis_size(&["linear_value_head_dim"], "linear_attn.o_norm.weight", 0, 1)
 }

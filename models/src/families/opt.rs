@@ -2,8 +2,10 @@
 //! before the parts of a layer or (350m) after them.
 
 use crate::config::ConfigFields;
+use crate::config::sizes::{CONTEXT, VOCAB};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, SelfAttention, mlp};
@@ -20,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["OPTForCausalLM"],
         about: "OPT",
         read: |fields| OptConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -142,4 +145,16 @@ impl Transformer for OptConfig {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "model.", &["decoder."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    // The table of positions has two rows in front that are not used.
+    if let Some(found) = t.find_tensor("embed_positions.weight").filter(|found| found.shape[0] > 2) {
+        t.record_size(&CONTEXT, found.shape[0] - 2, &found)?;
+    }
+    t.record_axis_size(&VOCAB, "embed_tokens.weight", 0, 1)?;
+    t.record_axis_size(&["word_embed_proj_dim"], "embed_tokens.weight", 1, 1)?;
+    t.record_tied_embedding("embed_tokens.weight", "lm_head.weight", true)?;
+    t.record_axis_size(&["ffn_dim"], "layers.0.fc1.weight", 0, 1)?;
+    t.record_bias("enable_bias", "layers.0.fc1")
 }

@@ -1,9 +1,11 @@
 //! Phi-3 and Phi-4-mini (Abdin et al. 2024; reference: `Phi3ForCausalLM` of transformers): the Llama block with fused
 //! projections, LongRoPE in the models of long context.
 
+use crate::config::sizes::KV_HEADS;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
@@ -18,6 +20,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Phi3ForCausalLM"],
         about: "Phi 3",
         read: |fields| Phi3Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -87,4 +90,11 @@ impl Transformer for Phi3Config {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    let (output, fused) = ("layers.0.self_attn.o_proj.weight", "layers.0.self_attn.qkv_proj.weight");
+    t.record_fused_heads(output, fused, &KV_HEADS)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)
 }

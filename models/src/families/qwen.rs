@@ -5,6 +5,7 @@
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::rope::RopePairing;
@@ -21,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["QWenLMHeadModel"],
         about: "Qwen, first generation",
         read: |fields| QwenConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -104,4 +106,12 @@ impl Transformer for QwenConfig {
     fn canonical_name(&self, stored_name: &str) -> String {
         with_prefix(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_table("wte.weight")?;
+    if let Some(found) = t.find_tensor("h.0.mlp.w1.weight") {
+        t.record_size(&["intermediate_size"], 2 * found.shape[0], &found)?;
+    }
+    t.record_presence("no_bias", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", false)
 }

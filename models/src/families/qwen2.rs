@@ -13,6 +13,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Qwen2ForCausalLM"],
         about: "Qwen 2, 2.5",
         read: |fields| from_fields(fields).map(Architecture::new),
+        infer: |t| t.record_llama_block(None),
     }],
 };
 

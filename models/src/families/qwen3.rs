@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::qwen2;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
@@ -19,12 +20,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Qwen3ForCausalLM"],
             about: "Qwen 3",
             read: |fields| Qwen3Config::dense(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_moe",
             classes: &["Qwen3MoeForCausalLM"],
             about: "Qwen 3 with experts",
             read: |fields| Qwen3Config::moe(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -142,4 +145,12 @@ impl Transformer for Qwen3Config {
     fn has_experts(&self) -> bool {
         self.experts.is_some()
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_fused_experts("mlp.experts", "gate_proj")?;
+    t.record_llama_block(Some("layers.0.self_attn.q_norm.weight"))?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["num_experts", "num_local_experts"], "mlp.gate.weight", 0, 1)?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
 }

@@ -7,6 +7,7 @@ mod delta_net;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, FUSED_EXPERTS, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
@@ -25,30 +26,35 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["Qwen3NextForCausalLM"],
             about: "Qwen3-Next",
             read: |fields| Qwen3NextConfig::next(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_5",
             classes: &["Qwen3_5ForConditionalGeneration"],
             about: "Qwen 3.5, text only",
             read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_5_text",
             classes: &["Qwen3_5ForCausalLM"],
             about: "Qwen 3.5",
             read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_5_moe",
             classes: &["Qwen3_5MoeForConditionalGeneration"],
             about: "Qwen 3.5 with experts, text only",
             read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
+            infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_5_moe_text",
             classes: &["Qwen3_5MoeForCausalLM"],
             about: "Qwen 3.5 with experts",
             read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
+            infer: infer_fields,
         },
     ],
 };
@@ -243,4 +249,19 @@ impl Transformer for Qwen3NextConfig {
     fn has_experts(&self) -> bool {
         self.sparse_moe.is_some()
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_bias("attention_bias", "self_attn.q_proj")?;
+    t.record_fused_experts("mlp.experts", "gate_proj")?;
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
+    t.record_hybrid_heads("self_attn.q_norm.weight")?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
+    t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)?;
+    let shared = "mlp.shared_expert.gate_proj.weight";
+    t.record_axis_size(&["shared_expert_intermediate_size"], shared, 0, 1)?;
+    t.record_axis_size(&["num_experts"], "mlp.gate.weight", 0, 1)?;
+    t.record_axis_size(&["linear_num_value_heads"], "linear_attn.A_log", 0, 1)?;
+    t.record_axis_size(&["linear_value_head_dim"], "linear_attn.norm.weight", 0, 1)
 }

@@ -11,6 +11,7 @@ pub use config::Rwkv4Config;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
     RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, previous_token, rescaled_weight,
 };
@@ -27,6 +28,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["RwkvForCausalLM"],
         about: "RWKV-4",
         read: |fields| Rwkv4Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -168,4 +170,12 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: V
     let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));
     let rescale = (layer, config.rescale_every);
     gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
+}
+
+pub(super) fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.set_names(naming::rwkv4_canonical, |_| false);
+    t.record_axis_size(&["vocab_size"], "rwkv.embeddings.weight", 0, 1)?;
+    t.record_axis_size(&["hidden_size"], "rwkv.embeddings.weight", 1, 1)?;
+    t.record_axis_size(&["attention_hidden_size"], "rwkv.blocks.0.attention.key.weight", 0, 1)?;
+    t.record_axis_size(&["intermediate_size"], "rwkv.blocks.0.feed_forward.key.weight", 0, 1)
 }

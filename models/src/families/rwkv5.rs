@@ -11,10 +11,12 @@ pub use config::Rwkv5Config;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
     RwkvHeads, RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, linear_attention_step,
     previous_token, rescaled_weight, silu,
 };
+use crate::families::rwkv4;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
@@ -30,6 +32,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Rwkv5ForCausalLM"],
         about: "RWKV-5.2",
         read: |fields| Rwkv5Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -157,4 +160,9 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: V
     let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));
     let rescale = (layer, config.rescale_every);
     gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
+}
+
+pub(super) fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    rwkv4::infer_fields(t)?;
+    t.record_axis_size(&["head_size"], "rwkv.blocks.0.attention.time_faaaa", 1, 1)
 }

@@ -11,11 +11,13 @@ pub use config::Rwkv6Config;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
     RwkvHeads, gated_channel_mixing, halve_at_rescale, linear_attention_step, low_rank_weight, mix_previous,
     previous_token,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
+use crate::families::rwkv5;
 use crate::families::rwkv5::naming::rwkv5_distribution;
 use crate::families::rwkv5::{frame, gated_output};
 use crate::family::{FamilyVariant, ModelFamily};
@@ -33,6 +35,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Rwkv6ForCausalLM"],
         about: "RWKV-6",
         read: |fields| Rwkv6Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -167,4 +170,11 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: V
     let (k, r) = (mixed(b, "k"), mixed(b, "r"));
     let rescale = (layer, config.rescale_every);
     gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    rwkv5::infer_fields(t)?;
+    let attention = "rwkv.blocks.0.attention";
+    t.record_axis_size(&["time_mix_extra_dim"], &format!("{attention}.time_maa_w1"), 1, 5)?;
+    t.record_axis_size(&["time_decay_extra_dim"], &format!("{attention}.time_decay_w1"), 1, 1)
 }

@@ -11,6 +11,7 @@ pub use config::Rwkv7Config;
 
 use crate::checkpoint::Distribution;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
     RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu,
 };
@@ -29,6 +30,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["RWKV7ForCausalLM"],
         about: "RWKV-7",
         read: |fields| Rwkv7Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -263,4 +265,24 @@ fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv7Config, layer: usize, x: V
     let k = squared_relu(b, k);
     let weight = linear_weight(b, &format!("{name}.value.weight"), config.hidden, config.intermediate);
     linear(b, k, weight)
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.set_names(rwkv7_canonical, is_stored_transposed);
+    t.record_axis_size(&["vocab_size"], "model.embeddings.weight", 0, 1)?;
+    t.record_axis_size(&["hidden_size"], "model.embeddings.weight", 1, 1)?;
+    t.record_axis_size(&["head_dim"], "model.layers.0.attn.r_k", 1, 1)?;
+    t.record_axis_size(&["intermediate_size"], "model.layers.0.ffn.key.weight", 0, 1)?;
+    // The first layer does not need its mix with the first layer's value.
+    let ranks = [
+        ("decay_low_rank_dim", "w", 0),
+        ("a_low_rank_dim", "a", 0),
+        ("v_low_rank_dim", "v", 1),
+        ("gate_low_rank_dim", "g", 0),
+    ];
+    for (field, letter, layer) in ranks {
+        let tensor = format!("model.layers.{layer}.attn.{letter}_lora.lora.0.weight");
+        t.record_axis_size(&[field], &tensor, 0, 1)?;
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::llama::LlamaConfig;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::transformer::ModelSizes;
@@ -14,6 +15,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["SmolLM3ForCausalLM"],
         about: "SmolLM3",
         read: |fields| from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -44,4 +46,10 @@ fn layers_with_rope(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>, C
         true => Ok(flags.into_iter().map(|flag| flag == 1.0).collect()),
         false => Err(fields.invalid_value(field, &format!("a list of {layers} of 0 and 1"), found)),
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_tied_llama_block()?;
+    t.record_bias("attention_bias", "layers.0.self_attn.q_proj")?;
+    t.record_bias("mlp_bias", "layers.0.mlp.gate_proj")
 }

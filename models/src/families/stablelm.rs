@@ -5,6 +5,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm, layer_norm_by_head};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -17,6 +18,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["StableLmForCausalLM"],
         about: "StableLM 2",
         read: |fields| StableLmConfig::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -95,4 +97,12 @@ impl Transformer for StableLmConfig {
         let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
         net.add_residual(layer, "mlp", x, h)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_llama_block(None)?;
+    t.record_bias("use_qkv_bias", "layers.0.self_attn.q_proj")?;
+    let (norm, last) = ("layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight");
+    t.record_presence("qk_layernorm", norm, "layers.0.self_attn.q_layernorm.norms.0.weight", true)?;
+    t.record_presence("use_parallel_residual", norm, last, false)
 }

@@ -4,6 +4,7 @@
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
@@ -18,6 +19,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         classes: &["Starcoder2ForCausalLM"],
         about: "StarCoder 2",
         read: |fields| Starcoder2Config::from_fields(fields).map(Architecture::new),
+        infer: infer_fields,
     }],
 };
 
@@ -86,4 +88,11 @@ impl Transformer for Starcoder2Config {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
+    t.record_embedding("embed_tokens.weight", "lm_head.weight", true)?;
+    t.record_heads("layers.0.self_attn", None)?;
+    t.record_axis_size(&["intermediate_size"], "layers.0.mlp.c_fc.weight", 0, 1)?;
+    t.record_bias("use_bias", "layers.0.self_attn.q_proj")
 }

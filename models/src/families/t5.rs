@@ -10,6 +10,7 @@ use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
+use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::append_key_values;
 use crate::layers::linear::LinearLayer;
@@ -26,18 +27,21 @@ pub const FAMILY: ModelFamily = ModelFamily {
             classes: &["T5ForConditionalGeneration", "T5WithLMHeadModel"],
             about: "T5, FLAN-T5",
             read: |fields| T5Config::t5(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, true),
         },
         FamilyVariant {
             model_type: "mt5",
             classes: &["MT5ForConditionalGeneration"],
             about: "mT5",
             read: |fields| T5Config::mt5(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, false),
         },
         FamilyVariant {
             model_type: "umt5",
             classes: &["UMT5ForConditionalGeneration"],
             about: "UMT5",
             read: |fields| T5Config::umt5(fields).map(Architecture::new),
+            infer: |t| infer_fields(t, false),
         },
     ],
 };
@@ -372,4 +376,11 @@ fn start_token(fields: &ConfigFields, vocab: usize) -> Result<u32, ConfigError> 
         Ok(token) if start < vocab => Ok(token),
         _ => Err(fields.invalid_value(field, &format!("a token below {vocab}"), &Value::from(start))),
     }
+}
+
+fn infer_fields(t: &mut ConfigEvidence, usually_tied: bool) -> EvidenceResult {
+    let names = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+    let table = names.into_iter().find(|name| t.find_tensor(name).is_some()).unwrap_or(names[0]);
+    t.record_embedding(table, "lm_head.weight", usually_tied)?;
+    t.record_axis_size(&["d_ff"], "encoder.block.0.layer.1.DenseReluDense.wo.weight", 1, 1)
 }
