@@ -28,6 +28,7 @@ pub use stored_type::StoredType;
 use crate::error::CheckpointError;
 use bytes::FileBytes;
 use data::TensorContent;
+use gguf::GgufArchitecture;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -131,10 +132,19 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Maps and checks all files.
+    /// Maps and checks all files. The tensors of a GGUF file keep the names that they have there.
     pub fn open(weights: &WeightFiles) -> Result<Checkpoint, CheckpointError> {
+        Checkpoint::open_as(weights, &[])
+    }
+
+    /// The same with the names of the Hugging Face checkpoint for tensors of GGUF files of these architectures.
+    pub fn open_as(
+        weights: &WeightFiles,
+        architectures: &[&GgufArchitecture],
+    ) -> Result<Checkpoint, CheckpointError> {
         let files = weights.files.iter().map(|path| FileBytes::map(path)).collect::<Result<Vec<_>, _>>()?;
-        let mut checkpoint = Checkpoint::from_files(weights.origin.clone(), weights.format, files)?;
+        let mut checkpoint =
+            Checkpoint::from_files(weights.origin.clone(), weights.format, files, architectures)?;
         weights.check_index(&checkpoint)?;
         if let Some(quantization) = &weights.quantization {
             checkpoint = checkpoint.with_packed_weights(quantization)?;
@@ -174,7 +184,18 @@ impl Checkpoint {
         format: CheckpointFormat,
         bytes: Vec<u8>,
     ) -> Result<Checkpoint, CheckpointError> {
-        Checkpoint::from_files(label.to_string(), format, vec![FileBytes::owned(label, bytes)])
+        Checkpoint::from_bytes_as(label, format, bytes, &[])
+    }
+
+    /// The same with the names of [`Checkpoint::open_as`].
+    pub fn from_bytes_as(
+        label: &str,
+        format: CheckpointFormat,
+        bytes: Vec<u8>,
+        architectures: &[&GgufArchitecture],
+    ) -> Result<Checkpoint, CheckpointError> {
+        let files = vec![FileBytes::owned(label, bytes)];
+        Checkpoint::from_files(label.to_string(), format, files, architectures)
     }
 
     /// Random weights: see [`random`]. Equal seed, name and shape give equal values, whatever else is in the list.
@@ -206,9 +227,10 @@ impl Checkpoint {
         origin: String,
         format: CheckpointFormat,
         files: Vec<FileBytes>,
+        architectures: &[&GgufArchitecture],
     ) -> Result<Checkpoint, CheckpointError> {
         if format == CheckpointFormat::Gguf {
-            let (tensors, metadata) = gguf::list_tensors(&files)?;
+            let (tensors, metadata) = gguf::list_tensors(&files, architectures)?;
             return Checkpoint::with_tensors(origin, format, metadata, files, tensors);
         }
         let mut tensors = Vec::new();
@@ -387,9 +409,12 @@ impl Checkpoint {
     }
 
     /// The configuration that a GGUF file holds, as fields of a config.json; `None` for other formats.
-    pub fn embedded_config(&self) -> Result<Option<crate::config::ConfigFields>, CheckpointError> {
+    pub fn embedded_config(
+        &self,
+        architectures: &[&GgufArchitecture],
+    ) -> Result<Option<crate::config::ConfigFields>, CheckpointError> {
         match self.format {
-            CheckpointFormat::Gguf => gguf::config::read_config_fields(&self.files).map(Some),
+            CheckpointFormat::Gguf => gguf::config::read_config_fields(&self.files, architectures).map(Some),
             CheckpointFormat::Safetensors | CheckpointFormat::Torch | CheckpointFormat::Random => Ok(None),
         }
     }

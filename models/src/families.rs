@@ -1,5 +1,6 @@
 //! The families of models, one file each, and the list of them.
 
+use crate::checkpoint::gguf::GgufArchitecture;
 use crate::family::{FamilyVariant, ModelFamily};
 
 pub mod baichuan;
@@ -112,4 +113,71 @@ pub const FAMILIES: &[&ModelFamily] = &[
 /// The model types of all families, in the order of the list.
 pub fn variants() -> impl Iterator<Item = &'static FamilyVariant> {
     FAMILIES.iter().flat_map(|family| family.variants)
+}
+
+/// The architectures of GGUF files of all families.
+pub fn gguf_architectures() -> Vec<&'static GgufArchitecture> {
+    FAMILIES.iter().flat_map(|family| family.gguf).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::gguf::GgufVariant;
+    use crate::checkpoint::gguf::TensorConversion::Same;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_name_is_of_one_family() {
+        let names = variants().map(|variant| variant.model_type);
+        let classes = variants().flat_map(|variant| variant.classes).copied();
+        let architectures = gguf_architectures().into_iter().map(|known| known.name);
+        for mut list in [names.collect::<Vec<_>>(), classes.collect(), architectures.collect()] {
+            let count = list.len();
+            list.sort_unstable();
+            list.dedup();
+            assert_eq!(list.len(), count, "{list:?}");
+        }
+        let names: BTreeSet<_> = variants().map(|variant| variant.model_type).collect();
+        for known in gguf_architectures() {
+            assert!(names.contains(known.model_type), "{} of {}", known.model_type, known.name);
+        }
+    }
+
+    #[test]
+    fn every_architecture_has_names() {
+        for known in gguf_architectures() {
+            let arch = known.name;
+            for separate_qkv in [false, true] {
+                let names = (known.tensor_names)(GgufVariant { separate_qkv, ..GgufVariant::default() });
+                assert!(names.map_name("token_embd.weight").is_some(), "{arch}");
+                // Norms stand before a layer's parts, or behind them.
+                let norms = ["attn_norm", "post_attention_norm", "attn_output_norm"];
+                let stacks = if arch == "t5" { &["enc.", "dec."][..] } else { &[""] };
+                let parts = stacks.iter().flat_map(|s| norms.map(|norm| format!("{s}blk.3.{norm}.weight")));
+                let mut found = parts.map(|name| names.map_name(&name));
+                assert!(found.any(|name| name.is_some()), "{arch}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_with_and_without_a_suffix() {
+        let map = |arch: &str, name: &str| {
+            let known = gguf_architectures().into_iter().find(|known| known.name == arch).unwrap();
+            (known.tensor_names)(GgufVariant::default()).map_name(name)
+        };
+        let find = |arch: &str, name: &str| map(arch, name).unwrap();
+        let found = find("rwkv6", "blk.4.time_mix_first.weight");
+        assert_eq!((found.name.as_str(), found.change), ("rwkv.blocks.4.attention.time_faaaa", Same));
+        let found = find("rwkv6", "blk.4.time_mix_ln.bias");
+        assert_eq!((found.name.as_str(), found.layer), ("rwkv.blocks.4.attention.ln_x.bias", 4));
+        let found = find("rwkv7", "blk.0.time_mix_w0.weight");
+        assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
+        let found = find("t5", "dec.blk.2.cross_attn_q.weight");
+        assert_eq!(found.name, "decoder.block.2.layer.1.EncDecAttention.q.weight");
+        assert!(map("t5", "blk.2.attn_q.weight").is_none());
+        let found = find("gpt2", "blk.1.attn_qkv.bias");
+        assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
+    }
 }

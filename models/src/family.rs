@@ -1,5 +1,6 @@
 //! What a family hands to the rest: one row of data, in the file that has its graph.
 
+use crate::checkpoint::gguf::GgufArchitecture;
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -9,6 +10,8 @@ use crate::evidence::{ConfigEvidence, EvidenceResult};
 pub struct ModelFamily {
     /// One for each `model_type` of config.json.
     pub variants: &'static [FamilyVariant],
+    /// The architectures of its GGUF files.
+    pub gguf: &'static [GgufArchitecture],
 }
 
 /// A model type of a family and how its configuration is read.

@@ -1,5 +1,6 @@
 //! From the fields of a config.json to a configured model: which of the [`families`](crate::families) reads them.
 
+use crate::config::published::{GGUF_DENSE, GGUF_POOLING};
 use crate::config::sizes::HIDDEN;
 use crate::config::{ConfigFields, published};
 use crate::definition::Architecture;
@@ -30,11 +31,6 @@ pub(crate) fn read_architecture(fields: &ConfigFields) -> Result<(String, Archit
     Ok((model_type, architecture.with_pooling_head(head)))
 }
 
-/// The way of pooling, as GGUF files say it, by its name.
-pub(crate) const POOLING: &str = "gguf.pooling";
-/// The widths of dense layers after it.
-pub(crate) const DENSE: &str = "gguf.dense";
-
 /// What is made of texts, where the configuration says it and the architecture has not read it itself, as encoders read their
 /// classifiers.
 fn read_pooling_head(
@@ -48,12 +44,12 @@ fn read_pooling_head(
     if let (Some(labels), None) = (fields.label_count()?, architecture.pooling_head()) {
         return Ok(Some(PoolingHead::classification(labels)));
     }
-    let Some(found) = fields.get(POOLING) else { return Ok(None) };
+    let Some(found) = fields.get(GGUF_POOLING) else { return Ok(None) };
     let known = found.as_str().and_then(PoolingMode::from_name);
     let mut head = PoolingHead::embedding(
-        known.ok_or_else(|| fields.invalid_value(POOLING, "cls, mean or lasttoken", found))?,
+        known.ok_or_else(|| fields.invalid_value(GGUF_POOLING, "cls, mean or lasttoken", found))?,
     );
-    let widths = if fields.get(DENSE).is_some() { fields.numbers(DENSE)? } else { Vec::new() };
+    let widths = if fields.get(GGUF_DENSE).is_some() { fields.numbers(GGUF_DENSE)? } else { Vec::new() };
     let dense = widths.into_iter().zip(2..).map(|(out, number): (f64, usize)| PoolingStep::Linear {
         name: format!("{number}_Dense.linear"),
         out: out as usize,

@@ -18,6 +18,7 @@ use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles}
 use crate::config::{ConfigFields, ModelConfig, quantized};
 use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
+use crate::families::gguf_architectures;
 use crate::families::rwkv::infer::infer_config;
 use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput};
 use crate::presets::{self, Preset};
@@ -132,7 +133,7 @@ impl ResolvedModel {
         let expected = architecture.tensor_shapes();
         let mut checkpoint = match &self.weights {
             WeightSource::Files(files) => {
-                let mut checkpoint = Checkpoint::open(files)?;
+                let mut checkpoint = open_checkpoint(files)?;
                 checkpoint.rename(|name| architecture.canonical_name(name))?;
                 checkpoint.apply_fallbacks(&expected, |missing| architecture.fallback_names(missing))?;
                 checkpoint.transpose(|stored| architecture.is_stored_transposed(stored));
@@ -428,7 +429,7 @@ fn read_config(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelE
     // A GGUF file tells its configuration itself; a config.json beside it may be that of another model.
     if let WeightSource::Files(files) = weights
         && files.format == CheckpointFormat::Gguf
-        && let Some(fields) = Checkpoint::open(files)?.embedded_config()?
+        && let Some(fields) = open_checkpoint(files)?.embedded_config(&gguf_architectures())?
     {
         return Ok(ModelConfig::from_fields(fields)?);
     }
@@ -438,15 +439,20 @@ fn read_config(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelE
         let WeightSource::Files(files) = weights else { return Ok(ModelConfig::from_fields(fields)?) };
         // Before the weights, which may be of a kind that is not read either.
         registry::find_entry(&fields)?;
-        return Ok(ModelConfig::from_checkpoint(fields, &Checkpoint::open(files)?)?);
+        return Ok(ModelConfig::from_checkpoint(fields, &open_checkpoint(files)?)?);
     }
     match weights {
-        WeightSource::Files(files) => Ok(infer_config(&Checkpoint::open(files)?)?),
+        WeightSource::Files(files) => Ok(infer_config(&open_checkpoint(files)?)?),
         WeightSource::Random { .. } => {
             let expected = "config.json, which --random-weights needs";
             Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected }.into())
         }
     }
+}
+
+/// Opens weights; tensors of GGUF files get the names that the families know.
+pub fn open_checkpoint(files: &WeightFiles) -> Result<Checkpoint, CheckpointError> {
+    Checkpoint::open_as(files, &gguf_architectures())
 }
 
 /// The last part of a path, also for `.` and `dir/..`.

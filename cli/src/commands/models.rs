@@ -1,6 +1,5 @@
 //! `mlcc models`: architectures that are read, and models known by name.
 
-use mlcc_models::checkpoint::gguf::config::ARCHITECTURES;
 use mlcc_models::{families, presets};
 use serde_json::json;
 
@@ -31,9 +30,9 @@ pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
                 })
             })
             .collect();
-        let gguf: Vec<_> = ARCHITECTURES
+        let gguf: Vec<_> = families::gguf_architectures()
             .iter()
-            .map(|(architecture, of)| json!({ "architecture": architecture, "model_type": of }))
+            .map(|known| json!({ "architecture": known.name, "model_type": known.model_type }))
             .collect();
         return print_json(&json!({ "architectures": architectures, "gguf": gguf, "presets": presets }));
     }
@@ -52,7 +51,8 @@ pub fn run(args: &ModelsArgs, _: &Ui) -> Result<(), CliError> {
         ]);
     }
     let mut rows_of_gguf = vec![["architecture of a GGUF file", "read as"].map(String::from).to_vec()];
-    rows_of_gguf.extend(ARCHITECTURES.iter().map(|(name, of)| vec![name.to_string(), of.to_string()]));
+    let known = families::gguf_architectures();
+    rows_of_gguf.extend(known.iter().map(|known| vec![known.name.to_string(), known.model_type.to_string()]));
     let tables = [rows, rows_of_gguf, rows_of_presets].map(|rows| ui::format_table(&rows));
     print(&tables.join("\n"))
 }

@@ -1,23 +1,26 @@
 //! GGUF, the file format of llama.cpp (specification: `docs/gguf.md` of ggml), versions 2 and 3, little-endian.
 //!
-//! [`header`] reads and checks what the file says of itself, [`blocks`] the quantized element types, [`names`] leads from
-//! its tensors to those of the Hugging Face checkpoint that it was converted from (and undoes what the converter did to
-//! them), [`config`] from its metadata to the fields of that checkpoint's config.json. So a GGUF file is another
-//! checkpoint of the same model.
+//! [`header`] reads and checks what the file says of itself, [`blocks`] the quantized element types. [`GgufArchitecture`] is what
+//! a family says of its files; by it `names` leads from the tensors to those of the Hugging Face checkpoint that the file
+//! was converted from (and undoes what the converter did to them), `config` from the metadata to the fields of that
+//! checkpoint's config.json. So a GGUF file is another checkpoint of the same model.
 
+mod architecture;
 pub mod blocks;
-pub mod config;
-mod encoders;
-mod families;
+pub(super) mod config;
+mod conversion;
 pub mod header;
-mod hybrids;
 pub mod metadata;
 mod names;
 mod rope;
-mod tables;
 pub(super) mod view;
+mod writer;
 
+pub use architecture::GgufArchitecture;
+pub(crate) use architecture::{BACKBONE_TOP, GEMMA_TOP, GgufVariant, INTERLEAVED, NORMS_BEHIND};
+pub(crate) use conversion::{NameMapping, TensorConversion, TensorNameMap, ValueHeadAxis};
 pub use metadata::{GgufMetadata, MetadataValue};
+pub(crate) use writer::{ConfigFieldWriter, FieldResult, MAMBA_FIELDS};
 
 use super::bytes::FileBytes;
 use super::{TensorInfo, TensorStorage};
@@ -50,10 +53,13 @@ fn read_headers(files: &[FileBytes]) -> Result<(Vec<RawTensor>, GgufMetadata), C
 }
 
 /// All tensors of a model's files under their Hugging Face names, and the metadata of the first file.
-pub(super) fn list_tensors(files: &[FileBytes]) -> Result<(Vec<TensorInfo>, GgufMetadata), CheckpointError> {
+pub(super) fn list_tensors(
+    files: &[FileBytes],
+    architectures: &[&GgufArchitecture],
+) -> Result<(Vec<TensorInfo>, GgufMetadata), CheckpointError> {
     let (tensors, metadata) = read_headers(files)?;
     let label = files.first().map_or("", |file| file.label.as_str());
-    let infos = names::map_tensors(label, &metadata, &tensors)?;
+    let infos = names::map_tensors(label, &metadata, &tensors, architectures)?;
     Ok((infos, metadata))
 }
 

@@ -11,6 +11,10 @@ pub const TABLE: &str = include_str!("published_fields.txt");
 
 /// The field that says that others come from a GGUF file, which leaves out other ones: it has the name of the architecture there.
 pub(crate) const GGUF: &str = "gguf.architecture";
+/// The way of pooling, as GGUF files say it, by its name.
+pub(crate) const GGUF_POOLING: &str = "gguf.pooling";
+/// The widths of dense layers after it.
+pub(crate) const GGUF_DENSE: &str = "gguf.dense";
 
 /// Names of one thing: a file that has one of them leaves none out.
 const NAMES: [&[&str]; 7] = [

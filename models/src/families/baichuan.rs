@@ -2,6 +2,7 @@
 //! block with fused projections; rotary embedding in the 7B models, ALiBi in the 13B models; version 2 scales the rows
 //! of its head to length 1.
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -25,6 +26,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Baichuan 1, 2",
         read: |fields| BaichuanConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "baichuan",
+        model_type: "baichuan",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(INTERLEAVED),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -136,4 +144,21 @@ impl Transformer for BaichuanConfig {
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_table("embed_tokens.weight")?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)
+}
+
+/// Layers of Baichuan 13B, which has ALiBi: llama.cpp knows it by them, because files do not say so.
+const LAYERS_OF_13B: u64 = 40;
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("fused_qkv", false);
+    let alibi = match w.float("attention.max_alibi_bias")? {
+        Some(bias) => bias > 0.0,
+        None => w.required_number("block_count")? == LAYERS_OF_13B,
+    };
+    if alibi {
+        w.copy_number("context_length", "model_max_length")?;
+        w.raw.remove("max_position_embeddings");
+    }
+    Ok(())
 }

@@ -3,6 +3,8 @@
 //! which XLM-RoBERTa counts from behind the padding id. Tokens have types, which are those of the texts of a pair; in a text
 //! alone they have the first one.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -16,6 +18,7 @@ use crate::transformer::{LEARNED_POSITIONS, ModelBuilder, ModelSizes, OuterLayer
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};
+use serde_json::json;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[
@@ -41,6 +44,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: infer_fields,
         },
     ],
+    gguf: &[GgufArchitecture {
+        name: "bert",
+        model_type: "bert",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        has_classifier: true,
+        ..GgufArchitecture::LLAMA
+    }],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -239,4 +250,44 @@ impl Transformer for BertConfig {
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_table("embeddings.word_embeddings.weight")?;
     t.record_axis_size(&["intermediate_size"], "layer.0.intermediate.dense.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "embeddings.word_embeddings.weight", Same),
+        ("position_embd.weight", "embeddings.position_embeddings.weight", Same),
+        ("token_types.weight", "embeddings.token_type_embeddings.weight", Same),
+        ("token_embd_norm.weight", "embeddings.LayerNorm.weight", Same),
+        ("token_embd_norm.bias", "embeddings.LayerNorm.bias", Same),
+        ("cls.weight", "classifier.dense.weight", Same),
+        ("cls.bias", "classifier.dense.bias", Same),
+        ("cls.output.weight", "classifier.out_proj.weight", Same),
+        ("cls.output.bias", "classifier.out_proj.bias", Same),
+    ],
+    layers: "encoder.layer",
+    block: &[
+        ("attn_q", "attention.self.query", Same),
+        ("attn_k", "attention.self.key", Same),
+        ("attn_v", "attention.self.value", Same),
+        ("attn_output", "attention.output.dense", Same),
+        ("attn_output_norm", "attention.output.LayerNorm", Same),
+        ("ffn_up", "intermediate.dense", Same),
+        ("ffn_down", "output.dense", Same),
+        ("layer_output_norm", "output.LayerNorm", Same),
+    ],
+    llama_block: false,
+};
+
+/// BERT, and XLM-RoBERTa with the rows of its table of positions that no token has cut off.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "gelu");
+    w.set_field("position_offset", 0);
+    w.set_field("type_vocab_size", w.tensor_rows("token_types.weight").unwrap_or(1));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+    if w.is_reranker()? {
+        w.set_field("model_type", "xlm-roberta");
+        w.set_field("architectures", json!(["XLMRobertaForSequenceClassification"]));
+        w.set_field("num_labels", w.tensor_rows("cls.output.weight").unwrap_or(1));
+    }
+    Ok(())
 }

@@ -1,6 +1,8 @@
 //! BLOOM (Scao et al. 2022; reference: `BloomForCausalLM` of transformers): ALiBi, a norm after the embeddings,
 //! projections fused head by head.
 
+use crate::checkpoint::gguf::TensorConversion::{HeadsInside, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -18,6 +20,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "BLOOM",
         read: |fields| BloomConfig::from_fields(fields).map(Architecture::new),
         infer: |t| t.record_embedding("word_embeddings.weight", "lm_head.weight", true),
+    }],
+    gguf: &[GgufArchitecture {
+        name: "bloom",
+        model_type: "bloom",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -91,4 +100,32 @@ impl Transformer for BloomConfig {
         let roots = ["word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."];
         with_prefix(stored_name, "transformer.", &roots)
     }
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.word_embeddings.weight", Same),
+        ("token_embd_norm.weight", "transformer.word_embeddings_layernorm.weight", Same),
+        ("token_embd_norm.bias", "transformer.word_embeddings_layernorm.bias", Same),
+        ("output_norm.weight", "transformer.ln_f.weight", Same),
+        ("output_norm.bias", "transformer.ln_f.bias", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "transformer.h",
+    block: &[
+        ("attn_norm", "input_layernorm", Same),
+        ("attn_qkv", "self_attention.query_key_value", HeadsInside),
+        ("attn_output", "self_attention.dense", Same),
+        ("ffn_norm", "post_attention_layernorm", Same),
+        ("ffn_up", "mlp.dense_h_to_4h", Same),
+        ("ffn_down", "mlp.dense_4h_to_h", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.copy_number("attention.head_count", "n_head")?;
+    w.copy_number("block_count", "n_layer")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    w.copy_number("context_length", "seq_length")
 }

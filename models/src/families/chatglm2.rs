@@ -2,12 +2,15 @@
 //! `ChatGLMForConditionalGeneration` of the published checkpoints): key heads shared by groups, rotary embedding of
 //! neighbouring elements on half of each head, one matrix for gate and up projection.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::chatglm::ChatGlmConfig;
+use crate::families::glm;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, layer_norm, rms_norm};
 use crate::layers::rope::RopePairing;
@@ -25,6 +28,16 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
         read: read_chatglm,
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "chatglm",
+        model_type: "chatglm",
+        write_fields: gguf_fields,
+        tensor_names: |files| match files.separate_qkv {
+            true => TensorNameMap::llama(glm::GGUF_BLOCK),
+            false => GGUF_NAMES,
+        },
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -165,4 +178,52 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_fused_heads(&output, &fused, groups)?;
     let (norm, last) = (format!("{layer}.input_layernorm.weight"), "encoder.final_layernorm.weight");
     t.record_presence("post_layer_norm", &norm, last, true)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.embedding.word_embeddings.weight", Same),
+        ("output_norm.weight", "transformer.encoder.final_layernorm.weight", Same),
+        ("output.weight", "transformer.output_layer.weight", Same),
+    ],
+    layers: "transformer.encoder.layers",
+    block: &[
+        ("attn_norm", "input_layernorm", Same),
+        ("attn_qkv", "self_attention.query_key_value", Same),
+        ("attn_output", "self_attention.dense", Same),
+        ("ffn_norm", "post_attention_layernorm", Same),
+        ("ffn_up", "mlp.dense_h_to_4h", Same),
+        ("ffn_down", "mlp.dense_4h_to_h", Same),
+    ],
+    llama_block: false,
+};
+
+/// Files with separate projections are of the Hugging Face class of GLM-4.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    if w.has_tensor("blk.0.attn_q.weight") {
+        w.set_field("model_type", "glm");
+        return glm::gguf_fields(w);
+    }
+    w.copy_number("block_count", "num_layers")?;
+    w.copy_number("context_length", "seq_length")?;
+    w.copy_number("feed_forward_length", "ffn_hidden_size")?;
+    w.copy_number("attention.head_count_kv", "multi_query_group_num")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layernorm_epsilon")?;
+    w.set_field("kv_channels", w.head_size()?);
+    w.set_field("multi_query_attention", true);
+    w.set_field("add_qkv_bias", w.has_tensor("blk.0.attn_qkv.bias"));
+    w.set_field("add_bias_linear", w.has_tensor("blk.0.ffn_up.bias"));
+    w.set_field("rmsnorm", true);
+    w.set_field("post_layer_norm", true);
+    w.set_field("original_rope", true);
+    w.set_field("apply_residual_connection_post_layernorm", false);
+    if let Some(rows) = w.raw.get("vocab_size").cloned() {
+        w.set_field("padded_vocab_size", rows);
+    }
+    // The reference scales the base: 10000 * rope_ratio.
+    if let Some(base) = w.float("rope.freq_base")? {
+        w.set_field("rope_ratio", base / 10_000.0);
+    }
+    w.raw.remove("rope_theta");
+    Ok(())
 }

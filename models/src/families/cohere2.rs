@@ -1,6 +1,7 @@
 //! Command R7B and Command A (Cohere 2024, 2025; reference: `Cohere2ForCausalLM` of transformers): both parts of a layer read one
 //! normalised input; layers with a window have rotary embedding of neighbouring elements, the others no positions.
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -19,6 +20,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Command R7B, Command A",
         read: |fields| Cohere2Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "cohere2",
+        model_type: "cohere2",
+        write_fields: gguf_fields,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -98,4 +105,12 @@ impl Transformer for Cohere2Config {
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_tied_llama_block()?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+    w.copy_float("logit_scale", "logit_scale")
 }

@@ -2,6 +2,8 @@
 //! shares their layers: Kimi K2, GLM-4.7-Flash (`Glm4MoeLiteForCausalLM`). Queries, and keys and values, come from rows of a
 //! low rank (latent attention); experts, some of them for every token, in all but the first layers.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Same, TransposedEach};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -17,7 +19,7 @@ use crate::layers::rope::RopePairing;
 use crate::layers::{ActivationFunction, Rope, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[
@@ -55,6 +57,28 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mistral Small 4, text only",
             read: |fields| DeepSeekConfig::mistral4(fields).map(Architecture::new),
             infer: infer_fields,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "deepseek2",
+            model_type: "deepseek_v3",
+            write_fields: gguf_fields,
+            tensor_names: |files| {
+                TensorNameMap::llama(if files.packed_experts { GGUF_PACKED_BLOCK } else { GGUF_BLOCK })
+            },
+            write_yarn: gguf_yarn,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "mistral4",
+            model_type: "mistral4",
+            write_fields: gguf_mistral4_fields,
+            tensor_names: |files| {
+                TensorNameMap::llama(if files.packed_experts { GGUF_PACKED_BLOCK } else { GGUF_BLOCK })
+            },
+            write_yarn: gguf_mistral4_yarn,
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -255,4 +279,90 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
     t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
     t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.gate_up_proj", 1, 2)
+}
+
+/// What layers with latent attention have but for their experts.
+macro_rules! gguf_block {
+    ($($entry:expr,)*) => {
+        &[
+            $($entry,)*
+            ("attn_q_a", "self_attn.q_a_proj", Same),
+            ("attn_q_a_norm", "self_attn.q_a_layernorm", Same),
+            ("attn_q_b", "self_attn.q_b_proj", Same),
+            ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
+            ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
+            ("attn_kv_b", "self_attn.kv_b_proj", Same),
+            ("attn_k_b", "self_attn.k_b_proj", TransposedEach),
+            ("attn_v_b", "self_attn.v_b_proj", Same),
+            ("ffn_gate_inp", "mlp.gate", Same),
+            ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same),
+            ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
+            ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
+            ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
+        ]
+    };
+}
+
+const GGUF_BLOCK: &[NameMapping] = gguf_block![
+    ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+    ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+    ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+];
+
+/// The same with the experts' gates and inner projections in one tensor.
+const GGUF_PACKED_BLOCK: &[NameMapping] = gguf_block![
+    ("ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj", Same),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
+];
+
+/// `expert_gating_func` of sigmoids.
+const SIGMOID: u64 = 2;
+
+/// DeepSeek V2 and V3, told apart by how they weigh experts.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let sigmoids = match w.number("expert_gating_func")? {
+        Some(function) => function == SIGMOID,
+        None => w.has_in_any_layer("exp_probs_b.bias"),
+    };
+    w.set_field("model_type", if sigmoids { "deepseek_v3" } else { "deepseek_v2" });
+    gguf_latent_fields(w, None)
+}
+
+fn gguf_mistral4_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let fused = w.has_in_any_layer("ffn_gate_up_exps.weight");
+    gguf_latent_fields(w, Some(fused))
+}
+
+/// What both have; `fused_experts` is said of one of them.
+fn gguf_latent_fields(w: &mut ConfigFieldWriter<'_>, fused_experts: Option<bool>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    // Attention is written for the absorbed form, in which all heads have one key.
+    w.remove_fields(&["num_key_value_heads", "head_dim"]);
+    if let Some(fused) = fused_experts {
+        w.set_field("fused_experts", fused);
+    }
+    w.copy_latent_sizes()?;
+    w.copy_number("expert_count", "n_routed_experts")?;
+    w.copy_number("expert_used_count", "num_experts_per_tok")?;
+    w.copy_number("expert_shared_count", "n_shared_experts")?;
+    w.copy_number("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy_number("expert_group_count", "n_group")?;
+    w.copy_number("expert_group_used_count", "topk_group")?;
+    w.copy_number("leading_dense_block_count", "first_k_dense_replace")?;
+    w.copy_expert_scaling()
+}
+
+fn gguf_yarn(w: &mut ConfigFieldWriter<'_>, fields: &mut Map<String, Value>) -> FieldResult {
+    // A tenth of what the others have there.
+    if let Some(tenth) = w.float("rope.scaling.yarn_log_multiplier")? {
+        fields.insert("mscale".to_string(), json!(10.0 * tenth));
+        fields.insert("mscale_all_dim".to_string(), json!(10.0 * tenth));
+    }
+    Ok(())
+}
+
+fn gguf_mistral4_yarn(w: &mut ConfigFieldWriter<'_>, fields: &mut Map<String, Value>) -> FieldResult {
+    gguf_yarn(w, fields)?;
+    // As published, where a file does not say it.
+    w.set_rope_parameters(fields, 1e4, 0.1)
 }

@@ -17,6 +17,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 /// The configuration as one of the Llama block.

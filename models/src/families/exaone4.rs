@@ -1,6 +1,9 @@
 //! EXAONE 4 (LG AI Research 2025; reference: `Exaone4ForCausalLM` of transformers): norms after the parts of a layer and on the
 //! heads of queries and keys. Where some layers have a window, the others have no positions.
 
+use crate::checkpoint::gguf::{
+    ConfigFieldWriter, FieldResult, GgufArchitecture, NORMS_BEHIND, TensorNameMap,
+};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -18,6 +21,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "EXAONE 4",
         read: |fields| Exaone4Config::from_fields(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(Some("layers.0.self_attn.q_norm.weight")),
+    }],
+    gguf: &[GgufArchitecture {
+        name: "exaone4",
+        model_type: "exaone4",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(NORMS_BEHIND),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -126,4 +136,14 @@ impl Transformer for Exaone4Config {
     fn window(&self) -> Option<usize> {
         widest_window(&self.windows)
     }
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    let windowed = w.layer_types()?;
+    if !windowed.is_empty() {
+        w.set_field("layer_types", windowed);
+    }
+    Ok(())
 }

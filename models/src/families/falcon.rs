@@ -1,6 +1,8 @@
 //! Falcon (Almazrouei et al. 2023; reference: `FalconForCausalLM` of transformers) in its three shapes: one key head and
 //! one norm (7b), key heads in groups and two norms (40b, 180b), and the older one with ALiBi (rw-1b).
 
+use crate::checkpoint::gguf::TensorConversion::{FalconGroups, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::sizes::KV_HEADS;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
@@ -23,6 +25,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Falcon",
         read: |fields| FalconConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "falcon",
+        model_type: "falcon",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -187,4 +196,41 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
             t.record_presence("parallel_attn", "h.0.input_layernorm.weight", last, false)
         }
     }
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.word_embeddings.weight", Same),
+        ("output_norm.weight", "transformer.ln_f.weight", Same),
+        ("output_norm.bias", "transformer.ln_f.bias", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "transformer.h",
+    block: &[
+        ("attn_norm", "input_layernorm", Same),
+        ("attn_norm_2", "ln_mlp", Same),
+        ("attn_qkv", "self_attention.query_key_value", FalconGroups),
+        ("attn_output", "self_attention.dense", Same),
+        ("ffn_up", "mlp.dense_h_to_4h", Same),
+        ("ffn_down", "mlp.dense_4h_to_h", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let kv = w.number("attention.head_count_kv")?.unwrap_or(1);
+    let new = w.has_tensor("blk.0.attn_norm_2.weight") || kv > 1;
+    w.set_field("activation", "gelu");
+    w.set_field("alibi", false);
+    w.set_field("bias", w.has_tensor("blk.0.attn_qkv.bias"));
+    w.set_field("parallel_attn", true);
+    w.set_field("multi_query", kv == 1);
+    w.set_field("new_decoder_architecture", new);
+    if new && !w.has_tensor("blk.0.attn_norm_2.weight") {
+        w.set_field("num_ln_in_parallel_attn", 1);
+    }
+    w.set_field("num_kv_heads", kv);
+    w.raw.remove("num_key_value_heads");
+    w.copy_number("feed_forward_length", "ffn_hidden_size")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
 }

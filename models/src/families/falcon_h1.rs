@@ -1,6 +1,10 @@
 //! Falcon-H1 (TII 2025; reference: `FalconH1ForCausalLM` of transformers): Mamba 2 and attention side by side in every layer, with
 //! multipliers at every place (muP).
 
+use crate::checkpoint::gguf::TensorConversion::{Flat, NegExp, Same};
+use crate::checkpoint::gguf::{
+    ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, TensorNameMap,
+};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -19,6 +23,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Falcon-H1",
         read: |fields| FalconH1Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "falcon-h1",
+        model_type: "falcon_h1",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -187,4 +198,40 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_embedding("embed_tokens.weight", "lm_head.weight", false)?;
     t.record_heads("layers.0.self_attn", None)?;
     t.record_axis_size(&["intermediate_size"], "layers.0.feed_forward.gate_proj.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "model.embed_tokens.weight", Same),
+        ("output_norm.weight", "model.final_layernorm.weight", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    ..TensorNameMap::llama(&[
+        ("ssm_in", "mamba.in_proj", Same),
+        ("ssm_conv1d", "mamba.conv1d", Same),
+        ("ssm_dt.bias", "mamba.dt_bias", Same),
+        ("ssm_a", "mamba.A_log", NegExp),
+        ("ssm_d", "mamba.D", Flat),
+        ("ssm_norm", "mamba.norm", Flat),
+        ("ssm_out", "mamba.out_proj", Same),
+        ("attn_q", "self_attn.q_proj", Same),
+        ("attn_k", "self_attn.k_proj", Same),
+        ("ffn_norm", "pre_ff_layernorm", Same),
+        ("ffn_gate", "feed_forward.gate_proj", Same),
+        ("ffn_up", "feed_forward.up_proj", Same),
+        ("ffn_down", "feed_forward.down_proj", Same),
+    ])
+};
+
+/// The multipliers are in the weights.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.copy_mamba2(MAMBA_FIELDS)?;
+    w.set_field("mamba_rms_norm", w.has_in_any_layer("ssm_norm.weight"));
+    // As llama.cpp computes it.
+    w.set_field("mamba_norm_before_gate", false);
+    w.set_field("projectors_bias", w.has_in_any_layer("ssm_out.bias"));
+    w.set_field("attention_bias", w.has_in_any_layer("attn_q.bias"));
+    w.set_field("mlp_bias", w.has_in_any_layer("ffn_up.bias"));
+    Ok(())
 }

@@ -3,6 +3,9 @@
 //! has four norms, and most layers have windows. Gemma 2 bounds scores and logits by tanh; Gemma 3 has norms on the heads and
 //! two rotary bases.
 
+use crate::checkpoint::gguf::TensorConversion::PlusOne;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, TensorNameMap};
+use crate::config::published::GGUF_DENSE;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -44,6 +47,45 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 3, text only",
             read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
             infer: |t| infer_fields(t, 0),
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "gemma",
+            model_type: "gemma",
+            write_fields: |w| {
+                w.set_field("hidden_activation", "gelu_pytorch_tanh");
+                Ok(())
+            },
+            tensor_names: |_| TensorNameMap {
+                top: GEMMA_TOP,
+                ..TensorNameMap::llama(&[
+                    ("attn_norm", "input_layernorm", PlusOne),
+                    ("ffn_norm", "post_attention_layernorm", PlusOne),
+                ])
+            },
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "gemma2",
+            model_type: "gemma2",
+            write_fields: |w| gguf_fields(w, Some(46)),
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "gemma3",
+            model_type: "gemma3_text",
+            write_fields: |w| gguf_gemma3_fields(w, Some(62)),
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "gemma-embedding",
+            model_type: "gemma3_text",
+            write_fields: gguf_embedding_fields,
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -255,4 +297,55 @@ pub(super) fn infer_fields(t: &mut ConfigEvidence, layer: usize) -> EvidenceResu
     t.record_heads(&attention, Some(&format!("{attention}.q_norm.weight")))?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+/// Of the versions after the first.
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: GEMMA_TOP,
+    ..TensorNameMap::llama(&[
+        ("attn_norm", "input_layernorm", PlusOne),
+        ("post_attention_norm", "post_attention_layernorm", PlusOne),
+        ("ffn_norm", "pre_feedforward_layernorm", PlusOne),
+        ("post_ffw_norm", "post_feedforward_layernorm", PlusOne),
+        ("attn_q_norm", "self_attn.q_norm", PlusOne),
+        ("attn_k_norm", "self_attn.k_norm", PlusOne),
+    ])
+};
+
+/// `layers_of_27b`: those of the published 27B model, which scales queries differently.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>, layers_of_27b: Option<u64>) -> FieldResult {
+    w.set_field("hidden_activation", "gelu_pytorch_tanh");
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_float("attn_logit_softcapping", "attn_logit_softcapping")?;
+    w.copy_float("final_logit_softcapping", "final_logit_softcapping")?;
+    // Files without it: llama.cpp knows it by the number of layers.
+    let layers = w.required_number("block_count")?;
+    match w.float("attention.scale")? {
+        Some(scale) if scale > 0.0 => w.set_field("query_pre_attn_scalar", scale.powi(-2)),
+        _ if layers_of_27b == Some(layers) => {
+            let share = w.quotient("embedding_length", "attention.head_count")?;
+            w.set_field("query_pre_attn_scalar", share);
+        }
+        _ => w.set_field("query_pre_attn_scalar", w.head_size()?),
+    }
+    Ok(())
+}
+
+fn gguf_gemma3_fields(w: &mut ConfigFieldWriter<'_>, layers_of_27b: Option<u64>) -> FieldResult {
+    gguf_fields(w, layers_of_27b)?;
+    let local = w.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    w.set_field("rope_local_base_freq", local);
+    w.set_field("sliding_window_pattern", w.number("attention.sliding_window_pattern")?.unwrap_or(6));
+    Ok(())
+}
+
+/// EmbeddingGemma: Gemma 3 that sees both sides, and dense layers without bias and activation.
+fn gguf_embedding_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("use_bidirectional_attention", true);
+    let widths: Vec<_> =
+        ["dense_2.weight", "dense_3.weight"].iter().map_while(|name| w.tensor_rows(name)).collect();
+    if !widths.is_empty() {
+        w.set_field(GGUF_DENSE, widths);
+    }
+    gguf_gemma3_fields(w, None)
 }

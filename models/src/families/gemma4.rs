@@ -4,9 +4,11 @@
 
 mod attention;
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
-use crate::error::ConfigError;
+use crate::error::{CheckpointError, ConfigError};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::gemma;
 use crate::family::{FamilyVariant, ModelFamily};
@@ -18,7 +20,7 @@ use attention::{LayerHeads, SharedTensors};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::ParamRole;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::cell::Cell;
 
 pub const FAMILY: ModelFamily = ModelFamily {
@@ -38,6 +40,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: infer_fields,
         },
     ],
+    gguf: &[GgufArchitecture {
+        name: "gemma4",
+        model_type: "gemma4_text",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        uneven_layers: true,
+        write_rope: Some(gguf_rope),
+        ..GgufArchitecture::LLAMA
+    }],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -314,4 +325,108 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     gemma::infer_fields(t, windowed.unwrap_or(0))?;
     t.record_axis_size(&["moe_intermediate_size"], "experts.gate_up_proj", 1, 2)?;
     t.record_axis_size(&["num_experts"], "router.proj.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "model.embed_tokens.weight", Same),
+        ("output_norm.weight", "model.norm.weight", Same),
+        ("output.weight", "lm_head.weight", Same),
+        ("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight", Same),
+        ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight", Same),
+        ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight", Same),
+    ],
+    ..TensorNameMap::llama(&[
+        ("post_attention_norm", "post_attention_layernorm", Same),
+        ("ffn_norm", "pre_feedforward_layernorm", Same),
+        ("post_ffw_norm", "post_feedforward_layernorm", Same),
+        ("pre_ffw_norm_2", "pre_feedforward_layernorm_2", Same),
+        ("post_ffw_norm_1", "post_feedforward_layernorm_1", Same),
+        ("post_ffw_norm_2", "post_feedforward_layernorm_2", Same),
+        ("layer_output_scale.weight", "layer_scalar", Same),
+        ("inp_gate", "per_layer_input_gate", Same),
+        ("proj", "per_layer_projection", Same),
+        ("post_norm", "post_per_layer_input_norm", Same),
+        ("ffn_gate_inp.weight", "router.proj.weight", Same),
+        ("ffn_gate_inp.scale", "router.scale", Same),
+        ("ffn_down_exps.scale", "router.per_expert_scale", Same),
+        ("ffn_gate_up_exps.weight", "experts.gate_up_proj", Same),
+        ("ffn_down_exps.weight", "experts.down_proj", Same),
+    ])
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_activation", "gelu_pytorch_tanh");
+    let windowed = w.metadata.bools(&w.metadata_key("attention.sliding_window_pattern"))?.to_vec();
+    w.set_field("layer_types", w.layer_types()?);
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_number("attention.key_length", "global_head_dim")?;
+    w.copy_number("attention.key_length_swa", "head_dim")?;
+    let [full, sliding] = split_by_window(w, "attention.head_count_kv", &windowed)?;
+    if let Some(heads) = sliding.or(full) {
+        w.set_field("num_key_value_heads", heads);
+    }
+    if let Some(heads) = full {
+        w.set_field("num_global_key_value_heads", heads);
+    }
+    // Layers that read the caches of others may lack both.
+    let lacks = |layer: usize| {
+        w.has_tensor(&format!("blk.{layer}.attn_k.weight"))
+            && !w.has_tensor(&format!("blk.{layer}.attn_v.weight"))
+    };
+    let keys_are_values = windowed.iter().enumerate().any(|(layer, windowed)| !windowed && lacks(layer));
+    w.set_field("attention_k_eq_v", keys_are_values);
+    let widths = match w.number("feed_forward_length") {
+        Ok(width) => width.map(|width| width as i64).into_iter().collect(),
+        Err(_) => w.metadata.integers(&w.metadata_key("feed_forward_length"))?,
+    };
+    if let (Some(first), Some(last)) = (widths.first().copied(), widths.last()) {
+        w.set_field("intermediate_size", first);
+        w.set_field("use_double_wide_mlp", first != *last);
+    }
+    w.copy_number("attention.shared_kv_layers", "num_kv_shared_layers")?;
+    w.copy_number("embedding_length_per_layer_input", "hidden_size_per_layer_input")?;
+    if let Some(rows) = w.tensor_rows("per_layer_token_embd.weight") {
+        w.set_field("vocab_size_per_layer_input", rows);
+    }
+    w.copy_float("final_logit_softcapping", "final_logit_softcapping")?;
+    w.set_field("enable_moe_block", w.has_in_any_layer("ffn_gate_inp.weight"));
+    w.copy_number("expert_count", "num_experts")?;
+    w.copy_number("expert_used_count", "top_k_experts")?;
+    w.copy_number("expert_feed_forward_length", "moe_intermediate_size")
+}
+
+/// Numbers of a layer that differ between layers with and without a window: the first of each.
+fn split_by_window(
+    w: &ConfigFieldWriter<'_>,
+    key: &str,
+    windowed: &[bool],
+) -> Result<[Option<i64>; 2], CheckpointError> {
+    let numbers = match w.number(key) {
+        Ok(Some(number)) => vec![number as i64; windowed.len()],
+        Ok(None) => Vec::new(),
+        Err(_) => w.metadata.integers(&w.metadata_key(key))?,
+    };
+    let of = |kind: bool| {
+        let mut both = numbers.iter().zip(windowed);
+        both.find(|(number, windowed)| **windowed == kind && **number > 0).map(|(number, _)| *number)
+    };
+    Ok([of(false), of(true)])
+}
+
+/// Pairs of full layers that stand still have a factor that is next to endless.
+fn gguf_rope(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let factors = w.rope_factors("rope_freqs.weight").unwrap_or_default();
+    let turned = factors.iter().filter(|factor| **factor == 1.0).count();
+    let share = if factors.is_empty() { 0.25 } else { turned as f64 / factors.len() as f64 };
+    let full = json!({
+        "rope_type": "proportional",
+        "partial_rotary_factor": share,
+        "rope_theta": w.float("rope.freq_base")?.unwrap_or(1e6),
+    });
+    let sliding =
+        json!({ "rope_type": "default", "rope_theta": w.float("rope.freq_base_swa")?.unwrap_or(1e4) });
+    w.raw.remove("rope_theta");
+    w.set_field("rope_parameters", json!({ "full_attention": full, "sliding_attention": sliding }));
+    Ok(())
 }

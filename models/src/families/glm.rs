@@ -2,6 +2,8 @@
 //! rotary embedding of neighbouring elements on half of each head, fused gate and up projection; the newer class has
 //! norms after the parts of a layer too.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -32,6 +34,19 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: infer_fields,
         },
     ],
+    gguf: &[GgufArchitecture {
+        name: "glm4",
+        model_type: "glm4",
+        write_fields: gguf_fields,
+        tensor_names: |_| {
+            TensorNameMap::llama(&[
+                ("ffn_up", "mlp.gate_up_proj", Same),
+                ("post_attention_norm", "post_self_attn_layernorm", Same),
+                ("post_ffw_norm", "post_mlp_layernorm", Same),
+            ])
+        },
+        ..GgufArchitecture::LLAMA
+    }],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -112,4 +127,13 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_heads("layers.0.self_attn", None)?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+/// Files of the older class have the architecture `chatglm`.
+pub(super) const GGUF_BLOCK: &[NameMapping] = &[("ffn_up", "mlp.gate_up_proj", Same)];
+
+pub(super) fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.copy_partial_rotary("partial_rotary_factor")
 }

@@ -1,6 +1,8 @@
 //! GLM-4.5 and 4.6 (GLM Team 2025; reference: `Glm4MoeForCausalLM` of transformers): the Llama block with rotary embedding on half
 //! of each head, and in all but the first layers experts, chosen by corrected sigmoids, with a shared one beside them.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -21,6 +23,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "GLM-4.5, 4.6",
         read: |fields| Glm4MoeConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "glm4moe",
+        model_type: "glm4_moe",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(GGUF_BLOCK),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -141,4 +150,36 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["n_routed_experts"], "mlp.gate.weight", 0, 1)?;
     t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+const GGUF_BLOCK: &[NameMapping] = &[
+    ("post_attention_norm", "post_attention_layernorm", Same),
+    ("ffn_gate_inp", "mlp.gate", Same),
+    ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same),
+    ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+    ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+    ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj", Same),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj", Same),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj", Same),
+    ("nextn.eh_proj", "eh_proj", Same),
+    ("nextn.enorm", "enorm", Same),
+    ("nextn.hnorm", "hnorm", Same),
+    ("nextn.embed_tokens", "embed_tokens", Same),
+    ("nextn.shared_head_head", "shared_head.head", Same),
+    ("nextn.shared_head_norm", "shared_head.norm", Same),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("use_qk_norm", w.has_tensor("blk.0.attn_q_norm.weight"));
+    w.copy_experts(["n_routed_experts", "moe_intermediate_size"])?;
+    w.copy_number("expert_shared_count", "n_shared_experts")?;
+    w.copy_number("leading_dense_block_count", "first_k_dense_replace")?;
+    w.copy_float("expert_weights_scale", "routed_scaling_factor")?;
+    if let Some(flag) = w.flag("expert_weights_norm")? {
+        w.set_field("norm_topk_prob", flag);
+    }
+    w.copy_partial_rotary("partial_rotary_factor")
 }

@@ -2,6 +2,8 @@
 //! and SantaCoder (Ben Allal et al. 2023; reference: `GPTBigCodeForCausalLM`), which has one key head and stores plain
 //! linear layers in place of `Conv1D`.
 
+use crate::checkpoint::gguf::TensorConversion::{Same, Transposed};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::config::sizes::CONTEXT;
 use crate::definition::Architecture;
@@ -31,6 +33,22 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "StarCoder 1, SantaCoder",
             read: |fields| Gpt2Config::bigcode(fields).map(Architecture::new),
             infer: infer_bigcode,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "gpt2",
+            model_type: "gpt2",
+            write_fields: gguf_fields,
+            tensor_names: |_| TensorNameMap { block: GGUF_GPT2_BLOCK, ..GGUF_NAMES },
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "starcoder",
+            model_type: "gpt_bigcode",
+            write_fields: gguf_starcoder_fields,
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -174,4 +192,54 @@ fn infer_bigcode(t: &mut ConfigEvidence) -> EvidenceResult {
     infer_common(t)?;
     t.record_axis_size(&["n_inner"], "h.0.mlp.c_fc.weight", 0, 1)?;
     t.record_multi_query("h.0.attn.c_attn.weight")
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.wte.weight", Same),
+        ("position_embd.weight", "transformer.wpe.weight", Same),
+        ("output_norm.weight", "transformer.ln_f.weight", Same),
+        ("output_norm.bias", "transformer.ln_f.bias", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "transformer.h",
+    block: &[
+        ("attn_norm", "ln_1", Same),
+        ("attn_qkv", "attn.c_attn", Same),
+        ("attn_output", "attn.c_proj", Same),
+        ("ffn_norm", "ln_2", Same),
+        ("ffn_up", "mlp.c_fc", Same),
+        ("ffn_down", "mlp.c_proj", Same),
+    ],
+    llama_block: false,
+};
+
+const GGUF_GPT2_BLOCK: &[NameMapping] = &[
+    ("attn_norm", "ln_1", Same),
+    ("attn_qkv", "attn.c_attn", Transposed),
+    ("attn_output", "attn.c_proj", Transposed),
+    ("ffn_norm", "ln_2", Same),
+    ("ffn_up", "mlp.c_fc", Transposed),
+    ("ffn_down", "mlp.c_proj", Transposed),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("activation_function", "gelu_new");
+    w.copy_number("embedding_length", "n_embd")?;
+    w.copy_number("block_count", "n_layer")?;
+    w.copy_number("attention.head_count", "n_head")?;
+    w.copy_number("context_length", "n_positions")?;
+    w.copy_number("feed_forward_length", "n_inner")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
+}
+
+/// GPT-2 with matrices as they are, and one head of keys.
+fn gguf_starcoder_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    if w.number("attention.head_count_kv")? != Some(1) {
+        return Err(w.unsupported_error("has the architecture `starcoder` with more than one key head"));
+    }
+    gguf_fields(w)?;
+    w.set_field("activation_function", "gelu_pytorch_tanh");
+    w.set_field("multi_query", true);
+    Ok(())
 }

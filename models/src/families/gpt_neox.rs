@@ -1,6 +1,8 @@
 //! GPT-NeoX and Pythia (Black et al. 2022; reference: `GPTNeoXForCausalLM` of transformers): projections fused head by
 //! head, rotary embedding on a part of each head, both parts of a layer side by side.
 
+use crate::checkpoint::gguf::TensorConversion::{HeadsInside, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -20,6 +22,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "GPT-NeoX, Pythia",
         read: |fields| GptNeoxConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "gptneox",
+        model_type: "gpt_neox",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -105,4 +114,33 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_embedding("embed_in.weight", "embed_out.weight", false)?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.dense_h_to_4h.weight", 0, 1)?;
     t.record_bias("attention_bias", "layers.0.attention.query_key_value")
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "gpt_neox.embed_in.weight", Same),
+        ("output_norm.weight", "gpt_neox.final_layer_norm.weight", Same),
+        ("output_norm.bias", "gpt_neox.final_layer_norm.bias", Same),
+        ("output.weight", "embed_out.weight", Same),
+    ],
+    layers: "gpt_neox.layers",
+    block: &[
+        ("attn_norm", "input_layernorm", Same),
+        ("attn_qkv", "attention.query_key_value", HeadsInside),
+        ("attn_output", "attention.dense", Same),
+        ("ffn_norm", "post_attention_layernorm", Same),
+        ("ffn_up", "mlp.dense_h_to_4h", Same),
+        ("ffn_down", "mlp.dense_4h_to_h", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "gelu");
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+    let parallel = w.flag("use_parallel_residual")?.unwrap_or(true);
+    w.set_field("use_parallel_residual", parallel);
+    let share = w.number("rope.dimension_count")?.unwrap_or(0) as f64 / w.head_size()?.max(1) as f64;
+    w.set_field("rotary_pct", share);
+    w.copy_float("rope.freq_base", "rotary_emb_base")
 }

@@ -1,6 +1,8 @@
 //! gpt-oss (OpenAI 2025; reference: `GptOssForCausalLM` of transformers): experts with biases and a clamped gate in every
 //! layer, windows on every other layer, and one learned logit per head in the sum of the softmax.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -11,7 +13,7 @@ use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
@@ -20,6 +22,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "gpt-oss",
         read: |fields| GptOssConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "gpt-oss",
+        model_type: "gpt_oss",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(GGUF_BLOCK),
+        write_yarn: gguf_yarn,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -130,4 +140,29 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["intermediate_size"], "mlp.experts.down_proj", 1, 1)?;
     t.record_axis_size(&["num_local_experts"], "mlp.router.weight", 0, 1)?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+const GGUF_BLOCK: &[NameMapping] = &[
+    ("post_attention_norm", "post_attention_layernorm", Same),
+    ("attn_sinks.weight", "self_attn.sinks", Same),
+    ("ffn_gate_inp", "mlp.router", Same),
+    ("ffn_gate_exps.weight", "mlp.experts.gate_proj", Same),
+    ("ffn_gate_exps.bias", "mlp.experts.gate_proj_bias", Same),
+    ("ffn_up_exps.weight", "mlp.experts.up_proj", Same),
+    ("ffn_up_exps.bias", "mlp.experts.up_proj_bias", Same),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj", Same),
+    ("ffn_down_exps.bias", "mlp.experts.down_proj_bias", Same),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("fused_experts", false);
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_experts(["num_local_experts", "intermediate_size"])
+}
+
+/// As published: files do not say it.
+fn gguf_yarn(_w: &mut ConfigFieldWriter<'_>, fields: &mut Map<String, Value>) -> FieldResult {
+    fields.insert("truncate".to_string(), json!(false));
+    Ok(())
 }

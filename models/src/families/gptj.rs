@@ -34,6 +34,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: infer_fields,
         },
     ],
+    gguf: &[],
 };
 
 #[derive(Clone, Debug, PartialEq)]

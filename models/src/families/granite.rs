@@ -1,6 +1,7 @@
 //! Granite 3 (IBM 2024; reference: `GraniteForCausalLM` of transformers): the Llama block with four multipliers. It is
 //! the worked example of docs/add-a-model.md, and therefore spelled out where it could borrow from `llama.rs`.
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -18,6 +19,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Granite 3",
         read: |fields| GraniteConfig::from_fields(fields).map(Architecture::new),
         infer: llama::infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "granite",
+        model_type: "granite",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(INTERLEAVED),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -105,4 +113,14 @@ impl Transformer for GraniteConfig {
         let h = mlp::gated_by_name(net, h, &part, width, self.mlp_bias, self.activation);
         self.residual(net, &format!("layer.{layer}.mlp"), x, h)
     }
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("mlp_bias", w.has_tensor("blk.0.ffn_up.bias"));
+    w.copy_float("attention.scale", "attention_multiplier")?;
+    w.copy_float("embedding_scale", "embedding_multiplier")?;
+    w.copy_float("residual_scale", "residual_multiplier")?;
+    w.copy_float("logit_scale", "logits_scaling")
 }

@@ -1,6 +1,10 @@
 //! Granite 4 (IBM 2025; reference: `GraniteMoeHybridForCausalLM` of transformers): Mamba 2 in most layers, attention without
 //! positions in the others; experts and a feed-forward part that every token gets, or only that; the multipliers of Granite 3.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Flat, KeyHeads, NegExp, QueryHeads, Same};
+use crate::checkpoint::gguf::{
+    ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, NameMapping, TensorNameMap,
+};
 use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
@@ -23,6 +27,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Granite 4",
         read: |fields| GraniteHybridConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "granitehybrid",
+        model_type: "granitemoehybrid",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(GGUF_BLOCK),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -243,4 +254,49 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["num_local_experts"], "block_sparse_moe.router.layer.weight", 0, 1)?;
     t.record_axis_size(&["shared_intermediate_size"], "shared_mlp.input_linear.weight", 0, 2)?;
     t.record_axis_size(&["mamba_n_heads"], "mamba.A_log", 0, 1)
+}
+
+const GGUF_BLOCK: &[NameMapping] = &[
+    ("ssm_in", "mamba.in_proj", Same),
+    ("ssm_conv1d", "mamba.conv1d", Same),
+    ("ssm_dt.bias", "mamba.dt_bias", Same),
+    ("ssm_a", "mamba.A_log", NegExp),
+    ("ssm_d", "mamba.D", Flat),
+    ("ssm_norm", "mamba.norm", Flat),
+    ("ssm_out", "mamba.out_proj", Same),
+    ("attn_q", "self_attn.q_proj", QueryHeads),
+    ("attn_k", "self_attn.k_proj", KeyHeads),
+    ("ffn_gate_inp", "block_sparse_moe.router.layer", Same),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{e}.gate_proj", Experts),
+    ("ffn_up_exps", "block_sparse_moe.experts.{e}.up_proj", Experts),
+    ("ffn_down_exps", "block_sparse_moe.experts.{e}.down_proj", Experts),
+    ("ffn_gate_shexp", "shared_mlp.gate_proj", Same),
+    ("ffn_up_shexp", "shared_mlp.up_proj", Same),
+    ("ffn_down_shexp", "shared_mlp.down_proj", Same),
+    // Without experts it has the names of a plain feed-forward part.
+    ("ffn_gate", "shared_mlp.gate_proj", Same),
+    ("ffn_up", "shared_mlp.up_proj", Same),
+    ("ffn_down", "shared_mlp.down_proj", Same),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("layer_types", w.layer_kinds("ssm_in.weight", ["mamba", "attention"])?);
+    w.set_field("attention_bias", w.has_in_any_layer("attn_q.bias"));
+    w.copy_float("attention.scale", "attention_multiplier")?;
+    w.copy_float("embedding_scale", "embedding_multiplier")?;
+    w.copy_float("residual_scale", "residual_multiplier")?;
+    w.copy_float("logit_scale", "logits_scaling")?;
+    let turned = w.flag("rope.scaling.finetuned")?.unwrap_or(false);
+    w.set_field("position_embedding_type", if turned { "rope" } else { "nope" });
+    if w.has_in_any_layer("ssm_in.weight") {
+        w.copy_mamba2(MAMBA_FIELDS)?;
+    }
+    w.set_field("fused_mlp", false);
+    let shared = w.rows_in_any_layer("ffn_gate_shexp.weight").or(w.rows_in_any_layer("ffn_gate.weight"));
+    if let Some(shared) = shared {
+        w.set_field("shared_intermediate_size", shared);
+    }
+    w.copy_number("expert_count", "num_local_experts")?;
+    w.copy_number("expert_used_count", "num_experts_per_tok")
 }

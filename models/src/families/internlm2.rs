@@ -22,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| InternLm2Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 #[derive(Clone, Debug, PartialEq)]

@@ -17,6 +17,8 @@ use serde_json::Value;
 
 mod delta_attention;
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Matrix, NegExp, Same, TransposedEach};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::definition::Architecture;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
@@ -29,6 +31,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Kimi Linear",
         read: |fields| KimiLinearConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "kimi-linear",
+        model_type: "kimi_linear",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(GGUF_BLOCK),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -191,4 +200,53 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_proj.weight", 0, 1)?;
     t.record_axis_size(&["num_experts"], "block_sparse_moe.gate.weight", 0, 1)?;
     t.record_axis_size(&["moe_intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)
+}
+
+/// Layers with a delta rule and layers with latent attention.
+const GGUF_BLOCK: &[NameMapping] = &[
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", Same),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm", Same),
+    ("attn_kv_b", "self_attn.kv_b_proj", Same),
+    ("attn_k_b", "self_attn.k_b_proj", TransposedEach),
+    ("attn_v_b", "self_attn.v_b_proj", Same),
+    ("attn_q_a", "self_attn.q_a_proj", Same),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm", Same),
+    ("attn_q_b", "self_attn.q_b_proj", Same),
+    ("ssm_conv1d_q", "self_attn.q_conv1d", Matrix),
+    ("ssm_conv1d_k", "self_attn.k_conv1d", Matrix),
+    ("ssm_conv1d_v", "self_attn.v_conv1d", Matrix),
+    ("ssm_f_a", "self_attn.f_a_proj", Same),
+    ("ssm_f_b", "self_attn.f_b_proj", Same),
+    ("ssm_g_a", "self_attn.g_a_proj", Same),
+    ("ssm_g_b", "self_attn.g_b_proj", Same),
+    ("ssm_beta", "self_attn.b_proj", Same),
+    ("ssm_a", "self_attn.A_log", NegExp),
+    ("ssm_dt.bias", "self_attn.dt_bias", Same),
+    ("ssm_norm", "self_attn.o_norm", Same),
+    ("ffn_gate_inp", "block_sparse_moe.gate", Same),
+    ("exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias", Same),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
+    ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
+    ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
+    ("ffn_gate_shexp", "block_sparse_moe.shared_experts.gate_proj", Same),
+    ("ffn_up_shexp", "block_sparse_moe.shared_experts.up_proj", Same),
+    ("ffn_down_shexp", "block_sparse_moe.shared_experts.down_proj", Same),
+];
+
+/// Layers without latent attention have the delta rule, with as many heads.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.remove_fields(&["num_key_value_heads", "head_dim"]);
+    let kinds = w.layer_kinds("attn_kv_a_mqa.weight", ["full_attention", "linear_attention"])?;
+    w.set_field("layer_types", kinds);
+    w.copy_latent_sizes()?;
+    w.copy_number("attention.head_count", "linear_num_heads")?;
+    w.copy_number("kda.head_dim", "linear_head_dim")?;
+    w.copy_number("ssm.conv_kernel", "linear_conv_kernel_dim")?;
+    w.copy_number("expert_count", "num_experts")?;
+    w.copy_number("expert_used_count", "num_experts_per_token")?;
+    w.copy_number("expert_shared_count", "num_shared_experts")?;
+    w.copy_number("expert_feed_forward_length", "moe_intermediate_size")?;
+    w.copy_number("leading_dense_block_count", "first_k_dense_replace")?;
+    w.copy_float("expert_weights_scale", "routed_scaling_factor")
 }

@@ -1,6 +1,8 @@
 //! LFM2 (Liquid AI 2025; reference: `Lfm2ForCausalLM` and `Lfm2MoeForCausalLM` of transformers): gated short convolutions in most
 //! layers, attention with norms on the heads in the others; in the larger models experts in all but the first layers.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -34,6 +36,26 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "LFM2 with experts",
             read: |fields| Lfm2Config::moe(fields).map(Architecture::new),
             infer: infer_fields,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "lfm2",
+            model_type: "lfm2",
+            write_fields: gguf_fields,
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "lfm2moe",
+            model_type: "lfm2_moe",
+            write_fields: |w| {
+                gguf_fields(w)?;
+                w.copy_experts(["num_experts", "moe_intermediate_size"])?;
+                w.copy_number("leading_dense_block_count", "num_dense_layers")
+            },
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -260,4 +282,45 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_hybrid_heads("self_attn.q_layernorm.weight")?;
     t.record_axis_size(&["num_experts"], "feed_forward.gate.weight", 0, 1)?;
     t.record_axis_size(&["moe_intermediate_size"], "feed_forward.experts.0.w1.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "model.embed_tokens.weight", Same),
+        ("token_embd_norm.weight", "model.embedding_norm.weight", Same),
+        // Newer files call it by its place.
+        ("output_norm.weight", "model.embedding_norm.weight", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    ..TensorNameMap::llama(&[
+        ("attn_norm", "operator_norm", Same),
+        ("shortconv.conv", "conv.conv", Same),
+        ("shortconv.in_proj", "conv.in_proj", Same),
+        ("shortconv.out_proj", "conv.out_proj", Same),
+        ("attn_q_norm", "self_attn.q_layernorm", Same),
+        ("attn_k_norm", "self_attn.k_layernorm", Same),
+        ("attn_output", "self_attn.out_proj", Same),
+        ("ffn_norm", "ffn_norm", Same),
+        ("ffn_gate", "feed_forward.w1", Same),
+        ("ffn_up", "feed_forward.w3", Same),
+        ("ffn_down", "feed_forward.w2", Same),
+        ("ffn_gate_inp", "feed_forward.gate", Same),
+        ("exp_probs_b.bias", "feed_forward.expert_bias", Same),
+        ("ffn_gate_exps", "feed_forward.experts.{e}.w1", Experts),
+        ("ffn_down_exps", "feed_forward.experts.{e}.w2", Experts),
+        ("ffn_up_exps", "feed_forward.experts.{e}.w3", Experts),
+    ])
+};
+
+/// Layers without key heads are convolutions.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let heads = w.metadata.integers(&w.metadata_key("attention.head_count_kv"))?;
+    let kind = |heads: &i64| if *heads == 0 { "conv" } else { "full_attention" };
+    w.set_field("layer_types", heads.iter().map(kind).collect::<Vec<_>>());
+    w.copy_number("shortconv.l_cache", "conv_L_cache")?;
+    w.set_field("conv_bias", w.has_tensor("blk.0.shortconv.conv.bias"));
+    w.copy_float("attention.layer_norm_rms_epsilon", "norm_eps")?;
+    // The width is what the class would compute.
+    w.set_field("block_auto_adjust_ff_dim", false);
+    Ok(())
 }

@@ -25,6 +25,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| Lfm3Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 #[derive(Clone, Debug, PartialEq)]

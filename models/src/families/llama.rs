@@ -1,10 +1,14 @@
 //! Llama (Touvron et al. 2023; reference: `LlamaForCausalLM` of transformers) and what shares its block: Llama 2 and 3,
 //! Yi, Mistral (with a sliding window; `MistralForCausalLM`), InternLM 1 (with biases).
 
+use crate::checkpoint::gguf::{
+    ConfigFieldWriter, FieldResult, GgufArchitecture, GgufVariant, INTERLEAVED, TensorNameMap,
+};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
+use crate::families::mixtral;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
@@ -33,6 +37,22 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "InternLM 1",
             read: |fields| LlamaConfig::internlm(fields).map(Architecture::new),
             infer: infer_internlm,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "llama",
+            model_type: "llama",
+            write_fields: gguf_fields,
+            tensor_names: gguf_names,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "internlm2",
+            model_type: "llama",
+            write_fields: gguf_fields,
+            tensor_names: |_| TensorNameMap::llama(INTERLEAVED),
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -149,4 +169,31 @@ pub(super) fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
 fn infer_internlm(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_llama_block(None)?;
     t.record_bias("bias", "layers.0.self_attn.q_proj")
+}
+
+/// Without experts Llama and its kin; InternLM 2, whose fused projection was taken apart, is Llama under other names.
+fn gguf_names(files: GgufVariant) -> TensorNameMap {
+    TensorNameMap::llama(if files.experts { mixtral::GGUF_BLOCK } else { INTERLEAVED })
+}
+
+/// Llama and its kin; with experts it is Mixtral.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("mlp_bias", w.has_tensor("blk.0.ffn_up.bias"));
+    if !w.raw.contains_key("head_dim") {
+        w.copy_number("rope.dimension_count", "head_dim")?;
+    }
+    let window = w.number("attention.sliding_window")?;
+    if w.number("expert_count")?.unwrap_or(0) > 0 {
+        w.set_field("model_type", "mixtral");
+        w.copy_number("expert_count", "num_local_experts")?;
+        w.copy_number("expert_used_count", "num_experts_per_tok")?;
+    } else if window.is_some() {
+        w.set_field("model_type", "mistral");
+    }
+    if let Some(window) = window {
+        w.set_field("sliding_window", window);
+    }
+    Ok(())
 }

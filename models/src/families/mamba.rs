@@ -1,6 +1,10 @@
 //! Mamba (Gu and Dao 2023; reference: `MambaForCausalLM` of transformers) and Mamba 2 (Dao and Gu 2024; `Mamba2ForCausalLM`): no attention;
 //! each layer is one mixer after a norm.
 
+use crate::checkpoint::gguf::TensorConversion::{Flat, NegExp, Same};
+use crate::checkpoint::gguf::{
+    BACKBONE_TOP, ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap,
+};
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::definition::Architecture;
@@ -28,6 +32,22 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mamba",
             read: |fields| MambaConfig::from_mamba_fields(fields).map(Architecture::new),
             infer: infer_mamba,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "mamba",
+            model_type: "mamba",
+            write_fields: gguf_mamba_fields,
+            tensor_names: |_| GGUF_MAMBA_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "mamba2",
+            model_type: "mamba2",
+            write_fields: gguf_mamba2_fields,
+            tensor_names: |_| TensorNameMap { block: GGUF_MAMBA2_BLOCK, ..GGUF_MAMBA_NAMES },
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -144,4 +164,61 @@ fn infer_mamba2(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["num_heads"], "layers.0.mixer.A_log", 0, 1)?;
     let Some(heads) = t.known_size(&["num_heads"]) else { return Ok(()) };
     t.record_axis_size(&["head_dim"], "layers.0.mixer.norm.weight", 0, heads)
+}
+
+const GGUF_MAMBA_NAMES: TensorNameMap = TensorNameMap {
+    top: BACKBONE_TOP,
+    layers: "backbone.layers",
+    block: &[
+        ("attn_norm", "norm", Same),
+        ("ssm_in", "mixer.in_proj", Same),
+        ("ssm_conv1d", "mixer.conv1d", Same),
+        ("ssm_x", "mixer.x_proj", Same),
+        ("ssm_dt", "mixer.dt_proj", Same),
+        ("ssm_a", "mixer.A_log", NegExp),
+        ("ssm_d", "mixer.D", Flat),
+        ("ssm_out", "mixer.out_proj", Same),
+    ],
+    llama_block: false,
+};
+
+const GGUF_MAMBA2_BLOCK: &[NameMapping] = &[
+    ("attn_norm", "norm", Same),
+    ("ssm_in", "mixer.in_proj", Same),
+    ("ssm_conv1d", "mixer.conv1d", Same),
+    ("ssm_dt.bias", "mixer.dt_bias", Same),
+    ("ssm_a", "mixer.A_log", NegExp),
+    ("ssm_d", "mixer.D", Flat),
+    ("ssm_norm", "mixer.norm", Flat),
+    ("ssm_out", "mixer.out_proj", Same),
+];
+
+fn gguf_mamba_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    if w.flag("ssm.dt_b_c_rms")?.unwrap_or(false) {
+        return Err(w.unsupported_error("is Falcon Mamba, with norms inside of its mixers"));
+    }
+    w.remove_fields(&["max_position_embeddings", "num_attention_heads", "num_key_value_heads"]);
+    w.copy_number("ssm.inner_size", "intermediate_size")?;
+    w.copy_number("ssm.time_step_rank", "time_step_rank")?;
+    w.copy_number("ssm.state_size", "state_size")?;
+    w.copy_number("ssm.conv_kernel", "conv_kernel")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    w.set_field("use_conv_bias", w.has_tensor("blk.0.ssm_conv1d.bias"));
+    w.set_field("use_bias", w.has_tensor("blk.0.ssm_in.bias"));
+    Ok(())
+}
+
+fn gguf_mamba2_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.remove_fields(&["max_position_embeddings", "num_attention_heads", "num_key_value_heads"]);
+    w.remove_fields(&["intermediate_size"]);
+    w.copy_mamba2([
+        "num_heads",
+        "head_dim",
+        "n_groups",
+        "state_size",
+        "conv_kernel",
+        "use_conv_bias",
+        "use_bias",
+    ])?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")
 }

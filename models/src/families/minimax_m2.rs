@@ -1,6 +1,8 @@
 //! MiniMax-M2 (MiniMax 2025; reference: `MiniMaxM2ForCausalLM` of transformers): norms on all queries and all keys together,
 //! rotary embedding on a part of each head, experts chosen by corrected sigmoids in every layer.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -22,6 +24,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "MiniMax-M2",
         read: |fields| MiniMaxM2Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "minimax-m2",
+        model_type: "minimax_m2",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(GGUF_BLOCK),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -150,4 +159,19 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_heads("layers.0.self_attn", None)?;
     t.record_axis_size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
     t.record_axis_size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
+}
+
+const GGUF_BLOCK: &[NameMapping] = &[
+    ("ffn_gate_inp", "block_sparse_moe.gate", Same),
+    ("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", Same),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
+    ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
+    ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("use_qk_norm", w.has_tensor("blk.0.attn_q_norm.weight"));
+    w.copy_number("rope.dimension_count", "rotary_dim")?;
+    w.copy_experts(["num_local_experts", "intermediate_size"])
 }

@@ -1,6 +1,7 @@
 //! Ministral 3 (Mistral AI 2025; reference: `Ministral3ForCausalLM` of transformers): the Llama block, with queries that
 //! grow with the logarithm of their position beyond the original context (Nakanishi 2025, as in Llama 4).
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -10,6 +11,7 @@ use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;
+use serde_json::{Map, Value, json};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
@@ -18,6 +20,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Ministral 3",
         read: |fields| Ministral3Config::from_fields(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(None),
+    }],
+    gguf: &[GgufArchitecture {
+        name: "mistral3",
+        model_type: "ministral3",
+        write_fields: |w| {
+            w.set_field("hidden_act", "silu");
+            Ok(())
+        },
+        tensor_names: |_| TensorNameMap::llama(INTERLEAVED),
+        write_yarn: gguf_yarn,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -109,4 +122,13 @@ impl Transformer for Ministral3Config {
     fn streaming_obstacle(&self) -> Option<&'static str> {
         Some("queries of this model grow with their position")
     }
+}
+
+fn gguf_yarn(w: &mut ConfigFieldWriter<'_>, fields: &mut Map<String, Value>) -> FieldResult {
+    // The converter writes one of two numbers that are equal.
+    if let Some(scale) = w.float("rope.scaling.yarn_log_multiplier")? {
+        fields.insert("mscale".to_string(), json!(scale));
+        fields.insert("mscale_all_dim".to_string(), json!(scale));
+    }
+    w.set_rope_parameters(fields, 1e6, 0.0)
 }

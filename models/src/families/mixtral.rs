@@ -1,6 +1,8 @@
 //! Mixtral (Jiang et al. 2024; reference: `MixtralForCausalLM` of transformers): the Mistral block with experts in place
 //! of the feed-forward part.
 
+use crate::checkpoint::gguf::NameMapping;
+use crate::checkpoint::gguf::TensorConversion::{Experts, KeyHeads, QueryHeads, Same};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -20,6 +22,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| MixtralConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -99,3 +102,13 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["intermediate_size"], "block_sparse_moe.experts.0.w1.weight", 0, 1)?;
     t.record_axis_size(&["num_local_experts"], "block_sparse_moe.gate.weight", 0, 1)
 }
+
+/// Files have the architecture `llama`.
+pub(super) const GGUF_BLOCK: &[NameMapping] = &[
+    ("attn_q", "self_attn.q_proj", QueryHeads),
+    ("attn_k", "self_attn.k_proj", KeyHeads),
+    ("ffn_gate_inp", "block_sparse_moe.gate", Same),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{e}.w1", Experts),
+    ("ffn_down_exps", "block_sparse_moe.experts.{e}.w2", Experts),
+    ("ffn_up_exps", "block_sparse_moe.experts.{e}.w3", Experts),
+];

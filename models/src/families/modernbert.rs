@@ -2,6 +2,8 @@
 //! every token sees the whole text in some layers, and its neighbours on both sides in the others; rotary embedding with a
 //! base for each kind of layer, gated feed-forward parts, norms in front. The first layer takes its input as it is.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -14,6 +16,7 @@ use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, Self
 use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput, PoolingStep};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
+use serde_json::json;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
@@ -22,6 +25,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "ModernBERT",
         read: |fields| ModernBertConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "modern-bert",
+        model_type: "modernbert",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        has_classifier: true,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -185,4 +196,50 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_table("embeddings.tok_embeddings.weight")?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.Wi.weight", 0, 2)?;
     t.record_bias("attention_bias", "layers.0.attn.Wqkv")
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "embeddings.tok_embeddings.weight", Same),
+        ("token_embd_norm.weight", "embeddings.norm.weight", Same),
+        ("token_embd_norm.bias", "embeddings.norm.bias", Same),
+        ("output_norm.weight", "final_norm.weight", Same),
+        ("output_norm.bias", "final_norm.bias", Same),
+        ("cls.weight", "head.dense.weight", Same),
+        ("cls.bias", "head.dense.bias", Same),
+        ("cls.norm.weight", "head.norm.weight", Same),
+        ("cls.norm.bias", "head.norm.bias", Same),
+        ("cls.output.weight", "classifier.weight", Same),
+        ("cls.output.bias", "classifier.bias", Same),
+    ],
+    layers: "layers",
+    block: &[
+        ("attn_norm", "attn_norm", Same),
+        ("attn_qkv", "attn.Wqkv", Same),
+        ("attn_output", "attn.Wo", Same),
+        ("ffn_norm", "mlp_norm", Same),
+        ("ffn_up", "mlp.Wi", Same),
+        ("ffn_down", "mlp.Wo", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_activation", "gelu");
+    w.set_field("norm_bias", w.has_tensor("output_norm.bias"));
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_qkv.bias"));
+    w.set_field("mlp_bias", w.has_tensor("blk.0.ffn_up.bias"));
+    w.copy_float("attention.layer_norm_epsilon", "norm_eps")?;
+    w.copy_number("attention.sliding_window", "local_attention")?;
+    w.copy_number("attention.sliding_window_pattern", "global_attn_every_n_layers")?;
+    w.copy_float("rope.freq_base", "global_rope_theta")?;
+    w.copy_float("rope.freq_base_swa", "local_rope_theta")?;
+    if w.is_reranker()? {
+        w.set_field("architectures", json!(["ModernBertForSequenceClassification"]));
+        w.set_field("num_labels", w.tensor_rows("cls.output.weight").unwrap_or(1));
+        // Files do not say how rows are pooled: llama.cpp takes the mean.
+        w.set_field("classifier_pooling", "mean");
+        w.set_field("classifier_bias", w.has_tensor("cls.bias"));
+    }
+    Ok(())
 }

@@ -1,5 +1,7 @@
 //! MPT (MosaicML 2023; reference: `MptForCausalLM` of transformers): ALiBi, no biases, fused projections.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
@@ -11,7 +13,7 @@ use crate::layers::norm::{Norm, layer_norm_bias};
 use crate::layers::{ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
@@ -20,6 +22,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "MPT",
         read: |fields| MptConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "mpt",
+        model_type: "mpt",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -126,4 +135,49 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_embedding("wte.weight", "lm_head.weight", true)?;
     let Some(hidden) = t.known_size(&HIDDEN) else { return Ok(()) };
     t.record_axis_size(&["expansion_ratio"], "blocks.0.ffn.up_proj.weight", 0, hidden)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.wte.weight", Same),
+        ("output_norm.weight", "transformer.norm_f.weight", Same),
+        ("output_norm.bias", "transformer.norm_f.bias", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "transformer.blocks",
+    block: &[
+        ("attn_norm", "norm_1", Same),
+        ("attn_qkv", "attn.Wqkv", Same),
+        ("attn_output", "attn.out_proj", Same),
+        ("attn_q_norm", "attn.q_ln", Same),
+        ("attn_k_norm", "attn.k_ln", Same),
+        ("ffn_norm", "norm_2", Same),
+        ("ffn_up", "ffn.up_proj", Same),
+        ("ffn_down", "ffn.down_proj", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let (hidden, inner) = (w.required_number("embedding_length")?, w.number("feed_forward_length")?);
+    w.set_field("d_model", hidden);
+    w.copy_number("block_count", "n_layers")?;
+    w.copy_number("attention.head_count", "n_heads")?;
+    w.copy_number("context_length", "max_seq_len")?;
+    w.set_field("expansion_ratio", inner.and_then(|inner| inner.checked_div(hidden)).unwrap_or(4));
+    w.set_field("no_bias", !w.has_tensor("blk.0.attn_qkv.bias"));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    let bias = w.float("attention.max_alibi_bias")?.unwrap_or(0.0);
+    let clip = w.float("attention.clamp_kqv")?;
+    let kv = w.number("attention.head_count_kv")?;
+    let attention = json!({
+        "alibi": bias > 0.0,
+        "alibi_bias_max": if bias > 0.0 { bias } else { 8.0 },
+        "clip_qkv": clip,
+        "kv_n_heads": kv,
+        "qk_ln": w.has_tensor("blk.0.attn_q_norm.weight"),
+    });
+    w.set_field("attn_config", attention);
+    w.raw.remove("num_key_value_heads");
+    Ok(())
 }

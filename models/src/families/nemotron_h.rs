@@ -1,6 +1,10 @@
 //! Nemotron-H and Nemotron 3 (NVIDIA 2025; reference: `NemotronHForCausalLM` of transformers): each layer is one part after a norm:
 //! Mamba 2, attention without positions, a feed-forward part with squared ReLU, or experts of that kind with a shared one.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Flat, KeyHeads, NegExp, QueryHeads, Same};
+use crate::checkpoint::gguf::{
+    BACKBONE_TOP, ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap,
+};
 use crate::config::ConfigFields;
 use crate::config::sizes::{HEAD_SIZE, HEADS, KV_HEADS};
 use crate::definition::Architecture;
@@ -25,6 +29,22 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| NemotronHConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[
+        GgufArchitecture {
+            name: "nemotron_h",
+            model_type: "nemotron_h",
+            write_fields: gguf_fields,
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "nemotron_h_moe",
+            model_type: "nemotron_h",
+            write_fields: gguf_fields,
+            tensor_names: |_| GGUF_NAMES,
+            ..GgufArchitecture::LLAMA
+        },
+    ],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -268,4 +288,70 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
         t.record_axis_size(&KV_HEADS, "mixer.k_proj.weight", 0, size)?;
     }
     t.record_axis_size(&["moe_intermediate_size"], "mixer.experts.0.up_proj.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: BACKBONE_TOP,
+    layers: "backbone.layers",
+    block: &[
+        ("attn_norm", "norm", Same),
+        ("ssm_in", "mixer.in_proj", Same),
+        ("ssm_conv1d", "mixer.conv1d", Same),
+        ("ssm_dt.bias", "mixer.dt_bias", Same),
+        ("ssm_a", "mixer.A_log", NegExp),
+        ("ssm_d", "mixer.D", Flat),
+        ("ssm_norm", "mixer.norm", Flat),
+        ("ssm_out", "mixer.out_proj", Same),
+        ("attn_q", "mixer.q_proj", QueryHeads),
+        ("attn_k", "mixer.k_proj", KeyHeads),
+        ("attn_v", "mixer.v_proj", Same),
+        ("attn_output", "mixer.o_proj", Same),
+        ("ffn_up", "mixer.up_proj", Same),
+        ("ffn_down", "mixer.down_proj", Same),
+        ("ffn_gate_inp", "mixer.gate", Same),
+        ("exp_probs_b.bias", "mixer.gate.e_score_correction_bias", Same),
+        ("ffn_up_exps", "mixer.experts.{e}.up_proj", Experts),
+        ("ffn_down_exps", "mixer.experts.{e}.down_proj", Experts),
+        ("ffn_up_shexp", "mixer.shared_experts.up_proj", Same),
+        ("ffn_down_shexp", "mixer.shared_experts.down_proj", Same),
+    ],
+    llama_block: false,
+};
+
+/// What a layer is shows in its tensors.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let kind = |layer: u64| {
+        let has = |part: &str| w.has_tensor(&format!("blk.{layer}.{part}.weight"));
+        match (has("ssm_in"), has("attn_q"), has("ffn_gate_inp")) {
+            (true, ..) => "mamba",
+            (_, true, _) => "attention",
+            (.., true) => "moe",
+            _ => "mlp",
+        }
+    };
+    let kinds: Vec<&str> = (0..w.bounded_layer_count()?).map(kind).collect();
+    w.set_field("layers_block_type", kinds);
+    w.copy_mamba2([
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "n_groups",
+        "ssm_state_size",
+        "conv_kernel",
+        "use_conv_bias",
+        "use_bias",
+    ])?;
+    // llama.cpp has no shortest time step.
+    w.set_field("time_step_min", 0.0);
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    if let Some(width) = w.rows_in_any_layer("ffn_up.weight") {
+        w.set_field("intermediate_size", width);
+    }
+    w.set_field("attention_bias", w.has_in_any_layer("attn_q.bias"));
+    w.set_field("mlp_bias", w.has_in_any_layer("ffn_up.bias"));
+    w.copy_experts(["n_routed_experts", "moe_intermediate_size"])?;
+    w.copy_number("expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size")?;
+    w.copy_number("expert_shared_count", "n_shared_experts")?;
+    w.copy_number("expert_group_count", "n_group")?;
+    w.copy_number("moe_latent_size", "moe_latent_size")?;
+    w.copy_expert_scaling()
 }

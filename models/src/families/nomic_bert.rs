@@ -2,6 +2,8 @@
 //! transformers): BERT with rotary embedding in place of learned positions, gated feed-forward parts and no biases.
 
 use super::bert::TypedEmbedding;
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -27,6 +29,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Nomic BERT (nomic-embed-text)",
         read: |fields| NomicBertConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "nomic-bert",
+        model_type: "nomic_bert",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -225,4 +234,31 @@ impl Transformer for NomicBertConfig {
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_table("embeddings.word_embeddings.weight")?;
     t.record_axis_size(&["n_inner", "intermediate_size"], "layers.0.mlp.fc11.weight", 0, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "embeddings.word_embeddings.weight", Same),
+        ("token_types.weight", "embeddings.token_type_embeddings.weight", Same),
+        ("token_embd_norm.weight", "emb_ln.weight", Same),
+        ("token_embd_norm.bias", "emb_ln.bias", Same),
+    ],
+    layers: "encoder.layers",
+    block: &[
+        ("attn_qkv", "attn.Wqkv", Same),
+        ("attn_output", "attn.out_proj", Same),
+        ("attn_output_norm", "norm1", Same),
+        ("ffn_up", "mlp.fc11", Same),
+        ("ffn_gate", "mlp.fc12", Same),
+        ("ffn_down", "mlp.fc2", Same),
+        ("layer_output_norm", "norm2", Same),
+    ],
+    llama_block: false,
+};
+
+/// Files have no biases, and a context without scaling.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("type_vocab_size", w.tensor_rows("token_types.weight").unwrap_or(0));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")
 }

@@ -2,6 +2,7 @@
 //! of a layer, and on all queries and all keys together. In OLMo 3 most layers have a window, and only the others scaled
 //! rotary embedding.
 
+use crate::checkpoint::gguf::{GgufArchitecture, NORMS_BEHIND, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -31,6 +32,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: infer_fields,
         },
     ],
+    gguf: &[GgufArchitecture {
+        name: "olmo2",
+        model_type: "olmo2",
+        write_fields: |w| {
+            w.set_field("hidden_act", "silu");
+            w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+            Ok(())
+        },
+        tensor_names: |_| TensorNameMap::llama(NORMS_BEHIND),
+        ..GgufArchitecture::LLAMA
+    }],
 };
 
 #[derive(Clone, Debug, PartialEq)]

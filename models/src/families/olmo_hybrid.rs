@@ -23,6 +23,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| OlmoHybridConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 #[derive(Clone, Debug, PartialEq)]

@@ -24,6 +24,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| OptConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 /// The table of positions has this many rows in front that are not used.

@@ -1,6 +1,8 @@
 //! Phi-3 and Phi-4-mini (Abdin et al. 2024; reference: `Phi3ForCausalLM` of transformers): the Llama block with fused
 //! projections, LongRoPE in the models of long context.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::sizes::KV_HEADS;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
@@ -21,6 +23,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Phi 3",
         read: |fields| Phi3Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "phi3",
+        model_type: "phi3",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(&[("ffn_up", "mlp.gate_up_proj", Same)]),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -97,4 +106,11 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     let (output, fused) = ("layers.0.self_attn.o_proj.weight", "layers.0.self_attn.qkv_proj.weight");
     t.record_fused_heads(output, fused, &KV_HEADS)?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.gate_up_proj.weight", 0, 2)
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_number("rope.scaling.original_context_length", "original_max_position_embeddings")?;
+    w.copy_partial_rotary("partial_rotary_factor")
 }

@@ -2,6 +2,8 @@
 //! block with fused projections that have a bias, and with names after GPT-2. Sequences stay within `seq_length`, up to
 //! which its scaling of long sequences (dynamic NTK and log n) changes nothing.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -23,6 +25,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Qwen, first generation",
         read: |fields| QwenConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "qwen",
+        model_type: "qwen",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -114,4 +123,34 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
         t.record_size(&["intermediate_size"], 2 * found.shape[0], &found)?;
     }
     t.record_presence("no_bias", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", false)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "transformer.wte.weight", Same),
+        ("output_norm.weight", "transformer.ln_f.weight", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "transformer.h",
+    block: &[
+        ("attn_norm", "ln_1", Same),
+        ("attn_qkv", "attn.c_attn", Same),
+        ("attn_output", "attn.c_proj", Same),
+        ("ffn_norm", "ln_2", Same),
+        ("ffn_up", "mlp.w1", Same),
+        ("ffn_gate", "mlp.w2", Same),
+        ("ffn_down", "mlp.c_proj", Same),
+    ],
+    llama_block: false,
+};
+
+/// Its norms have no bias, whatever the name of the epsilon.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    w.copy_float("attention.layer_norm_rms_epsilon", "layer_norm_epsilon")?;
+    w.copy_float("rope.freq_base", "rotary_emb_base")?;
+    w.copy_number("context_length", "seq_length")?;
+    w.set_field("kv_channels", w.head_size()?);
+    w.set_field("no_bias", !w.has_tensor("blk.0.attn_output.bias"));
+    Ok(())
 }

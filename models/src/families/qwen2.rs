@@ -1,6 +1,7 @@
 //! Qwen 2 and 2.5 (Yang et al. 2024; reference: `Qwen2ForCausalLM` of transformers): the Llama block with biases on
 //! queries, keys and values, and in some models a window on the upper layers.
 
+use crate::checkpoint::gguf::GgufArchitecture;
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -14,6 +15,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Qwen 2, 2.5",
         read: |fields| from_fields(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(None),
+    }],
+    gguf: &[GgufArchitecture {
+        name: "qwen2",
+        model_type: "qwen2",
+        write_fields: |w| {
+            w.set_field("hidden_act", "silu");
+            Ok(())
+        },
+        ..GgufArchitecture::LLAMA
     }],
 };
 

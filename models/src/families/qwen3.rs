@@ -1,6 +1,8 @@
 //! Qwen 3 (Yang et al. 2025; reference: `Qwen3ForCausalLM` and `Qwen3MoeForCausalLM` of transformers): the Llama block
 //! with norms on the heads of queries and keys, and with experts in place of the feed-forward part in some or all layers.
 
+use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -28,6 +30,28 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3 with experts",
             read: |fields| Qwen3Config::moe(fields).map(Architecture::new),
             infer: infer_fields,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "qwen3",
+            model_type: "qwen3",
+            write_fields: gguf_fields,
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "qwen3moe",
+            model_type: "qwen3_moe",
+            write_fields: gguf_moe_fields,
+            tensor_names: |_| {
+                TensorNameMap::llama(&[
+                    ("ffn_gate_inp", "mlp.gate", Same),
+                    ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+                    ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+                    ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+                ])
+            },
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -153,4 +177,21 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["moe_intermediate_size"], "mlp.experts.0.gate_proj.weight", 0, 1)?;
     t.record_axis_size(&["num_experts", "num_local_experts"], "mlp.gate.weight", 0, 1)?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    Ok(())
+}
+
+fn gguf_moe_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    gguf_fields(w)?;
+    w.copy_experts(["num_experts", "moe_intermediate_size"])?;
+    // The converter writes no such flag; all published models have it.
+    w.set_field("norm_topk_prob", true);
+    let layers = w.required_number("block_count")?.min(1000);
+    let dense = (0..layers).filter(|layer| !w.has_tensor(&format!("blk.{layer}.ffn_gate_exps.weight")));
+    w.set_field("mlp_only_layers", dense.collect::<Vec<u64>>());
+    Ok(())
 }

@@ -4,6 +4,12 @@
 
 mod delta_net;
 
+use crate::checkpoint::gguf::TensorConversion::{
+    Experts, HalvesByKeyHead, NegExp, PlusOne, Same, ValueHeads,
+};
+use crate::checkpoint::gguf::{
+    ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, NameMapping, TensorNameMap, ValueHeadAxis,
+};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -55,6 +61,32 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3.5 with experts",
             read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
             infer: infer_fields,
+        },
+    ],
+    gguf: &[
+        GgufArchitecture {
+            name: "qwen35",
+            model_type: "qwen3_5_text",
+            write_fields: gguf_fields,
+            tensor_names: |_| TensorNameMap { top: GEMMA_TOP, ..TensorNameMap::llama(GGUF_QWEN35_BLOCK) },
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "qwen35moe",
+            model_type: "qwen3_5_moe_text",
+            write_fields: gguf_fields,
+            tensor_names: |_| TensorNameMap { top: GEMMA_TOP, ..TensorNameMap::llama(GGUF_QWEN35_BLOCK) },
+            ..GgufArchitecture::LLAMA
+        },
+        GgufArchitecture {
+            name: "qwen3next",
+            model_type: "qwen3_5_moe_text",
+            write_fields: gguf_next_fields,
+            tensor_names: |files| TensorNameMap {
+                top: GEMMA_TOP,
+                ..TensorNameMap::llama(if files.fused_qkvz { GGUF_FUSED_BLOCK } else { GGUF_NEXT_BLOCK })
+            },
+            ..GgufArchitecture::LLAMA
         },
     ],
 };
@@ -264,4 +296,82 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_axis_size(&["num_experts"], "mlp.gate.weight", 0, 1)?;
     t.record_axis_size(&["linear_num_value_heads"], "linear_attn.A_log", 0, 1)?;
     t.record_axis_size(&["linear_value_head_dim"], "linear_attn.norm.weight", 0, 1)
+}
+
+/// What Qwen3-Next and Qwen 3.5 have alike.
+macro_rules! gguf_block {
+    ($($entry:expr,)*) => {
+        &[
+            $($entry,)*
+            ("attn_norm", "input_layernorm", PlusOne),
+            ("post_attention_norm", "post_attention_layernorm", PlusOne),
+            ("attn_q_norm", "self_attn.q_norm", PlusOne),
+            ("attn_k_norm", "self_attn.k_norm", PlusOne),
+            ("ssm_norm", "linear_attn.norm", Same),
+            ("ffn_gate_inp", "mlp.gate", Same),
+            ("ffn_gate_exps", "mlp.experts.{e}.gate_proj", Experts),
+            ("ffn_up_exps", "mlp.experts.{e}.up_proj", Experts),
+            ("ffn_down_exps", "mlp.experts.{e}.down_proj", Experts),
+            ("ffn_gate_shexp", "mlp.shared_expert.gate_proj", Same),
+            ("ffn_up_shexp", "mlp.shared_expert.up_proj", Same),
+            ("ffn_down_shexp", "mlp.shared_expert.down_proj", Same),
+            ("ffn_gate_inp_shexp", "mlp.shared_expert_gate", Same),
+        ]
+    };
+}
+
+/// Value heads stand in another order than that of the key heads.
+const GGUF_QWEN35_BLOCK: &[NameMapping] = gguf_block![
+    ("attn_qkv", "linear_attn.in_proj_qkv", ValueHeads(ValueHeadAxis::RowsAfterKeys)),
+    ("attn_gate", "linear_attn.in_proj_z", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_beta", "linear_attn.in_proj_b", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_alpha", "linear_attn.in_proj_a", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_conv1d", "linear_attn.conv1d", ValueHeads(ValueHeadAxis::RowsAfterKeys)),
+    ("ssm_dt.bias", "linear_attn.dt_bias", ValueHeads(ValueHeadAxis::Rows)),
+    ("ssm_a", "linear_attn.A_log", ValueHeads(ValueHeadAxis::Decays)),
+    ("ssm_out", "linear_attn.out_proj", ValueHeads(ValueHeadAxis::Columns)),
+];
+
+/// As converted since the fused projection is taken apart; what decides on beta and decay stands by key head.
+const GGUF_NEXT_BLOCK: &[NameMapping] = gguf_block![
+    ("attn_qkv", "linear_attn.in_proj_qkv", Same),
+    ("attn_gate", "linear_attn.in_proj_z", Same),
+    ("ssm_ba.weight", "linear_attn.in_proj_{e}.weight", HalvesByKeyHead(["b", "a"])),
+    ("ssm_conv1d", "linear_attn.conv1d", Same),
+    ("ssm_dt.bias", "linear_attn.dt_bias", Same),
+    ("ssm_a", "linear_attn.A_log", NegExp),
+    ("ssm_out", "linear_attn.out_proj", Same),
+];
+
+/// As the first converter left it.
+const GGUF_FUSED_BLOCK: &[NameMapping] = gguf_block![
+    ("ssm_in", "linear_attn.in_proj_qkvz", Same),
+    ("ssm_ba", "linear_attn.in_proj_ba", Same),
+    ("ssm_conv1d", "linear_attn.conv1d", Same),
+    ("ssm_dt.bias", "linear_attn.dt_bias", Same),
+    ("ssm_a", "linear_attn.A_log", NegExp),
+    ("ssm_out", "linear_attn.out_proj", Same),
+];
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("fused_experts", false);
+    w.set_field("attention_bias", w.has_in_any_layer("attn_q.bias"));
+    w.set_field("layer_types", w.layer_kinds("attn_q.weight", ["full_attention", "linear_attention"])?);
+    w.copy_number("ssm.conv_kernel", "linear_conv_kernel_dim")?;
+    w.copy_number("ssm.state_size", "linear_key_head_dim")?;
+    w.copy_number("ssm.group_count", "linear_num_key_heads")?;
+    w.copy_number("ssm.time_step_rank", "linear_num_value_heads")?;
+    w.set_field("linear_value_head_dim", w.quotient("ssm.inner_size", "ssm.time_step_rank")?);
+    w.copy_experts(["num_experts", "moe_intermediate_size"])?;
+    w.copy_number("expert_shared_feed_forward_length", "shared_expert_intermediate_size")?;
+    w.copy_partial_rotary("partial_rotary_factor")
+}
+
+/// Files of Qwen3-Next whose fused projection was taken apart are the same as those of Qwen 3.5.
+fn gguf_next_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    if w.has_tensor("blk.0.ssm_in.weight") {
+        w.set_field("model_type", "qwen3_next");
+    }
+    gguf_fields(w)
 }

@@ -3,6 +3,7 @@
 
 pub mod infer;
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult};
 use crate::definition::EntrySpec;
 use crate::layers::{layer_norm, linear, linear_weight, token_shift, vector_param};
 use mlcc_ir::compute::RedOp;
@@ -243,4 +244,12 @@ pub fn linear_attention_step(b: &mut GraphBuilder, heads: RwkvHeads) -> FuncId {
         let kept = b.mul(state, w);
         vec![b.add(kept, new), y]
     })
+}
+
+/// Heads of a GGUF file, in `head_size`. `context_length` is a million in all of them, and means nothing.
+pub(super) fn write_gguf_heads(w: &mut ConfigFieldWriter<'_>, head_size: &str) -> FieldResult {
+    w.remove_fields(&["max_position_embeddings", "num_attention_heads", "num_key_value_heads"]);
+    let size = w.required_number("wkv.head_size")?;
+    w.set_field(head_size, size);
+    Ok(())
 }

@@ -30,6 +30,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| Rwkv4Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 /// Exponent of "nothing seen yet".

@@ -34,6 +34,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         read: |fields| Rwkv5Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
     }],
+    gguf: &[],
 };
 
 impl ModelDefinition for Rwkv5Config {

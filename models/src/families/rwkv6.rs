@@ -10,11 +10,13 @@ pub mod naming;
 pub use config::Rwkv6Config;
 
 use crate::checkpoint::Distribution;
+use crate::checkpoint::gguf::TensorConversion::{Rescaled, Same, Stacked, Transposed, TransposedEach};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
     RwkvHeads, gated_channel_mixing, halve_at_rescale, linear_attention_step, low_rank_weight, mix_previous,
-    previous_token,
+    previous_token, write_gguf_heads,
 };
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv5;
@@ -36,6 +38,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-6",
         read: |fields| Rwkv6Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "rwkv6",
+        model_type: "rwkv6",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -177,4 +186,50 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     let attention = "rwkv.blocks.0.attention";
     t.record_axis_size(&["time_mix_extra_dim"], &format!("{attention}.time_maa_w1"), 1, 5)?;
     t.record_axis_size(&["time_decay_extra_dim"], &format!("{attention}.time_decay_w1"), 1, 1)
+}
+
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "rwkv.embeddings.weight", Same),
+        ("token_embd_norm.weight", "rwkv.blocks.0.pre_ln.weight", Same),
+        ("token_embd_norm.bias", "rwkv.blocks.0.pre_ln.bias", Same),
+        ("output_norm.weight", "rwkv.ln_out.weight", Same),
+        ("output_norm.bias", "rwkv.ln_out.bias", Same),
+        ("output.weight", "head.weight", Same),
+    ],
+    layers: "rwkv.blocks",
+    block: &[
+        ("attn_norm", "ln1", Same),
+        ("attn_norm_2", "ln2", Same),
+        ("time_mix_lerp_x.weight", "attention.time_maa_x", Same),
+        ("time_mix_lerp_fused.weight", "attention.time_maa_{e}", Stacked(&RWKV6_MIXES)),
+        ("time_mix_w1.weight", "attention.time_maa_w1", Transposed),
+        ("time_mix_w2.weight", "attention.time_maa_w2", TransposedEach),
+        ("time_mix_first.weight", "attention.time_faaaa", Same),
+        ("time_mix_decay.weight", "attention.time_decay", Same),
+        ("time_mix_decay_w1.weight", "attention.time_decay_w1", Transposed),
+        ("time_mix_decay_w2.weight", "attention.time_decay_w2", Transposed),
+        ("time_mix_key", "attention.key", Same),
+        ("time_mix_value", "attention.value", Same),
+        ("time_mix_receptance", "attention.receptance", Same),
+        ("time_mix_gate", "attention.gate", Same),
+        ("time_mix_output", "attention.output", Rescaled),
+        ("time_mix_ln", "attention.ln_x", Same),
+        ("channel_mix_lerp_k.weight", "feed_forward.time_maa_k", Same),
+        ("channel_mix_lerp_r.weight", "feed_forward.time_maa_r", Same),
+        ("channel_mix_key", "feed_forward.key", Same),
+        ("channel_mix_value", "feed_forward.value", Rescaled),
+        ("channel_mix_receptance", "feed_forward.receptance", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    write_gguf_heads(w, "head_size")?;
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")?;
+    w.copy_number("time_mix_extra_dim", "time_mix_extra_dim")?;
+    w.copy_number("time_decay_extra_dim", "time_decay_extra_dim")?;
+    // Weights are halved only where this is there.
+    w.set_field("rescale_every", w.number("rescale_every_n_layers")?.unwrap_or(0));
+    Ok(())
 }

@@ -10,10 +10,12 @@ pub mod naming;
 pub use config::Rwkv7Config;
 
 use crate::checkpoint::Distribution;
+use crate::checkpoint::gguf::TensorConversion::{Same, SplitHeads, Stacked};
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
-    RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu,
+    RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu, write_gguf_heads,
 };
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::{layer_norm, linear, linear_weight, vector_param};
@@ -31,6 +33,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-7",
         read: |fields| Rwkv7Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "rwkv7",
+        model_type: "rwkv7",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -285,4 +294,54 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
         t.record_axis_size(&[field], &tensor, 0, 1)?;
     }
     Ok(())
+}
+
+/// The thin matrices lie as flash-linear-attention stores them.
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "model.embeddings.weight", Same),
+        ("token_embd_norm.weight", "model.layers.0.pre_norm.weight", Same),
+        ("token_embd_norm.bias", "model.layers.0.pre_norm.bias", Same),
+        ("output_norm.weight", "model.norm.weight", Same),
+        ("output_norm.bias", "model.norm.bias", Same),
+        ("output.weight", "lm_head.weight", Same),
+    ],
+    layers: "model.layers",
+    block: &[
+        ("attn_norm", "attn_norm", Same),
+        ("attn_norm_2", "ffn_norm", Same),
+        ("time_mix_lerp_fused.weight", "attn.x_{e}", Stacked(&["r", "w", "k", "v", "a", "g"])),
+        ("time_mix_w0.weight", "attn.w_lora.lora.2.bias", Same),
+        ("time_mix_w1.weight", "attn.w_lora.lora.0.weight", Same),
+        ("time_mix_w2.weight", "attn.w_lora.lora.2.weight", Same),
+        ("time_mix_a0.weight", "attn.a_lora.lora.2.bias", Same),
+        ("time_mix_a1.weight", "attn.a_lora.lora.0.weight", Same),
+        ("time_mix_a2.weight", "attn.a_lora.lora.2.weight", Same),
+        ("time_mix_v0.weight", "attn.v_lora.lora.2.bias", Same),
+        ("time_mix_v1.weight", "attn.v_lora.lora.0.weight", Same),
+        ("time_mix_v2.weight", "attn.v_lora.lora.2.weight", Same),
+        ("time_mix_g1.weight", "attn.g_lora.lora.0.weight", Same),
+        ("time_mix_g2.weight", "attn.g_lora.lora.2.weight", Same),
+        ("time_mix_k_k.weight", "attn.k_k", Same),
+        ("time_mix_k_a.weight", "attn.k_a", Same),
+        ("time_mix_r_k.weight", "attn.r_k", SplitHeads),
+        ("time_mix_receptance", "attn.r_proj", Same),
+        ("time_mix_key", "attn.k_proj", Same),
+        ("time_mix_value", "attn.v_proj", Same),
+        ("time_mix_output", "attn.o_proj", Same),
+        ("time_mix_ln", "attn.g_norm", Same),
+        ("channel_mix_lerp_k.weight", "ffn.x_k", Same),
+        ("channel_mix_key", "ffn.key", Same),
+        ("channel_mix_value", "ffn.value", Same),
+    ],
+    llama_block: false,
+};
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    write_gguf_heads(w, "head_dim")?;
+    w.copy_float("attention.layer_norm_epsilon", "norm_eps")?;
+    w.copy_number("attention.decay_lora_rank", "decay_low_rank_dim")?;
+    w.copy_number("attention.iclr_lora_rank", "a_low_rank_dim")?;
+    w.copy_number("attention.value_residual_mix_lora_rank", "v_low_rank_dim")?;
+    w.copy_number("attention.gate_lora_rank", "gate_low_rank_dim")
 }

@@ -1,6 +1,7 @@
 //! SmolLM3 (Bakouch et al. 2025; reference: `SmolLM3ForCausalLM` of transformers): the Llama block, with every fourth
 //! layer without positions (NoPE, Yang et al. 2025).
 
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -16,6 +17,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "SmolLM3",
         read: |fields| from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "smollm3",
+        model_type: "smollm3",
+        write_fields: gguf_fields,
+        tensor_names: |_| TensorNameMap::llama(INTERLEAVED),
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -52,4 +60,11 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_tied_llama_block()?;
     t.record_bias("attention_bias", "layers.0.self_attn.q_proj")?;
     t.record_bias("mlp_bias", "layers.0.mlp.gate_proj")
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("attention_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("mlp_bias", w.has_tensor("blk.0.ffn_up.bias"));
+    Ok(())
 }

@@ -2,6 +2,8 @@
 //! block, rotary embedding on a quarter of each head; in the 12B model both parts of a layer stand side by side, and heads have
 //! norms.
 
+use crate::checkpoint::gguf::TensorConversion::Heads;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -19,6 +21,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "StableLM 2",
         read: |fields| StableLmConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "stablelm",
+        model_type: "stablelm",
+        write_fields: gguf_fields,
+        tensor_names: |_| {
+            TensorNameMap::llama(&[
+                ("attn_q_norm.weight", "self_attn.q_layernorm.norms.{e}.weight", Heads),
+                ("attn_k_norm.weight", "self_attn.k_layernorm.norms.{e}.weight", Heads),
+            ])
+        },
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -105,4 +119,14 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     let (norm, last) = ("layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight");
     t.record_presence("qk_layernorm", norm, "layers.0.self_attn.q_layernorm.norms.0.weight", true)?;
     t.record_presence("use_parallel_residual", norm, last, false)
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "silu");
+    w.set_field("use_qkv_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.set_field("qk_layernorm", w.has_tensor("blk.0.attn_q_norm.weight"));
+    let parallel = w.flag("use_parallel_residual")?.unwrap_or(false);
+    w.set_field("use_parallel_residual", parallel && !w.has_tensor("blk.0.ffn_norm.weight"));
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_eps")?;
+    w.copy_partial_rotary("partial_rotary_factor")
 }

@@ -1,6 +1,8 @@
 //! StarCoder 2 (Lozhkov et al. 2024; reference: `Starcoder2ForCausalLM` of transformers): LayerNorm, biases everywhere,
 //! a plain feed-forward part, grouped queries, a sliding window.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -20,6 +22,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "StarCoder 2",
         read: |fields| Starcoder2Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+    }],
+    gguf: &[GgufArchitecture {
+        name: "starcoder2",
+        model_type: "starcoder2",
+        write_fields: gguf_fields,
+        tensor_names: |_| {
+            TensorNameMap::llama(&[("ffn_up", "mlp.c_fc", Same), ("ffn_down", "mlp.c_proj", Same)])
+        },
+        ..GgufArchitecture::LLAMA
     }],
 };
 
@@ -95,4 +106,11 @@ fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {
     t.record_heads("layers.0.self_attn", None)?;
     t.record_axis_size(&["intermediate_size"], "layers.0.mlp.c_fc.weight", 0, 1)?;
     t.record_bias("use_bias", "layers.0.self_attn.q_proj")
+}
+
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    w.set_field("hidden_act", "gelu_pytorch_tanh");
+    w.set_field("use_bias", w.has_tensor("blk.0.attn_q.bias"));
+    w.copy_number("attention.sliding_window", "sliding_window")?;
+    w.copy_float("attention.layer_norm_epsilon", "norm_epsilon")
 }

@@ -6,6 +6,8 @@
 //! The keys and values that a decoder layer sees of the source are the first rows of the caches of its self-attention, which
 //! have the same heads: so a sequence is the rows of the source, and behind them those of the target.
 
+use crate::checkpoint::gguf::TensorConversion::Same;
+use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::definition::Architecture;
@@ -44,6 +46,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             infer: |t| infer_fields(t, false),
         },
     ],
+    gguf: &[GgufArchitecture {
+        name: "t5",
+        model_type: "t5",
+        write_fields: gguf_fields,
+        tensor_names: |_| GGUF_NAMES,
+        ..GgufArchitecture::LLAMA
+    }],
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -383,4 +392,64 @@ fn infer_fields(t: &mut ConfigEvidence, usually_tied: bool) -> EvidenceResult {
     let table = names.into_iter().find(|name| t.find_tensor(name).is_some()).unwrap_or(names[0]);
     t.record_embedding(table, "lm_head.weight", usually_tied)?;
     t.record_axis_size(&["d_ff"], "encoder.block.0.layer.1.DenseReluDense.wo.weight", 1, 1)
+}
+
+/// With the stack that a layer is in. What is called `ffn_up` is `wi` without a gate, which the definition knows.
+const GGUF_NAMES: TensorNameMap = TensorNameMap {
+    top: &[
+        ("token_embd.weight", "shared.weight", Same),
+        ("output.weight", "lm_head.weight", Same),
+        ("enc.output_norm.weight", "encoder.final_layer_norm.weight", Same),
+        ("dec.output_norm.weight", "decoder.final_layer_norm.weight", Same),
+    ],
+    layers: "block",
+    block: &[
+        ("enc.attn_norm", "layer.0.layer_norm", Same),
+        ("enc.attn_q", "layer.0.SelfAttention.q", Same),
+        ("enc.attn_k", "layer.0.SelfAttention.k", Same),
+        ("enc.attn_v", "layer.0.SelfAttention.v", Same),
+        ("enc.attn_o", "layer.0.SelfAttention.o", Same),
+        ("enc.attn_rel_b", "layer.0.SelfAttention.relative_attention_bias", Same),
+        ("enc.ffn_norm", "layer.1.layer_norm", Same),
+        ("enc.ffn_gate", "layer.1.DenseReluDense.wi_0", Same),
+        ("enc.ffn_up", "layer.1.DenseReluDense.wi_1", Same),
+        ("enc.ffn_down", "layer.1.DenseReluDense.wo", Same),
+        ("dec.attn_norm", "layer.0.layer_norm", Same),
+        ("dec.attn_q", "layer.0.SelfAttention.q", Same),
+        ("dec.attn_k", "layer.0.SelfAttention.k", Same),
+        ("dec.attn_v", "layer.0.SelfAttention.v", Same),
+        ("dec.attn_o", "layer.0.SelfAttention.o", Same),
+        ("dec.attn_rel_b", "layer.0.SelfAttention.relative_attention_bias", Same),
+        ("dec.cross_attn_norm", "layer.1.layer_norm", Same),
+        ("dec.cross_attn_q", "layer.1.EncDecAttention.q", Same),
+        ("dec.cross_attn_k", "layer.1.EncDecAttention.k", Same),
+        ("dec.cross_attn_v", "layer.1.EncDecAttention.v", Same),
+        ("dec.cross_attn_o", "layer.1.EncDecAttention.o", Same),
+        ("dec.cross_attn_rel_b", "layer.1.EncDecAttention.relative_attention_bias", Same),
+        ("dec.ffn_norm", "layer.2.layer_norm", Same),
+        ("dec.ffn_gate", "layer.2.DenseReluDense.wi_0", Same),
+        ("dec.ffn_up", "layer.2.DenseReluDense.wi_1", Same),
+        ("dec.ffn_down", "layer.2.DenseReluDense.wo", Same),
+    ],
+    llama_block: false,
+};
+
+/// The converter writes the largest distance, 128, nowhere, and whether there is a gate by there being one.
+fn gguf_fields(w: &mut ConfigFieldWriter<'_>) -> FieldResult {
+    let gated = w.has_tensor("enc.blk.0.ffn_gate.weight");
+    w.set_field("feed_forward_proj", if gated { "gated-gelu" } else { "relu" });
+    for (key, field) in [
+        ("embedding_length", "d_model"),
+        ("attention.key_length", "d_kv"),
+        ("feed_forward_length", "d_ff"),
+        ("attention.head_count", "num_heads"),
+        ("block_count", "num_layers"),
+        ("decoder_block_count", "num_decoder_layers"),
+        ("context_length", "n_positions"),
+        ("attention.relative_buckets_count", "relative_attention_num_buckets"),
+        ("decoder_start_token_id", "decoder_start_token_id"),
+    ] {
+        w.copy_number(key, field)?;
+    }
+    w.copy_float("attention.layer_norm_epsilon", "layer_norm_epsilon")
 }

@@ -4,6 +4,8 @@
 use crate::common::{golden, shared};
 use mlcc_models::checkpoint::{CheckpointFormat, FiniteCheck, WeightFiles};
 use mlcc_models::config::ConfigFields;
+use mlcc_models::families::gguf_architectures;
+use mlcc_models::resolve::open_checkpoint;
 use mlcc_models::{Checkpoint, StoredType};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn open(path: &Path) -> Checkpoint {
-    Checkpoint::open(&WeightFiles::from_file(path).unwrap()).unwrap()
+    open_checkpoint(&WeightFiles::from_file(path).unwrap()).unwrap()
 }
 
 #[test]
@@ -107,7 +109,7 @@ fn check_against(golden: &Path, file: &Path) {
     assert_eq!(compared, used, "{case}");
     let config = ConfigFields::read(&golden.join("config.json")).unwrap();
     let config = Value::Object(config.raw);
-    let found = gguf.embedded_config().unwrap().unwrap().raw;
+    let found = gguf.embedded_config(&gguf_architectures()).unwrap().unwrap().raw;
     for (field, value) in &found {
         check_field(&format!("{case}: {field}"), field, value, &config);
     }
@@ -217,7 +219,8 @@ fn text(text: &str) -> Vec<u8> {
 }
 
 fn read(bytes: Vec<u8>) -> Result<Checkpoint, String> {
-    Checkpoint::from_bytes("m.gguf", CheckpointFormat::Gguf, bytes).map_err(|error| error.to_string())
+    let read = Checkpoint::from_bytes_as("m.gguf", CheckpointFormat::Gguf, bytes, &gguf_architectures());
+    read.map_err(|error| error.to_string())
 }
 
 #[track_caller]
@@ -302,7 +305,10 @@ fn blocks_with_impossible_scales() {
 fn models_that_are_not_read() {
     let arch = |name: &str| GgufWriter::new().pair("general.architecture", 8, &text(name));
     let fields = |writer: GgufWriter| {
-        read(writer.bytes()).unwrap().embedded_config().map_err(|error| error.to_string())
+        read(writer.bytes())
+            .unwrap()
+            .embedded_config(&gguf_architectures())
+            .map_err(|error| error.to_string())
     };
     let error = fields(GgufWriter::new()).unwrap_err();
     assert!(error.contains("general.architecture"), "{error}");
@@ -349,7 +355,14 @@ fn linear_scaling_without_its_name() {
         let arch = GgufWriter::new().pair("general.architecture", 8, &text("llama"));
         let sized = number(number(arch, "embedding_length", 64), "block_count", 1);
         let sized = number(sized, "attention.head_count", 4).pair(key, 6, &factor.to_le_bytes());
-        read(sized.bytes()).unwrap().embedded_config().unwrap().unwrap().raw.get("rope_scaling").cloned()
+        read(sized.bytes())
+            .unwrap()
+            .embedded_config(&gguf_architectures())
+            .unwrap()
+            .unwrap()
+            .raw
+            .get("rope_scaling")
+            .cloned()
     };
     let linear = json!({ "rope_type": "linear", "factor": 4.0 });
     assert_eq!(scaling("llama.rope.scale_linear", 4.0), Some(linear.clone()));
@@ -383,7 +396,7 @@ fn models_in_several_files() {
     let error = WeightFiles::in_directory(dir.path()).unwrap_err().to_string();
     assert!(error.contains("m-00002-of-00002.gguf"), "{error}");
     write("m-00002-of-00002.gguf", GgufWriter::new().tensor("w", &[8], 0, 0));
-    let both = Checkpoint::open(&WeightFiles::in_directory(dir.path()).unwrap()).unwrap();
+    let both = open_checkpoint(&WeightFiles::in_directory(dir.path()).unwrap()).unwrap();
     assert_eq!(both.tensors().len(), 2);
     assert_eq!(both.read("w").unwrap().to_f32().unwrap(), [0.0; 8]);
     assert!(both.metadata.get("a").is_some());

@@ -2,6 +2,7 @@
 //! compiler does. Nothing here may panic or use memory out of proportion to the input.
 
 use mlcc_models::checkpoint::{Checkpoint, CheckpointFormat, FiniteCheck};
+use mlcc_models::families::gguf_architectures;
 use mlcc_models::families::rwkv::infer;
 use mlcc_models::{ModelConfig, golden, tensor_check};
 
@@ -27,7 +28,7 @@ pub fn config(input: &[u8]) {
 }
 
 fn checkpoint(format: CheckpointFormat, input: &[u8]) {
-    let mut open = match Checkpoint::from_bytes("fuzz", format, input.to_vec()) {
+    let mut open = match Checkpoint::from_bytes_as("fuzz", format, input.to_vec(), &gguf_architectures()) {
         Ok(open) => open,
         Err(error) => {
             let message = error.to_string();
@@ -49,7 +50,7 @@ fn checkpoint(format: CheckpointFormat, input: &[u8]) {
             let _ = FiniteCheck::new(info).check(0, &values);
         }
     }
-    if let Ok(Some(fields)) = open.embedded_config() {
+    if let Ok(Some(fields)) = open.embedded_config(&gguf_architectures()) {
         let json = serde_json::to_vec(&fields.raw).expect("a JSON object prints");
         let _ = ModelConfig::parse("fuzz.json", &json);
     }

@@ -4,18 +4,16 @@
 //! A tensor that has no entry keeps its name; the comparison with the model's own list reports it.
 
 use super::super::TensorInfo;
-use super::config::ARCHITECTURES;
-use super::tables::{
-    ArchitectureVariant, CONFIGURATION, LLAMA_BLOCK, TensorConversion, TensorNameMap, ValueHeadAxis,
-    tensor_name_map,
-};
+use super::architecture::{GgufArchitecture, GgufVariant};
+use super::conversion::{MappedTensor, TensorConversion, ValueHeadAxis};
 use super::view::GgufView;
 use super::{GgufMetadata, RawTensor};
 use crate::error::CheckpointError;
 use TensorConversion::*;
 
-/// What stands before `blk.`, and what the checkpoint has there.
-const STACKS: [(&str, &str); 3] = [("", ""), ("enc.", "encoder."), ("dec.", "decoder.")];
+/// Tensors that hold configuration, not weights.
+const CONFIGURATION: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
 /// More than any model has; keeps a damaged file from asking for millions of tensors.
 const MOST_PARTS: usize = 4096;
@@ -58,16 +56,17 @@ pub(super) fn map_tensors(
     label: &str,
     metadata: &GgufMetadata,
     tensors: &[RawTensor],
+    architectures: &[&GgufArchitecture],
 ) -> Result<Vec<TensorInfo>, CheckpointError> {
     let arch = metadata.string("general.architecture")?.unwrap_or("");
-    let kind = ArchitectureVariant {
+    let kind = GgufVariant {
         experts: metadata.number(&format!("{arch}.expert_count"))?.unwrap_or(0) > 0,
         separate_qkv: tensors.iter().any(|raw| raw.name == "blk.0.attn_q.weight"),
         fused_qkvz: tensors.iter().any(|raw| raw.name == "blk.0.ssm_in.weight"),
         packed_experts: tensors.iter().any(|raw| raw.name.ends_with(".ffn_gate_up_exps.weight")),
     };
-    let family = tensor_name_map(arch, kind);
-    debug_assert!(family.is_some() == ARCHITECTURES.iter().any(|(known, _)| *known == arch));
+    let known = architectures.iter().find(|known| known.name == arch);
+    let family = known.map(|known| (known.tensor_names)(kind));
     let mut reader =
         ConversionReader { label, sizes: ConversionSizes::read(metadata, arch)?, infos: Vec::new() };
     let draft = first_draft_layer(metadata, arch)?;
@@ -91,42 +90,6 @@ fn first_draft_layer(metadata: &GgufMetadata, arch: &str) -> Result<Option<u64>,
 
 fn layer_of(name: &str) -> Option<u64> {
     name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
-}
-
-/// A tensor's name in the checkpoint, and what to undo.
-#[derive(Debug)]
-struct MappedTensor {
-    name: String,
-    change: TensorConversion,
-    layer: usize,
-}
-
-impl TensorNameMap {
-    fn map_name(&self, gguf: &str) -> Option<MappedTensor> {
-        if let Some((_, name, change)) = self.top.iter().find(|(known, ..)| *known == gguf) {
-            return Some(MappedTensor { name: (*name).to_string(), change: *change, layer: 0 });
-        }
-        let (stack, rest) = gguf.split_once("blk.")?;
-        let (layer, whole) = rest.split_once('.')?;
-        let layer: u32 = layer.parse().ok()?;
-        let rest: &[_] = if self.llama_block { LLAMA_BLOCK } else { &[] };
-        // Of an encoder with a decoder each has names of its own.
-        let entry = |part: &str| {
-            let is = |known: &str| known.strip_prefix(stack) == Some(part);
-            self.block.iter().chain(rest).find(|(known, ..)| is(known))
-        };
-        let stack_name = STACKS.iter().find(|(short, _)| *short == stack)?.1;
-        let prefix = format!("{stack_name}{}.{layer}", self.layers);
-        let layer = layer as usize;
-        if let Some((_, name, change)) = entry(whole) {
-            return Some(MappedTensor { name: format!("{prefix}.{name}"), change: *change, layer });
-        }
-        let (part, suffix) = whole.rsplit_once('.')?;
-        let (_, name, change) = entry(part)?;
-        // A bias is one element per row; a transposed matrix has its bias as it was.
-        let change = if suffix == "bias" && *change == Transposed { Same } else { *change };
-        Some(MappedTensor { name: format!("{prefix}.{name}.{suffix}"), change, layer })
-    }
 }
 
 /// Tensors as they are found.
@@ -406,49 +369,6 @@ mod tests {
         ] {
             assert_eq!(bad, None);
         }
-    }
-
-    #[test]
-    fn every_architecture_has_names() {
-        for (arch, _) in ARCHITECTURES {
-            for separate_qkv in [false, true] {
-                let family = tensor_name_map(
-                    arch,
-                    ArchitectureVariant { separate_qkv, ..ArchitectureVariant::default() },
-                );
-                let family = family.unwrap_or_else(|| panic!("{arch}"));
-                assert!(family.map_name("token_embd.weight").is_some(), "{arch}");
-                // Norms stand before a layer's parts, or behind them.
-                let norms = ["attn_norm", "post_attention_norm", "attn_output_norm"];
-                let stacks = if *arch == "t5" { &["enc.", "dec."][..] } else { &[""] };
-                let names = stacks.iter().flat_map(|s| norms.map(|norm| format!("{s}blk.3.{norm}.weight")));
-                let mut found = names.map(|name| family.map_name(&name));
-                assert!(found.any(|name| name.is_some()), "{arch}");
-            }
-        }
-    }
-
-    #[test]
-    fn names_with_and_without_a_suffix() {
-        let find = |arch: &str, name: &str| {
-            tensor_name_map(arch, ArchitectureVariant::default()).unwrap().map_name(name).unwrap()
-        };
-        let found = find("rwkv6", "blk.4.time_mix_first.weight");
-        assert_eq!((found.name.as_str(), found.change), ("rwkv.blocks.4.attention.time_faaaa", Same));
-        let found = find("rwkv6", "blk.4.time_mix_ln.bias");
-        assert_eq!((found.name.as_str(), found.layer), ("rwkv.blocks.4.attention.ln_x.bias", 4));
-        let found = find("rwkv7", "blk.0.time_mix_w0.weight");
-        assert_eq!(found.name, "model.layers.0.attn.w_lora.lora.2.bias");
-        let found = find("t5", "dec.blk.2.cross_attn_q.weight");
-        assert_eq!(found.name, "decoder.block.2.layer.1.EncDecAttention.q.weight");
-        assert!(
-            tensor_name_map("t5", ArchitectureVariant::default())
-                .unwrap()
-                .map_name("blk.2.attn_q.weight")
-                .is_none()
-        );
-        let found = find("gpt2", "blk.1.attn_qkv.bias");
-        assert_eq!((found.name.as_str(), found.change), ("transformer.h.1.attn.c_attn.bias", Same));
     }
 
     fn raw(name: &str, shape: &[usize]) -> RawTensor {
