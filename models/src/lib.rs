@@ -24,6 +24,7 @@ pub mod pooling_head;
 pub mod presets;
 pub mod registry;
 pub mod resolve;
+pub mod standard_decoder;
 pub mod tensor_check;
 pub mod transformer;
 

@@ -1,43 +1,41 @@
 //! ERNIE 4.5 (Baidu 2025; reference: `Ernie4_5ForCausalLM` of transformers): the Llama block with rotary embedding of neighbouring
 //! elements.
 
-use super::llama::LlamaConfig;
 use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
+use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::norm::Norm;
 use crate::layers::rope::RopePairing;
+use crate::standard_decoder::StandardDecoder;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "ernie4_5",
         classes: &["Ernie4_5ForCausalLM"],
         about: "ERNIE 4.5",
-        read: |fields| from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[],
 };
 
-/// The configuration as one of the Llama block.
-pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
-    let mut config = LlamaConfig::from_fields(fields)?;
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let mut model = llama::read(fields)?;
     if fields.get("head_dim").is_none() {
-        config.sizes.head_size = 128;
+        model.sizes.head_size = 128;
     }
     let defaults = RopeDefaults { theta: 500_000.0, pairs: RopePairing::Interleaved, ..RopeDefaults::LLAMA };
-    let rope = RopeConfig::read(fields, config.sizes.head_size, config.sizes.context, defaults)?;
+    let rope = RopeConfig::read(fields, model.sizes.head_size, model.sizes.context, defaults)?;
+    model.block.attention.rope = rope.rope;
+    model.set_norm(Norm::Rms(fields.epsilon(&["rms_norm_eps"], 1e-5)?));
     let bias = fields.flag_or("use_bias", false)?;
-    Ok(LlamaConfig {
-        eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-        rope: rope.rope,
-        qkv_bias: bias,
-        output_bias: bias,
-        mlp_bias: bias,
-        tied: fields.flag_or("tie_word_embeddings", true)?,
-        ..config
-    })
+    model.block.attention.set_bias(bias);
+    model.block.mlp.bias = bias;
+    model.outer_layers.tied = fields.flag_or("tie_word_embeddings", true)?;
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

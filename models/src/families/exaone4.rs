@@ -4,14 +4,11 @@
 use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, NORMS_BEHIND, TensorNameMap,
 };
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
-use mlcc_ir::graph::ValueId;
+use crate::standard_decoder::{BlockNorms, QueryKeyNorm, StandardDecoder, StandardDefaults};
 use serde_json::Value;
 
 pub const FAMILY: ModelFamily = ModelFamily {
@@ -19,7 +16,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         model_type: "exaone4",
         classes: &["Exaone4ForCausalLM"],
         about: "EXAONE 4",
-        read: |fields| Exaone4Config::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(Some("layers.0.self_attn.q_norm.weight")),
     }],
     gguf: &[GgufArchitecture {
@@ -31,37 +28,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Exaone4Config {
-    pub sizes: ModelSizes,
-    pub intermediate: usize,
-    pub eps: f64,
-    pub activation: ActivationFunction,
-    /// Of layers with a window; of all, where none has one.
-    pub rope: Rope,
-    pub windows: Vec<Option<usize>>,
-    /// The model has windows: layers without one have no positions.
-    pub hybrid: bool,
-    pub tied: bool,
-}
-
-impl Exaone4Config {
-    pub fn from_fields(fields: &ConfigFields) -> Result<Exaone4Config, ConfigError> {
-        let mut sizes = ModelSizes::read(fields, Some(2048))?;
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
-        sizes.context = rope.context;
-        let pattern = WindowPattern::read(fields)?;
-        Ok(Exaone4Config {
-            intermediate: fields.size("intermediate_size")?,
-            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
-            rope: rope.rope,
-            windows: fields.layer_windows(sizes.layers, |layer| pattern.is_local(layer))?,
-            hybrid: fields.get("sliding_window").is_some(),
-            tied: fields.flag_or("tie_word_embeddings", false)?,
-            sizes,
-        })
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let defaults = StandardDefaults { epsilon: ("rms_norm_eps", 1e-5), ..StandardDefaults::LLAMA };
+    let mut model = StandardDecoder::read(fields, &defaults)?;
+    model.block.norms = BlockNorms::AFTER;
+    let (pattern, attention) = (WindowPattern::read(fields)?, &mut model.block.attention);
+    attention.head_norm = QueryKeyNorm::EachHead;
+    attention.windows = fields.layer_windows(model.sizes.layers, |layer| pattern.is_local(layer))?;
+    if fields.get("sliding_window").is_some() {
+        attention.use_rope = attention.windows.iter().map(Option::is_some).collect();
     }
+    Ok(model)
 }
 
 /// `sliding_window_pattern`: which layers have a window, where `layer_types` does not say it.
@@ -98,43 +75,6 @@ impl WindowPattern {
             WindowPattern::Every(count) => !(layer + 1).is_multiple_of(*count),
             WindowPattern::Letters(local) => local[layer % local.len()],
         }
-    }
-}
-
-impl Transformer for Exaone4Config {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
-    }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let (name, window) = (format!("model.layers.{layer}"), self.windows[layer]);
-        let attention = AttentionVariant { window, ..AttentionVariant::causal(self.sizes.head_size) };
-        let h = SelfAttention {
-            head_norm: Some((rms_norm, self.eps)),
-            rope: (window.is_some() || !self.hybrid).then_some(rope),
-            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
-        }
-        .apply(net, layer, &self.sizes, x);
-        let h = rms_norm(net, h, &format!("{name}.post_attention_layernorm"), self.eps);
-        let x = net.add_residual(layer, "attention", x, h);
-        let mlp = format!("{name}.mlp");
-        let h = mlp::gated_by_name(net, x, &mlp, self.intermediate, false, self.activation);
-        let h = rms_norm(net, h, &format!("{name}.post_feedforward_layernorm"), self.eps);
-        net.add_residual(layer, "mlp", x, h)
-    }
-
-    fn window(&self) -> Option<usize> {
-        widest_window(&self.windows)
     }
 }
 

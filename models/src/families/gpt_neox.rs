@@ -8,19 +8,17 @@ use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{
-    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
-};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
-use mlcc_ir::graph::ValueId;
+use crate::layers::ActivationFunction;
+use crate::layers::norm::Norm;
+use crate::standard_decoder::{BlockMlp, MlpForm, QkvProjection, ResidualForm, StandardDecoder};
+use crate::transformer::{ModelSizes, OuterLayers};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "gpt_neox",
         classes: &["GPTNeoXForCausalLM"],
         about: "GPT-NeoX, Pythia",
-        read: |fields| GptNeoxConfig::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[GgufArchitecture {
@@ -32,82 +30,31 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct GptNeoxConfig {
-    pub sizes: ModelSizes,
-    pub intermediate: usize,
-    pub eps: f64,
-    pub activation: ActivationFunction,
-    pub rope: Rope,
-    pub attention_bias: bool,
-    /// The feed-forward part reads the input of the layer, not the output of its attention.
-    pub parallel: bool,
-    pub tied: bool,
-}
-
-impl GptNeoxConfig {
-    pub fn from_fields(fields: &ConfigFields) -> Result<GptNeoxConfig, ConfigError> {
-        let mut sizes = ModelSizes::read(fields, Some(2048))?;
-        let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
-        sizes.context = rope.context;
-        Ok(GptNeoxConfig {
-            intermediate: fields.size_or("intermediate_size", 4 * sizes.hidden)?,
-            eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
-            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Gelu)?,
-            rope: rope.rope,
-            attention_bias: fields.flag_or("attention_bias", true)?,
-            parallel: fields.flag_or("use_parallel_residual", true)?,
-            tied: fields.flag_or("tie_word_embeddings", false)?,
-            sizes,
-        })
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let mut sizes = ModelSizes::read(fields, Some(2048))?;
+    let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
+    let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
+    sizes.context = rope.context;
+    let width = fields.size_or("intermediate_size", 4 * sizes.hidden)?;
+    let norm = Norm::Layer(fields.epsilon(&["layer_norm_eps"], 1e-5)?);
+    let activation = ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Gelu)?;
+    let mut model = StandardDecoder::new(sizes, norm, rope.rope, BlockMlp::gated(width, activation));
+    let block = &mut model.block;
+    block.layers = "gpt_neox.layers";
+    block.attention.name = "attention";
+    block.attention.qkv = QkvProjection::FusedByKeyHead("query_key_value");
+    block.attention.output = "dense";
+    block.attention.set_bias(fields.flag_or("attention_bias", true)?);
+    block.mlp.form = MlpForm::Ungated(["dense_h_to_4h", "dense_4h_to_h"]);
+    block.mlp.bias = true;
+    if fields.flag_or("use_parallel_residual", true)? {
+        block.residual = ResidualForm::Parallel;
     }
-}
-
-impl Transformer for GptNeoxConfig {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
-    }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::with_names(
-            "gpt_neox.embed_in.weight",
-            (Norm::Layer(self.eps), "gpt_neox.final_layer_norm"),
-            "embed_out.weight",
-            self.tied,
-        )
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let (sizes, hidden) = (&self.sizes, self.sizes.hidden);
-        let name = format!("gpt_neox.layers.{layer}");
-        let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let part = format!("{name}.attention");
-        let fused = FusedQkv::grouped_by_key_head(sizes.heads, sizes.heads, sizes.head_size);
-        let projection = format!("{part}.query_key_value");
-        let projection = LinearLayer::new(&projection, fused.rows()).bias(self.attention_bias);
-        let qkv = fused.apply(net, h, &projection);
-        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
-        let h = attention.attend(net, layer, sizes, qkv);
-        let h = LinearLayer::new(&format!("{part}.dense"), hidden).bias(self.attention_bias).apply(net, h);
-        let attended = net.add_residual(layer, "attention", x, h);
-        let input = if self.parallel { x } else { attended };
-        let h = layer_norm(net, input, &format!("{name}.post_attention_layernorm"), self.eps);
-        let (up, down) = (format!("{name}.mlp.dense_h_to_4h"), format!("{name}.mlp.dense_4h_to_h"));
-        let (up, down) = (LinearLayer::new(&up, self.intermediate), LinearLayer::new(&down, hidden));
-        let h = mlp::ungated(net, h, up.bias(true), down.bias(true), self.activation);
-        net.add_residual(layer, "mlp", attended, h)
-    }
-
-    fn canonical_name(&self, stored_name: &str) -> String {
-        with_prefix(stored_name, "gpt_neox.", &["embed_in.", "layers.", "final_layer_norm."])
-    }
+    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let (embedding, norm) = ("gpt_neox.embed_in.weight", (norm, "gpt_neox.final_layer_norm"));
+    model.outer_layers = OuterLayers::with_names(embedding, norm, "embed_out.weight", tied);
+    model.inner_model = ("gpt_neox.", &["embed_in.", "layers.", "final_layer_norm."]);
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

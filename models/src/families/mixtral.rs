@@ -3,97 +3,42 @@
 
 use crate::checkpoint::gguf::NameMapping;
 use crate::checkpoint::gguf::TensorConversion::{Experts, KeyHeads, QueryHeads, Same};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::{ConfigFields, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
-use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
-use mlcc_ir::graph::ValueId;
+use crate::layers::moe::MoeLayer;
+use crate::standard_decoder::{BlockExperts, StandardDecoder, StandardDefaults};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "mixtral",
         classes: &["MixtralForCausalLM"],
         about: "Mixtral",
-        read: |fields| MixtralConfig::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct MixtralConfig {
-    pub sizes: ModelSizes,
-    pub eps: f64,
-    pub rope: Rope,
-    pub windows: Vec<Option<usize>>,
-    pub experts: MoeLayer,
-    pub tied: bool,
-}
-
-impl MixtralConfig {
-    pub fn from_fields(fields: &ConfigFields) -> Result<MixtralConfig, ConfigError> {
-        let mut sizes = ModelSizes::read(fields, Some(32768))?;
-        let defaults = RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA };
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
-        sizes.context = rope.context;
-        let intermediate = fields.size("intermediate_size")?;
-        Ok(MixtralConfig {
-            eps: fields.epsilon(&["rms_norm_eps"], 1e-5)?,
-            rope: rope.rope,
-            windows: fields.layer_windows(sizes.layers, |_| true)?,
-            experts: MoeLayer::read(fields, &["num_local_experts"], intermediate, true)?,
-            tied: fields.flag_or("tie_word_embeddings", false)?,
-            sizes,
-        })
-    }
-}
-
-impl Transformer for MixtralConfig {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
-    }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let name = format!("model.layers.{layer}");
-        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = AttentionVariant {
-            window: self.windows[layer],
-            ..AttentionVariant::causal(self.sizes.head_size)
-        };
-        let part = format!("{name}.self_attn");
-        let h = SelfAttention::new(&part, rope, attention).apply(net, layer, &self.sizes, h);
-        let x = net.add_residual(layer, "attention", x, h);
-        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
-        let (router, inside) =
-            (format!("{name}.block_sparse_moe.gate"), format!("{name}.block_sparse_moe.experts"));
-        let stored = ExpertStorage::Single { experts: &inside, parts: ["w1", "w3", "w2"] };
-        let names = ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored };
-        let h = self.experts.apply(net, h, &names);
-        net.add_residual(layer, "mlp", x, h)
-    }
-
-    fn has_experts(&self) -> bool {
-        true
-    }
-
-    fn window(&self) -> Option<usize> {
-        widest_window(&self.windows)
-    }
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let defaults = StandardDefaults {
+        context: 32768,
+        rope: RopeDefaults { theta: 1e6, ..RopeDefaults::LLAMA },
+        epsilon: ("rms_norm_eps", 1e-5),
+        ..StandardDefaults::LLAMA
+    };
+    let mut model = StandardDecoder::read(fields, &defaults)?;
+    model.block.attention.windows = fields.layer_windows(model.sizes.layers, |_| true)?;
+    model.block.experts = Some(BlockExperts {
+        experts: MoeLayer::read(fields, &["num_local_experts"], model.block.mlp.width, true)?,
+        sparse: vec![true; model.sizes.layers],
+        router: "block_sparse_moe.gate",
+        inside: "block_sparse_moe.experts",
+        parts: ["w1", "w3", "w2"],
+    });
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

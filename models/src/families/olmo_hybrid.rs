@@ -6,11 +6,12 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
-use crate::families::olmo2::Olmo2Config;
+use crate::families::olmo2;
 use crate::families::qwen3_next::{DeltaNet, attention_layers};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::rms_norm;
-use crate::layers::{Rope, RopeTables, mlp};
+use crate::layers::norm::Norm;
+use crate::layers::{Rope, RopeTables};
+use crate::standard_decoder::{BlockPositions, StandardDecoder};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;
@@ -29,7 +30,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OlmoHybridConfig {
     /// Layers with attention, and what all layers have.
-    pub olmo: Olmo2Config,
+    pub olmo: StandardDecoder,
     /// `None`: no positions.
     pub rope: Option<Rope>,
     /// By layer: attention in place of the delta rule.
@@ -39,14 +40,15 @@ pub struct OlmoHybridConfig {
 
 impl OlmoHybridConfig {
     pub fn from_fields(fields: &ConfigFields) -> Result<OlmoHybridConfig, ConfigError> {
-        let olmo = Olmo2Config::from_fields(fields)?;
+        let mut olmo = olmo2::read(fields)?;
+        olmo.set_norm(Norm::Rms(fields.epsilon(&["rms_norm_eps"], 1e-6)?));
         let sizes = &olmo.sizes;
         let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?.rope;
         Ok(OlmoHybridConfig {
             rope: has_positions(fields).then_some(rope),
             attends: attention_layers(fields, sizes.layers)?,
             delta_net: delta_net(fields, sizes)?,
-            olmo: Olmo2Config { eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?, ..olmo },
+            olmo,
         })
     }
 }
@@ -98,15 +100,15 @@ impl Transformer for OlmoHybridConfig {
         rope: &Option<RopeTables>,
     ) -> ValueId {
         if self.attends[layer] {
-            return self.olmo.layer(net, layer, x, rope.as_ref());
+            let positions = BlockPositions { rope: *rope, query_scale: None };
+            return self.olmo.block.apply(net, &self.olmo.sizes, layer, x, &positions);
         }
-        let (name, olmo) = (format!("model.layers.{layer}"), &self.olmo);
-        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), olmo.eps);
+        let (name, block) = (format!("model.layers.{layer}"), &self.olmo.block);
+        let h = block.norm.apply(net, x, &format!("{name}.input_layernorm"));
         let h = self.delta_net.apply(net, layer, &format!("{name}.linear_attn"), h);
         let x = net.add_residual(layer, "attention", x, h);
-        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), olmo.eps);
-        let mlp = format!("{name}.mlp");
-        let h = mlp::gated_by_name(net, h, &mlp, olmo.intermediate, false, olmo.activation);
+        let h = block.norm.apply(net, x, &format!("{name}.post_attention_layernorm"));
+        let h = block.mlp.apply(net, &name, h);
         net.add_residual(layer, "mlp", x, h)
     }
 

@@ -9,13 +9,11 @@ use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::{Norm, rms_norm};
+use crate::layers::norm::Norm;
 use crate::layers::rope::RopePairing;
-use crate::layers::{
-    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
-};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
-use mlcc_ir::graph::ValueId;
+use crate::layers::{ActivationFunction, Rope};
+use crate::standard_decoder::{BlockMlp, BlockNorms, MlpForm, QkvProjection, StandardDecoder};
+use crate::transformer::{ModelSizes, OuterLayers};
 use serde_json::Value;
 
 pub const FAMILY: ModelFamily = ModelFamily {
@@ -23,7 +21,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         model_type: "qwen",
         classes: &["QWenLMHeadModel"],
         about: "Qwen, first generation",
-        read: |fields| QwenConfig::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[GgufArchitecture {
@@ -35,86 +33,46 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct QwenConfig {
-    pub sizes: ModelSizes,
-    /// Width of the feed-forward part: half of what the configuration says.
-    pub intermediate: usize,
-    pub eps: f64,
-    pub rope: Rope,
-    /// Of all layers but the fused projection, which has one in any case.
-    pub bias: bool,
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    fields.require_flag("tie_word_embeddings", false, "Qwen with a tied head")?;
+    let mut sizes = ModelSizes::read(fields, Some(8192))?;
+    sizes.context = fields.size_or("seq_length", sizes.context)?;
+    let rope = read_rope(fields, sizes.head_size)?;
+    // Half of what the configuration says.
+    let width = fields.size("intermediate_size")? / 2;
+    let norm = Norm::Rms(fields.epsilon(&["layer_norm_epsilon"], 1e-6)?);
+    // Of all layers but the fused projection, which has one in any case.
+    let bias = !fields.flag_or("no_bias", true)?;
+    let mut model = StandardDecoder::new(sizes, norm, rope, BlockMlp::gated(width, ActivationFunction::Silu));
+    let block = &mut model.block;
+    block.layers = "transformer.h";
+    block.norms = BlockNorms::before("ln_1", "ln_2");
+    block.attention.name = "attn";
+    block.attention.qkv = QkvProjection::FusedInOrder("c_attn");
+    block.attention.output = "c_proj";
+    (block.attention.qkv_bias, block.attention.output_bias) = (true, bias);
+    // The second layer is the gate.
+    block.mlp.form = MlpForm::Gated(["w2", "w1", "c_proj"]);
+    block.mlp.bias = bias;
+    let (embedding, norm) = ("transformer.wte.weight", (norm, "transformer.ln_f"));
+    model.outer_layers = OuterLayers::with_names(embedding, norm, "lm_head.weight", false);
+    model.inner_model = ("transformer.", &["wte.", "h.", "ln_f."]);
+    Ok(model)
 }
 
-impl QwenConfig {
-    pub fn from_fields(fields: &ConfigFields) -> Result<QwenConfig, ConfigError> {
-        fields.require_flag("tie_word_embeddings", false, "Qwen with a tied head")?;
-        let mut sizes = ModelSizes::read(fields, Some(8192))?;
-        sizes.context = fields.size_or("seq_length", sizes.context)?;
-        let share = fields.float_or("rotary_pct", 1.0)?;
-        if share != 1.0 {
-            return Err(fields.invalid_value("rotary_pct", "1.0", &Value::from(share)));
-        }
-        if !sizes.head_size.is_multiple_of(2) {
-            return Err(fields.invalid_value("kv_channels", "an even number", &Value::from(sizes.head_size)));
-        }
-        let theta = fields.float_or("rotary_emb_base", 10000.0)?;
-        if !(theta > 1.0 && theta.is_finite()) {
-            return Err(fields.invalid_value("rotary_emb_base", "a number above 1", &Value::from(theta)));
-        }
-        Ok(QwenConfig {
-            intermediate: fields.size("intermediate_size")? / 2,
-            eps: fields.epsilon(&["layer_norm_epsilon"], 1e-6)?,
-            rope: Rope::plain(sizes.head_size, theta, RopePairing::Half),
-            bias: !fields.flag_or("no_bias", true)?,
-            sizes,
-        })
+fn read_rope(fields: &ConfigFields, head_size: usize) -> Result<Rope, ConfigError> {
+    let share = fields.float_or("rotary_pct", 1.0)?;
+    if share != 1.0 {
+        return Err(fields.invalid_value("rotary_pct", "1.0", &Value::from(share)));
     }
-}
-
-impl Transformer for QwenConfig {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
+    if !head_size.is_multiple_of(2) {
+        return Err(fields.invalid_value("kv_channels", "an even number", &Value::from(head_size)));
     }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::with_names(
-            "transformer.wte.weight",
-            (Norm::Rms(self.eps), "transformer.ln_f"),
-            "lm_head.weight",
-            false,
-        )
+    let theta = fields.float_or("rotary_emb_base", 10000.0)?;
+    if !(theta > 1.0 && theta.is_finite()) {
+        return Err(fields.invalid_value("rotary_emb_base", "a number above 1", &Value::from(theta)));
     }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let (sizes, bias) = (&self.sizes, self.bias);
-        let name = format!("transformer.h.{layer}");
-        let h = rms_norm(net, x, &format!("{name}.ln_1"), self.eps);
-        let part = format!("{name}.attn");
-        let fused = FusedQkv::in_order(sizes.query_width(), sizes.key_width());
-        let qkv = fused.apply(net, h, &LinearLayer::new(&format!("{part}.c_attn"), fused.rows()).bias(true));
-        let attention = SelfAttention::new(&part, rope, AttentionVariant::causal(sizes.head_size));
-        let h = attention.attend(net, layer, sizes, qkv);
-        let h = LinearLayer::new(&format!("{part}.c_proj"), sizes.hidden).bias(bias).apply(net, h);
-        let x = net.add_residual(layer, "attention", x, h);
-        let h = rms_norm(net, x, &format!("{name}.ln_2"), self.eps);
-        // The second layer is the gate.
-        let names = ["w2", "w1", "c_proj"].map(|part| format!("{name}.mlp.{part}"));
-        let [gate, up, down] =
-            names.each_ref().map(|name| LinearLayer::new(name, self.intermediate).bias(bias));
-        let h = mlp::gated(net, h, [gate, up, down.with_out(sizes.hidden)], ActivationFunction::Silu);
-        net.add_residual(layer, "mlp", x, h)
-    }
-
-    fn canonical_name(&self, stored_name: &str) -> String {
-        with_prefix(stored_name, "transformer.", &["wte.", "h.", "ln_f."])
-    }
+    Ok(Rope::plain(head_size, theta, RopePairing::Half))
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

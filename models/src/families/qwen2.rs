@@ -5,15 +5,16 @@ use crate::checkpoint::gguf::GgufArchitecture;
 use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
-use crate::families::llama::LlamaConfig;
+use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::standard_decoder::StandardDecoder;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "qwen2",
         classes: &["Qwen2ForCausalLM"],
         about: "Qwen 2, 2.5",
-        read: |fields| from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(None),
     }],
     gguf: &[GgufArchitecture {
@@ -27,15 +28,16 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-/// The configuration as one of the Llama block.
-pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
-    let config = LlamaConfig::from_fields(fields)?;
-    let windows = windows(fields, config.sizes.layers)?;
-    Ok(LlamaConfig { qkv_bias: true, output_bias: false, windows, ..config })
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let mut model = llama::read(fields)?;
+    let attention = &mut model.block.attention;
+    (attention.qkv_bias, attention.output_bias) = (true, false);
+    attention.windows = read_windows(fields, model.sizes.layers)?;
+    Ok(model)
 }
 
 /// `use_sliding_window` puts the window on the layers from `max_window_layers` on.
-pub fn windows(fields: &ConfigFields, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
+pub(super) fn read_windows(fields: &ConfigFields, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
     if !fields.flag_or("use_sliding_window", false)? {
         return Ok(vec![None; layers]);
     }

@@ -3,17 +3,15 @@
 
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::qwen2;
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
-use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
-use mlcc_ir::graph::ValueId;
+use crate::layers::moe::MoeLayer;
+use crate::standard_decoder::{BlockExperts, QueryKeyNorm, StandardDecoder, StandardDefaults};
+use crate::transformer::ModelSizes;
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[
@@ -21,14 +19,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             model_type: "qwen3",
             classes: &["Qwen3ForCausalLM"],
             about: "Qwen 3",
-            read: |fields| Qwen3Config::dense(fields).map(Architecture::new),
+            read: |fields| read(fields).map(Architecture::new),
             infer: infer_fields,
         },
         FamilyVariant {
             model_type: "qwen3_moe",
             classes: &["Qwen3MoeForCausalLM"],
             about: "Qwen 3 with experts",
-            read: |fields| Qwen3Config::moe(fields).map(Architecture::new),
+            read: |fields| read_moe(fields).map(Architecture::new),
             infer: infer_fields,
         },
     ],
@@ -56,119 +54,39 @@ pub const FAMILY: ModelFamily = ModelFamily {
     ],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Qwen3Config {
-    pub sizes: ModelSizes,
-    pub intermediate: usize,
-    pub eps: f64,
-    pub activation: ActivationFunction,
-    pub rope: Rope,
-    pub windows: Vec<Option<usize>>,
-    pub bias: bool,
-    pub tied: bool,
-    pub experts: Option<MoeLayer>,
-    /// By layer: experts in place of the plain feed-forward part.
-    pub sparse: Vec<bool>,
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    read_sized(fields, ModelSizes::read_sized(fields, Some(32768), Some(128))?)
 }
 
-impl Qwen3Config {
-    pub fn dense(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        Qwen3Config::read_common(fields, ModelSizes::read_sized(fields, Some(32768), Some(128))?)
-    }
-
-    fn read_common(fields: &ConfigFields, mut sizes: ModelSizes) -> Result<Qwen3Config, ConfigError> {
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
-        sizes.context = rope.context;
-        Ok(Qwen3Config {
-            intermediate: fields.size("intermediate_size")?,
-            eps: fields.epsilon(&["rms_norm_eps"], 1e-6)?,
-            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
-            rope: rope.rope,
-            windows: qwen2::windows(fields, sizes.layers)?,
-            bias: fields.flag_or("attention_bias", false)?,
-            tied: fields.flag_or("tie_word_embeddings", false)?,
-            experts: None,
-            sparse: vec![false; sizes.layers],
-            sizes,
-        })
-    }
-
-    /// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
-    pub fn moe(fields: &ConfigFields) -> Result<Qwen3Config, ConfigError> {
-        let config = Qwen3Config::read_common(fields, ModelSizes::read_equal_heads(fields, Some(32768))?)?;
-        let experts = MoeLayer::read(
-            fields,
-            &["num_experts", "num_local_experts"],
-            fields.size("moe_intermediate_size")?,
-            fields.flag_or("norm_topk_prob", false)?,
-        )?;
-        // Here no field says where the layers with a window begin.
-        let windows = match fields.flag_or("use_sliding_window", false)? {
-            true => fields.layer_windows(config.sizes.layers, |_| true)?,
-            false => config.windows,
-        };
-        let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
-        let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
-        let sparse = (0..config.sizes.layers).map(is_sparse).collect();
-        Ok(Qwen3Config { experts: Some(experts), sparse, windows, ..config })
-    }
+fn read_sized(fields: &ConfigFields, sizes: ModelSizes) -> Result<StandardDecoder, ConfigError> {
+    let mut model = StandardDecoder::read_sized(fields, &StandardDefaults::LLAMA, sizes)?;
+    let attention = &mut model.block.attention;
+    attention.head_norm = QueryKeyNorm::EachHead;
+    attention.set_bias(fields.flag_or("attention_bias", false)?);
+    attention.windows = qwen2::read_windows(fields, model.sizes.layers)?;
+    (model.supports_pooling, model.drops_rows) = (true, false);
+    Ok(model)
 }
 
-impl Transformer for Qwen3Config {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
+/// With experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+fn read_moe(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let mut model = read_sized(fields, ModelSizes::read_equal_heads(fields, Some(32768))?)?;
+    let (count, width) = (&["num_experts", "num_local_experts"], fields.size("moe_intermediate_size")?);
+    let experts = MoeLayer::read(fields, count, width, fields.flag_or("norm_topk_prob", false)?)?;
+    // Here no field says where the layers with a window begin.
+    if fields.flag_or("use_sliding_window", false)? {
+        model.block.attention.windows = fields.layer_windows(model.sizes.layers, |_| true)?;
     }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::hugging_face(Norm::Rms(self.eps), self.tied)
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let name = format!("model.layers.{layer}");
-        let h = rms_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention = AttentionVariant {
-            window: self.windows[layer],
-            ..AttentionVariant::causal(self.sizes.head_size)
-        };
-        let h = SelfAttention {
-            qkv_bias: self.bias,
-            output_bias: self.bias,
-            head_norm: Some((rms_norm, self.eps)),
-            ..SelfAttention::new(&format!("{name}.self_attn"), rope, attention)
-        }
-        .apply(net, layer, &self.sizes, h);
-        let x = net.add_residual(layer, "attention", x, h);
-        let h = rms_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
-        let mlp = format!("{name}.mlp");
-        let h = match &self.experts {
-            Some(experts) if self.sparse[layer] => {
-                let (router, inside) = (format!("{mlp}.gate"), format!("{mlp}.experts"));
-                let parts = ["gate_proj", "up_proj", "down_proj"];
-                let stored = ExpertStorage::Single { experts: &inside, parts };
-                experts.apply(
-                    net,
-                    h,
-                    &ExpertNames { router: &router, correction: None, expert_scale: None, storage: stored },
-                )
-            }
-            _ => mlp::gated_by_name(net, h, &mlp, self.intermediate, false, self.activation),
-        };
-        net.add_residual(layer, "mlp", x, h)
-    }
-
-    fn supports_pooling(&self) -> bool {
-        true
-    }
-
-    fn has_experts(&self) -> bool {
-        self.experts.is_some()
-    }
+    let (step, dense) = (fields.size_or("decoder_sparse_step", 1)?, fields.token_ids("mlp_only_layers")?);
+    let is_sparse = |layer: usize| !dense.contains(&(layer as u32)) && (layer + 1).is_multiple_of(step);
+    model.block.experts = Some(BlockExperts {
+        experts,
+        sparse: (0..model.sizes.layers).map(is_sparse).collect(),
+        router: "mlp.gate",
+        inside: "mlp.experts",
+        parts: ["gate_proj", "up_proj", "down_proj"],
+    });
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

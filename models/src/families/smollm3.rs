@@ -6,8 +6,9 @@ use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
-use crate::families::llama::LlamaConfig;
+use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::standard_decoder::StandardDecoder;
 use crate::transformer::ModelSizes;
 
 pub const FAMILY: ModelFamily = ModelFamily {
@@ -15,7 +16,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         model_type: "smollm3",
         classes: &["SmolLM3ForCausalLM"],
         about: "SmolLM3",
-        read: |fields| from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[GgufArchitecture {
@@ -27,19 +28,19 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-/// The configuration as one of the Llama block.
-pub fn from_fields(fields: &ConfigFields) -> Result<LlamaConfig, ConfigError> {
-    let config = LlamaConfig::from_fields(fields)?;
-    let ModelSizes { head_size, layers, .. } = config.sizes;
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let mut model = llama::read(fields)?;
+    let ModelSizes { head_size, layers, context, .. } = model.sizes;
     let defaults = RopeDefaults { theta: 2e6, ..RopeDefaults::LLAMA };
-    let rope = RopeConfig::read(fields, head_size, config.sizes.context, defaults)?;
-    let turned = layers_with_rope(fields, layers)?;
-    let windows = match fields.flag_or("use_sliding_window", false)? {
-        false => vec![None; layers],
-        true => fields.layer_windows(layers, |layer| !turned[layer])?,
-    };
-    let tied = fields.flag_or("tie_word_embeddings", true)?;
-    Ok(LlamaConfig { rope: rope.rope, use_rope: turned, windows, tied, ..config })
+    let attention = &mut model.block.attention;
+    attention.rope = RopeConfig::read(fields, head_size, context, defaults)?.rope;
+    let rotated = layers_with_rope(fields, layers)?;
+    if fields.flag_or("use_sliding_window", false)? {
+        attention.windows = fields.layer_windows(layers, |layer| !rotated[layer])?;
+    }
+    attention.use_rope = rotated;
+    model.outer_layers.tied = fields.flag_or("tie_word_embeddings", true)?;
+    Ok(model)
 }
 
 /// By layer, whether it has rotary embedding: `no_rope_layers` has a 1 where it has, and a 0 where it has not.

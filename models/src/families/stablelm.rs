@@ -4,22 +4,20 @@
 
 use crate::checkpoint::gguf::TensorConversion::Heads;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::{ConfigFields, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::{Norm, layer_norm, layer_norm_by_head};
-use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
-use mlcc_ir::graph::ValueId;
+use crate::layers::norm::Norm;
+use crate::standard_decoder::{QueryKeyNorm, ResidualForm, StandardDecoder, StandardDefaults};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "stablelm",
         classes: &["StableLmForCausalLM"],
         about: "StableLM 2",
-        read: |fields| StableLmConfig::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[GgufArchitecture {
@@ -36,81 +34,23 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct StableLmConfig {
-    pub sizes: ModelSizes,
-    pub intermediate: usize,
-    pub eps: f64,
-    pub activation: ActivationFunction,
-    pub rope: Rope,
-    pub qkv_bias: bool,
-    /// Queries and keys are normalised head by head (12B).
-    pub head_norms: bool,
-    /// Attention and feed-forward part read the same normalised input.
-    pub parallel: bool,
-    pub tied: bool,
-}
-
-impl StableLmConfig {
-    pub fn from_fields(fields: &ConfigFields) -> Result<StableLmConfig, ConfigError> {
-        let mut sizes = ModelSizes::read(fields, Some(4096))?;
-        let defaults = RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA };
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, defaults)?;
-        sizes.context = rope.context;
-        Ok(StableLmConfig {
-            intermediate: fields.size("intermediate_size")?,
-            eps: fields.epsilon(&["layer_norm_eps"], 1e-5)?,
-            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::Silu)?,
-            rope: rope.rope,
-            qkv_bias: fields.flag_or("use_qkv_bias", false)?,
-            head_norms: fields.flag_or("qk_layernorm", false)?,
-            parallel: fields.flag_or("use_parallel_residual", false)?,
-            tied: fields.flag_or("tie_word_embeddings", false)?,
-            sizes,
-        })
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let defaults = StandardDefaults {
+        context: 4096,
+        rope: RopeDefaults { share: 0.25, ..RopeDefaults::LLAMA },
+        norm: Norm::Layer,
+        epsilon: ("layer_norm_eps", 1e-5),
+        ..StandardDefaults::LLAMA
+    };
+    let mut model = StandardDecoder::read(fields, &defaults)?;
+    model.block.attention.qkv_bias = fields.flag_or("use_qkv_bias", false)?;
+    if fields.flag_or("qk_layernorm", false)? {
+        model.block.attention.head_norm = QueryKeyNorm::EachHeadOwnWeights;
     }
-}
-
-/// Its norms are called `q_layernorm` and `k_layernorm`.
-fn head_norm(net: &mut ModelBuilder, x: ValueId, name: &str, eps: f64) -> ValueId {
-    layer_norm_by_head(net, x, &name.replace("_norm", "_layernorm"), eps)
-}
-
-impl Transformer for StableLmConfig {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
+    if fields.flag_or("use_parallel_residual", false)? {
+        model.block.residual = ResidualForm::ParallelShared;
     }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let name = format!("model.layers.{layer}");
-        let normalised = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let part = format!("{name}.self_attn");
-        let part = SelfAttention::new(&part, rope, AttentionVariant::causal(self.sizes.head_size));
-        let part = SelfAttention {
-            qkv_bias: self.qkv_bias,
-            head_norm: self.head_norms.then_some((head_norm, self.eps)),
-            ..part
-        };
-        let h = part.apply(net, layer, &self.sizes, normalised);
-        let x = net.add_residual(layer, "attention", x, h);
-        let input = match self.parallel {
-            true => normalised,
-            false => layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps),
-        };
-        let mlp = format!("{name}.mlp");
-        let h = mlp::gated_by_name(net, input, &mlp, self.intermediate, false, self.activation);
-        net.add_residual(layer, "mlp", x, h)
-    }
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

@@ -3,24 +3,21 @@
 
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::norm::{Norm, layer_norm};
-use crate::layers::{
-    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
-};
-use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
-use mlcc_ir::graph::ValueId;
+use crate::layers::ActivationFunction;
+use crate::layers::norm::Norm;
+use crate::standard_decoder::{MlpForm, StandardDecoder, StandardDefaults};
 
 pub const FAMILY: ModelFamily = ModelFamily {
     variants: &[FamilyVariant {
         model_type: "starcoder2",
         classes: &["Starcoder2ForCausalLM"],
         about: "StarCoder 2",
-        read: |fields| Starcoder2Config::from_fields(fields).map(Architecture::new),
+        read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
     }],
     gguf: &[GgufArchitecture {
@@ -34,71 +31,22 @@ pub const FAMILY: ModelFamily = ModelFamily {
     }],
 };
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Starcoder2Config {
-    pub sizes: ModelSizes,
-    pub intermediate: usize,
-    pub eps: f64,
-    pub activation: ActivationFunction,
-    pub rope: Rope,
-    pub windows: Vec<Option<usize>>,
-    pub bias: bool,
-    pub tied: bool,
-}
-
-impl Starcoder2Config {
-    pub fn from_fields(fields: &ConfigFields) -> Result<Starcoder2Config, ConfigError> {
-        let mut sizes = ModelSizes::read(fields, Some(4096))?;
-        let rope = RopeConfig::read(fields, sizes.head_size, sizes.context, RopeDefaults::LLAMA)?;
-        sizes.context = rope.context;
-        Ok(Starcoder2Config {
-            intermediate: fields.size("intermediate_size")?,
-            eps: fields.epsilon(&["norm_epsilon"], 1e-5)?,
-            activation: ActivationFunction::read(fields, &["hidden_act"], ActivationFunction::GeluTanh)?,
-            rope: rope.rope,
-            windows: fields.layer_windows(sizes.layers, |_| true)?,
-            bias: fields.flag_or("use_bias", true)?,
-            tied: fields.flag_or("tie_word_embeddings", true)?,
-            sizes,
-        })
-    }
-}
-
-impl Transformer for Starcoder2Config {
-    type Shared = RopeTables;
-
-    fn sizes(&self) -> &ModelSizes {
-        &self.sizes
-    }
-
-    fn outer_layers(&self) -> OuterLayers {
-        OuterLayers::hugging_face(Norm::Layer(self.eps), self.tied)
-    }
-
-    fn prepare_shared(&self, net: &mut ModelBuilder) -> RopeTables {
-        self.rope.tables(net, "rope")
-    }
-
-    fn add_layer(&self, net: &mut ModelBuilder, layer: usize, x: ValueId, rope: &RopeTables) -> ValueId {
-        let (sizes, bias, name) = (&self.sizes, self.bias, format!("model.layers.{layer}"));
-        let h = layer_norm(net, x, &format!("{name}.input_layernorm"), self.eps);
-        let attention =
-            AttentionVariant { window: self.windows[layer], ..AttentionVariant::causal(sizes.head_size) };
-        let part = format!("{name}.self_attn");
-        let part =
-            SelfAttention { qkv_bias: bias, output_bias: bias, ..SelfAttention::new(&part, rope, attention) };
-        let h = part.apply(net, layer, sizes, h);
-        let x = net.add_residual(layer, "attention", x, h);
-        let h = layer_norm(net, x, &format!("{name}.post_attention_layernorm"), self.eps);
-        let (up, down) = (format!("{name}.mlp.c_fc"), format!("{name}.mlp.c_proj"));
-        let up = LinearLayer::new(&up, self.intermediate).bias(bias);
-        let h = mlp::ungated(net, h, up, LinearLayer::new(&down, sizes.hidden).bias(bias), self.activation);
-        net.add_residual(layer, "mlp", x, h)
-    }
-
-    fn window(&self) -> Option<usize> {
-        widest_window(&self.windows)
-    }
+fn read(fields: &ConfigFields) -> Result<StandardDecoder, ConfigError> {
+    let defaults = StandardDefaults {
+        context: 4096,
+        norm: Norm::Layer,
+        epsilon: ("norm_epsilon", 1e-5),
+        activation: ActivationFunction::GeluTanh,
+        tied: true,
+        ..StandardDefaults::LLAMA
+    };
+    let mut model = StandardDecoder::read(fields, &defaults)?;
+    let bias = fields.flag_or("use_bias", true)?;
+    model.block.attention.set_bias(bias);
+    model.block.attention.windows = fields.layer_windows(model.sizes.layers, |_| true)?;
+    model.block.mlp.bias = bias;
+    model.block.mlp.form = MlpForm::Ungated(["c_fc", "c_proj"]);
+    Ok(model)
 }
 
 fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

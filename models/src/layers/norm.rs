@@ -21,6 +21,14 @@ pub enum Norm {
 }
 
 impl Norm {
+    /// 0 without a norm.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            Norm::None => 0.0,
+            Norm::Rms(eps) | Norm::RmsPlusOne(eps) | Norm::Layer(eps) | Norm::LayerNoBias(eps) => eps,
+        }
+    }
+
     pub fn apply(self, net: &mut ModelBuilder, x: ValueId, name: &str) -> ValueId {
         match self {
             Norm::None => x,

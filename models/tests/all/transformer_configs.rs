@@ -1,13 +1,10 @@
 //! Configurations of transformers: what is read, and what is refused with the field and what is supported.
 
 use mlcc_models::definition::ModelDefinition;
-use mlcc_models::families::exaone4::Exaone4Config;
 use mlcc_models::families::gemma4::Gemma4Config;
-use mlcc_models::families::llama::LlamaConfig;
 use mlcc_models::families::nemotron_h::NemotronHConfig;
-use mlcc_models::families::olmo2::Olmo2Config;
-use mlcc_models::families::phi3::Phi3Config;
 use mlcc_models::layers::rope::{RopeFrequencies, frequencies};
+use mlcc_models::standard_decoder::StandardDecoder;
 use mlcc_models::{Checkpoint, ModelConfig, tensor_check};
 use serde_json::{Map, Value, json};
 
@@ -30,8 +27,8 @@ fn parse(fields: Map<String, Value>) -> Result<ModelConfig, String> {
     ModelConfig::parse("dir/config.json", json.as_bytes()).map_err(|e| e.to_string())
 }
 
-fn read(changes: Value) -> LlamaConfig {
-    parse(with(changes)).unwrap().architecture.downcast_family::<LlamaConfig>().unwrap().clone()
+fn read(changes: Value) -> StandardDecoder {
+    parse(with(changes)).unwrap().architecture.downcast_family::<StandardDecoder>().unwrap().clone()
 }
 
 #[track_caller]
@@ -42,8 +39,8 @@ fn refused(changes: Value, parts: &[&str]) {
     }
 }
 
-fn table(config: &LlamaConfig) -> Vec<f32> {
-    match &config.rope.frequencies {
+fn table(config: &StandardDecoder) -> Vec<f32> {
+    match &config.block.attention.rope.frequencies {
         RopeFrequencies::Fixed(table) => table.clone(),
         other => panic!("{other:?}"),
     }
@@ -98,7 +95,7 @@ fn contradictions_and_unknown_names_are_refused() {
 fn the_class_decides_where_the_model_type_is_unknown() {
     let config =
         parse(with(json!({ "model_type": "my-llama", "architectures": ["LlamaForCausalLM"] }))).unwrap();
-    assert!(config.architecture.downcast_family::<LlamaConfig>().is_some());
+    assert!(config.architecture.downcast_family::<StandardDecoder>().is_some());
     refused(
         json!({ "model_type": "my-llama" }),
         &["`my-llama` is unknown", "did you mean `llama`?", "`mlcc models`"],
@@ -248,9 +245,12 @@ fn patterns_of_windows() {
         let mut fields = json!({ "model_type": "exaone4", "num_hidden_layers": 4 });
         fields.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let config = parse(with(fields)).unwrap();
-        let config: &Exaone4Config = config.architecture.downcast_family().unwrap();
-        assert_eq!(config.hybrid, config.windows.iter().any(Option::is_some));
-        config.windows.iter().map(Option::is_some).collect::<Vec<_>>()
+        let config: &StandardDecoder = config.architecture.downcast_family().unwrap();
+        let attention = &config.block.attention;
+        let hybrid = attention.windows.iter().any(Option::is_some);
+        let rotated = attention.windows.iter().map(|window| window.is_some() || !hybrid);
+        assert_eq!(attention.use_rope, rotated.collect::<Vec<_>>());
+        attention.windows.iter().map(Option::is_some).collect::<Vec<_>>()
     };
     let (local, full) = (true, false);
     assert_eq!(windows(json!({ "sliding_window": 8 })), [local, local, local, full]);
@@ -294,10 +294,13 @@ fn rotary_scaling() {
     );
     let frequencies = table(&yarn);
     assert_eq!((frequencies[0], frequencies[7]), (plain[0], plain[7] / 4.0));
-    assert_eq!((yarn.sizes.context, yarn.rope.scale), (1024, (0.1 * 4f64.ln() + 1.0) as f32));
+    assert_eq!((yarn.sizes.context, yarn.block.attention.rope.scale), (1024, (0.1 * 4f64.ln() + 1.0) as f32));
     let dynamic = read(json!({ "rope_scaling": { "type": "dynamic", "factor": 2.0 } }));
     assert_eq!(dynamic.sizes.context, 512);
-    assert!(matches!(dynamic.rope.frequencies, RopeFrequencies::Dynamic { original: 256, .. }));
+    assert!(matches!(
+        dynamic.block.attention.rope.frequencies,
+        RopeFrequencies::Dynamic { original: 256, .. }
+    ));
 }
 
 #[test]
@@ -308,7 +311,7 @@ fn longrope_has_two_tables() {
         "rope_scaling": { "type": "longrope", "short_factor": factors(0.0), "long_factor": factors(1.0) } }),
     );
     let config = parse(fields).unwrap();
-    let rope = &config.architecture.downcast_family::<Phi3Config>().unwrap().rope;
+    let rope = &config.architecture.downcast_family::<StandardDecoder>().unwrap().block.attention.rope;
     let RopeFrequencies::Long { short, long, original } = &rope.frequencies else { panic!("{rope:?}") };
     assert_eq!(
         (short[3], long[3], *original),
@@ -320,11 +323,11 @@ fn longrope_has_two_tables() {
 #[test]
 fn windows_are_by_layer() {
     let mistral = read(json!({ "model_type": "mistral", "sliding_window": 8 }));
-    assert_eq!(mistral.windows, [Some(8), Some(8)]);
+    assert_eq!(mistral.block.attention.windows, [Some(8), Some(8)]);
     let off = read(json!({ "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": false }));
-    assert_eq!(off.windows, [None, None]);
+    assert_eq!(off.block.attention.windows, [None, None]);
     let upper = json!({ "model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1 });
-    assert_eq!(read(upper).windows, [None, Some(8)]);
+    assert_eq!(read(upper).block.attention.windows, [None, Some(8)]);
 }
 
 /// A configuration of another size than the tensors is refused with both.
@@ -395,7 +398,7 @@ fn rotary_embedding_by_kind_of_layer() {
     let read = |changes: Value| {
         let mut fields = with(json!({ "model_type": "olmo3", "sliding_window": 8 }));
         fields.extend(changes.as_object().unwrap().clone());
-        parse(fields).unwrap().architecture.downcast_family::<Olmo2Config>().cloned()
+        parse(fields).unwrap().architecture.downcast_family::<StandardDecoder>().cloned()
     };
     let older = read(json!({ "rope_theta": 5e5, "rope_scaling": yarn }));
     assert_eq!(read(json!({ "rope_parameters": kinds })), older);
