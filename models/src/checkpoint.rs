@@ -12,6 +12,7 @@ pub mod gguf;
 pub mod merged;
 pub mod packed;
 pub mod pickle;
+pub mod quantized;
 pub mod random;
 pub mod safetensors;
 pub mod shards;

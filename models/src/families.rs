@@ -51,6 +51,7 @@ pub mod rwkv4;
 pub mod rwkv5;
 pub mod rwkv6;
 pub mod rwkv7;
+pub(crate) mod rwkv_files;
 pub mod smollm3;
 pub mod stablelm;
 pub mod starcoder2;

@@ -14,13 +14,15 @@ pub mod moe;
 pub mod norm;
 pub mod query_temperature;
 pub mod rope;
+pub mod rope_config;
 pub mod self_attention;
 
-pub use activation::ActivationFunction;
+pub use crate::layer_kinds::ActivationFunction;
 pub use attention::{AttentionVariant, KeyScope, RotatedQueries};
 pub use distance_bias::{DistanceBias, DistanceBuckets};
 pub use linear::{FusedQkv, LinearLayer};
 pub use rope::{Rope, RopeTables};
+pub use rope_config::{RopeConfig, RopeDefaults};
 pub use self_attention::SelfAttention;
 
 use mlcc_ir::dim::Dim;

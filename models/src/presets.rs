@@ -1,12 +1,13 @@
 //! Models whose configuration is known without files: the published RWKV series, by their sizes, and the transformers of
 //! `presets/transformers.json`, by the fields of their config.json that matter.
 
+use crate::config::ConfigFields;
 use crate::config::sizes::{HIDDEN, LAYERS};
-use crate::config::{ConfigFields, ModelConfig};
 use crate::families::rwkv4::Rwkv4Config;
 use crate::families::rwkv5::Rwkv5Config;
 use crate::families::rwkv6::Rwkv6Config;
 use crate::families::rwkv7::Rwkv7Config;
+use crate::model_config::ModelConfig;
 use crate::pooling_head::{PoolingHead, PoolingMode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -77,25 +78,25 @@ impl Preset {
     pub fn model_config(&self) -> ModelConfig {
         let (hidden, layers) = (self.hidden, self.layers);
         let origin = format!("preset {}", self.name);
-        match &self.family {
-            PresetSource::Fields(raw, pooling) => {
-                let config = ModelConfig::from_fields(ConfigFields { origin, raw: raw.clone() });
-                let config = config.expect("a test reads the configurations of all presets");
-                let head = pooling.map(PoolingHead::embedding);
-                ModelConfig { architecture: config.architecture.with_pooling_head(head), ..config }
-            }
-            PresetSource::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).into_model(origin),
-            PresetSource::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
-            PresetSource::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).into_model(origin),
+        let raw = match &self.family {
+            PresetSource::Fields(raw, _) => raw.clone(),
+            PresetSource::Rwkv4Pile => Rwkv4Config::of_size(PILE_VOCAB, hidden, layers).to_fields(),
+            PresetSource::Rwkv5World => Rwkv5Config::of_size(WORLD_VOCAB, hidden, layers).to_fields(),
+            PresetSource::Rwkv6World => Rwkv6Config::of_size(WORLD_VOCAB, hidden, layers).to_fields(),
             PresetSource::Rwkv7World => {
                 let mut config = Rwkv7Config::of_size(WORLD_VOCAB, hidden, layers);
                 if hidden == 1024 {
                     // The one published shape that departs from the rule.
                     config.gate_rank = 128;
                 }
-                config.into_model(origin)
+                config.to_fields()
             }
-        }
+        };
+        let config = ModelConfig::from_fields(ConfigFields { origin, raw });
+        let config = config.expect("a test reads the configurations of all presets");
+        let PresetSource::Fields(_, Some(pooling)) = &self.family else { return config };
+        let head = PoolingHead::embedding(*pooling);
+        ModelConfig { architecture: config.architecture.with_pooling_head(Some(head)), ..config }
     }
 }
 

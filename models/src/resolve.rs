@@ -14,12 +14,13 @@ pub use hub_cache::{HubCache, HubSnapshot, RepoName};
 pub use model_files::ModelFiles;
 
 use crate::adapter::{self, AdapterRequest};
+use crate::checkpoint::quantized;
 use crate::checkpoint::{Checkpoint, CheckpointFormat, Quantization, WeightFiles};
-use crate::config::{ConfigFields, ModelConfig, quantized};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError, ModelError, ResolveError};
 use crate::families::gguf_architectures;
-use crate::families::rwkv::infer::infer_config;
+use crate::model_config::ModelConfig;
 use crate::pooling_head::{PoolingHead, PoolingMode, PoolingOutput};
 use crate::presets::{self, Preset};
 use crate::registry;
@@ -442,7 +443,7 @@ fn read_config(dir: &Path, weights: &WeightSource) -> Result<ModelConfig, ModelE
         return Ok(ModelConfig::from_checkpoint(fields, &open_checkpoint(files)?)?);
     }
     match weights {
-        WeightSource::Files(files) => Ok(infer_config(&open_checkpoint(files)?)?),
+        WeightSource::Files(files) => Ok(ModelConfig::of_rwkv_tensors(&open_checkpoint(files)?)?),
         WeightSource::Random { .. } => {
             let expected = "config.json, which --random-weights needs";
             Err(CheckpointError::NoWeights { dir: dir.display().to_string(), expected }.into())

@@ -2,14 +2,15 @@
 //! form of these parts: each is a description, from which one definition makes the graph.
 
 use crate::config::ConfigFields;
-use crate::config::{RopeConfig, RopeDefaults};
 use crate::error::ConfigError;
 use crate::layers::linear::{FusedQkv, LinearLayer};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, layer_norm_by_head, rms_norm};
 use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::self_attention::HeadNorm;
-use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, Rope, RopeConfig, RopeDefaults, RopeTables, SelfAttention, mlp,
+};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window, with_prefix};
 use mlcc_ir::graph::ValueId;
 

@@ -4,10 +4,9 @@ use super::bytes::FileBytes;
 use super::gguf::view::GgufView;
 use super::merged::MergedReader;
 use super::packed::PackedReader;
+use super::stored_type::to_floats;
 use super::{RandomTensor, StoredType, TensorInfo};
 use crate::error::CheckpointError;
-use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use half::{bf16, f16};
 use std::borrow::Cow;
 
 /// A tensor opened by [`super::Checkpoint::read`]: row-major, little-endian.
@@ -135,35 +134,6 @@ impl<'a> TensorData<'a> {
                 Err(CheckpointError::NotFloat { tensor: self.info.name.clone(), stored })
             }
         }
-    }
-}
-
-/// Elements of one of the three float types.
-pub(super) fn to_floats(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        StoredType::F16 => {
-            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
-        }
-        StoredType::BF16 => {
-            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
-        }
-        _ => {
-            for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*raw);
-            }
-        }
-    }
-}
-
-/// Converts through a small aligned buffer: tensors may start at any byte of the file.
-fn convert_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32])) {
-    const PIECE: usize = 512;
-    let mut bits = [0u16; PIECE];
-    for (raw, values) in bytes.chunks(2 * PIECE).zip(out.chunks_mut(PIECE)) {
-        for (bit, pair) in bits.iter_mut().zip(raw.as_chunks::<2>().0) {
-            *bit = u16::from_le_bytes(*pair);
-        }
-        convert(&bits[..values.len()], values);
     }
 }
 

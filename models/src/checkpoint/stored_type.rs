@@ -3,6 +3,8 @@
 //! read.
 
 use super::packed::PackedKind;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+use half::{bf16, f16};
 use std::fmt;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -200,5 +202,34 @@ fn ggml_name(number: u32) -> String {
 impl fmt::Display for StoredType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// Elements of one of the three float types.
+pub(super) fn to_floats(dtype: StoredType, bytes: &[u8], out: &mut [f32]) {
+    match dtype {
+        StoredType::F16 => {
+            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<f16>().convert_to_f32_slice(out));
+        }
+        StoredType::BF16 => {
+            convert_halves(bytes, out, |bits, out| bits.reinterpret_cast::<bf16>().convert_to_f32_slice(out));
+        }
+        _ => {
+            for (value, raw) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *value = f32::from_le_bytes(*raw);
+            }
+        }
+    }
+}
+
+/// Converts through a small aligned buffer: tensors may start at any byte of the file.
+fn convert_halves(bytes: &[u8], out: &mut [f32], convert: impl Fn(&[u16], &mut [f32])) {
+    const PIECE: usize = 512;
+    let mut bits = [0u16; PIECE];
+    for (raw, values) in bytes.chunks(2 * PIECE).zip(out.chunks_mut(PIECE)) {
+        for (bit, pair) in bits.iter_mut().zip(raw.as_chunks::<2>().0) {
+            *bit = u16::from_le_bytes(*pair);
+        }
+        convert(&bits[..values.len()], values);
     }
 }

@@ -2,7 +2,6 @@
 
 use super::fields::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::ModelSizes;
 use serde_json::Value;
 
 /// Larger than in any published model. Limits keep a damaged file from asking for millions of tensors.
@@ -24,6 +23,33 @@ pub(crate) const CONTEXT: [&str; 6] = [
     "seq_length",
     "model_max_length",
 ];
+
+/// Sizes that every transformer has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSizes {
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Key and value heads; queries share them in groups.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_size: usize,
+    /// Positions that the model was trained with.
+    pub context: usize,
+}
+
+impl ModelSizes {
+    /// Width of all query heads.
+    pub fn query_width(&self) -> usize {
+        self.heads * self.head_size
+    }
+    /// Width of all key (or value) heads.
+    pub fn key_width(&self) -> usize {
+        self.kv_heads * self.head_size
+    }
+}
 
 impl ModelSizes {
     /// `default_context` is for families whose configurations do not tell it.

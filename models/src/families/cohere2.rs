@@ -2,11 +2,12 @@
 //! normalised input; layers with a window have rotary embedding of neighbouring elements, the others no positions.
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture};
-use crate::config::{ConfigFields, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::RopeDefaults;
 use crate::layers::norm::Norm;
 use crate::layers::rope::RopePairing;
 use crate::standard_decoder::{ResidualForm, StandardDecoder, StandardDefaults};

@@ -4,7 +4,7 @@
 
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same, TransposedEach};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -16,7 +16,7 @@ use crate::layers::moe::{
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::query_temperature::QueryTemperature;
 use crate::layers::rope::RopePairing;
-use crate::layers::{ActivationFunction, Rope, RopeTables, mlp};
+use crate::layers::{ActivationFunction, Rope, RopeConfig, RopeDefaults, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::{Map, Value, json};

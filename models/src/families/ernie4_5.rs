@@ -1,7 +1,7 @@
 //! ERNIE 4.5 (Baidu 2025; reference: `Ernie4_5ForCausalLM` of transformers): the Llama block with rotary embedding of neighbouring
 //! elements.
 
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -9,6 +9,7 @@ use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::Norm;
 use crate::layers::rope::RopePairing;
+use crate::layers::{RopeConfig, RopeDefaults};
 use crate::standard_decoder::StandardDecoder;
 
 pub const FAMILY: ModelFamily = ModelFamily {

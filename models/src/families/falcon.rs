@@ -3,8 +3,8 @@
 
 use crate::checkpoint::gguf::TensorConversion::{FalconGroups, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
+use crate::config::ConfigFields;
 use crate::config::sizes::KV_HEADS;
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -12,7 +12,8 @@ use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::alibi_slopes;
 use crate::layers::norm::{Norm, layer_norm};
 use crate::layers::{
-    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+    ActivationFunction, AttentionVariant, FusedQkv, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;

@@ -5,14 +5,17 @@ use crate::checkpoint::gguf::TensorConversion::{Flat, NegExp, Same};
 use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, TensorNameMap,
 };
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::mamba2::{GatedNorm, Mamba2};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention,
+};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::graph::ValueId;
 

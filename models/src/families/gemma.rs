@@ -5,14 +5,16 @@
 
 use crate::checkpoint::gguf::TensorConversion::PlusOne;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, TensorNameMap};
+use crate::config::ConfigFields;
 use crate::config::published::GGUF_DENSE;
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
-use crate::layers::{ActivationFunction, AttentionVariant, Rope, RopeTables, SelfAttention, mlp};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, Rope, RopeConfig, RopeDefaults, RopeTables, SelfAttention, mlp,
+};
 use crate::pooling_head::{PoolingHead, PoolingMode};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;

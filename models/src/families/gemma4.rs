@@ -6,7 +6,7 @@ mod attention;
 
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -14,7 +14,7 @@ use crate::families::gemma;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm, rms_norm_unweighted};
-use crate::layers::{ActivationFunction, LinearLayer, Rope, RopeTables, mlp};
+use crate::layers::{ActivationFunction, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables, mlp};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use attention::{LayerHeads, SharedTensors};
 use mlcc_ir::dim::Dim;

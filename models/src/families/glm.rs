@@ -4,11 +4,12 @@
 
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
-use crate::config::{ConfigFields, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::RopeDefaults;
 use crate::layers::rope::RopePairing;
 use crate::standard_decoder::{MlpForm, StandardDecoder, StandardDefaults};
 

@@ -3,13 +3,13 @@
 
 use crate::checkpoint::gguf::TensorConversion::{HeadsInside, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::ActivationFunction;
 use crate::layers::norm::Norm;
+use crate::layers::{ActivationFunction, RopeConfig, RopeDefaults};
 use crate::standard_decoder::{BlockMlp, MlpForm, QkvProjection, ResidualForm, StandardDecoder};
 use crate::transformer::{ModelSizes, OuterLayers};
 

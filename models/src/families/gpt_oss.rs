@@ -3,14 +3,14 @@
 
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{AttentionVariant, Rope, RopeTables, SelfAttention};
+use crate::layers::{AttentionVariant, Rope, RopeConfig, RopeDefaults, RopeTables, SelfAttention};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::{Map, Value, json};

@@ -5,8 +5,8 @@ use crate::checkpoint::gguf::TensorConversion::{Experts, Flat, KeyHeads, NegExp,
 use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, NameMapping, TensorNameMap,
 };
+use crate::config::ConfigFields;
 use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -15,7 +15,8 @@ use crate::layers::mamba2::Mamba2;
 use crate::layers::moe::{ExpertNames, ExpertRouter, ExpertStorage, Glu, MoeLayer, RouterScoring};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
-    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;

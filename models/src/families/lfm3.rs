@@ -2,7 +2,7 @@
 //! others, some of them with a window and a rotary embedding of their own; a gate per head on the attention, norms in front
 //! of and behind each part.
 
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults, into_object};
+use crate::config::{ConfigFields, into_object};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -10,7 +10,8 @@ use crate::families::lfm2::ShortConv;
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::{Norm, rms_norm};
 use crate::layers::{
-    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, with_prefix};
 use mlcc_ir::dim::Dim;

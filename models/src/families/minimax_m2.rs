@@ -3,7 +3,7 @@
 
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -12,7 +12,10 @@ use crate::layers::moe::{
     ExpertNames, ExpertRouter, ExpertStorage, FUSED_EXPERTS, Glu, MoeLayer, RouterScoring,
 };
 use crate::layers::norm::{Norm, rms_norm};
-use crate::layers::{ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention};
+use crate::layers::{
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention,
+};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;
 use serde_json::Value;

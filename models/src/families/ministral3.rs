@@ -2,10 +2,11 @@
 //! grow with the logarithm of their position beyond the original context (Nakanishi 2025, as in Llama 4).
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
-use crate::config::{ConfigFields, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::RopeDefaults;
 use crate::layers::query_temperature::QueryTemperature;
 use crate::standard_decoder::{StandardDecoder, StandardDefaults};
 use serde_json::{Map, Value, json};

@@ -3,11 +3,12 @@
 
 use crate::checkpoint::gguf::NameMapping;
 use crate::checkpoint::gguf::TensorConversion::{Experts, KeyHeads, QueryHeads, Same};
-use crate::config::{ConfigFields, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::RopeDefaults;
 use crate::layers::moe::MoeLayer;
 use crate::standard_decoder::{BlockExperts, StandardDecoder, StandardDefaults};
 

@@ -2,7 +2,7 @@
 //! queries and keys normed without weights, an output gate, four norms by layer that store their weight less one; layers with
 //! a window have rotary embedding, the others no positions; logits scaled and bounded.
 
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -10,7 +10,8 @@ use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::attention::integer_constant;
 use crate::layers::norm::{Norm, rms_norm_plus_one, rms_norm_unweighted};
 use crate::layers::{
-    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer, widest_window};
 use mlcc_ir::graph::ValueId;

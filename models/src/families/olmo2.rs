@@ -3,11 +3,12 @@
 //! rotary embedding.
 
 use crate::checkpoint::gguf::{GgufArchitecture, NORMS_BEHIND, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::{RopeConfig, RopeDefaults};
 use crate::standard_decoder::{BlockNorms, QueryKeyNorm, StandardDecoder, StandardDefaults};
 use crate::transformer::ModelSizes;
 

@@ -1,8 +1,8 @@
 //! OLMo Hybrid (OLMo Team 2026; reference: `OlmoHybridForCausalLM` of transformers): three of four layers have a gated delta rule
 //! after norms, the others are those of OLMo 2, often without positions.
 
+use crate::config::ConfigFields;
 use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -10,7 +10,7 @@ use crate::families::olmo2;
 use crate::families::qwen3_next::{DeltaNet, attention_layers};
 use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::norm::Norm;
-use crate::layers::{Rope, RopeTables};
+use crate::layers::{Rope, RopeConfig, RopeDefaults, RopeTables};
 use crate::standard_decoder::{BlockPositions, StandardDecoder};
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 use mlcc_ir::graph::ValueId;

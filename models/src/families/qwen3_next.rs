@@ -10,7 +10,7 @@ use crate::checkpoint::gguf::TensorConversion::{
 use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, NameMapping, TensorNameMap, ValueHeadAxis,
 };
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -18,7 +18,8 @@ use crate::family::{FamilyVariant, ModelFamily};
 use crate::layers::moe::{ExpertNames, ExpertStorage, FUSED_EXPERTS, MoeLayer};
 use crate::layers::norm::{Norm, rms_norm_plus_one};
 use crate::layers::{
-    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeTables, SelfAttention, mlp,
+    ActivationFunction, AttentionVariant, LinearLayer, Rope, RopeConfig, RopeDefaults, RopeTables,
+    SelfAttention, mlp,
 };
 use crate::transformer::{ModelBuilder, ModelSizes, OuterLayers, Transformer};
 pub use delta_net::{DeltaNet, ProjectionLayout};

@@ -1,8 +1,6 @@
 //! What the RWKV families share: the frame around the blocks, mixes with the previous token, weights scaled against
 //! overflow, matrix-valued states.
 
-pub mod infer;
-
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult};
 use crate::definition::EntrySpec;
 use crate::layers::{layer_norm, linear, linear_weight, token_shift, vector_param};

@@ -2,12 +2,13 @@
 //! layer without positions (NoPE, Yang et al. 2025).
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
-use crate::config::{ConfigFields, RopeConfig, RopeDefaults};
+use crate::config::ConfigFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::llama;
 use crate::family::{FamilyVariant, ModelFamily};
+use crate::layers::{RopeConfig, RopeDefaults};
 use crate::standard_decoder::StandardDecoder;
 use crate::transformer::ModelSizes;
 

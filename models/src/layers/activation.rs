@@ -1,63 +1,11 @@
-//! Activation functions by the names that configurations use.
+//! Activation functions, element by element.
 
-use crate::config::ConfigFields;
-use crate::error::ConfigError;
-use crate::transformer::ModelBuilder;
+use crate::layer_kinds::ActivationFunction;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;
-use serde_json::Value;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivationFunction {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x * Phi(x)`, with the error function.
-    Gelu,
-    /// Its approximation by tanh.
-    GeluTanh,
-    /// Its approximation by a sigmoid, `x * sigmoid(1.702 x)`.
-    QuickGelu,
-    Relu,
-    /// `max(x, 0)^2`.
-    ReluSquared,
-}
-
-/// Every name with its function. `gelu_fast` and `gelu_new` write one formula in two ways.
-const NAMES: [(&str, ActivationFunction); 13] = [
-    ("silu", ActivationFunction::Silu),
-    ("swish", ActivationFunction::Silu),
-    ("gelu", ActivationFunction::Gelu),
-    ("gelu_python", ActivationFunction::Gelu),
-    ("gelu_new", ActivationFunction::GeluTanh),
-    ("gelu_fast", ActivationFunction::GeluTanh),
-    ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
-    ("gelu_tanh", ActivationFunction::GeluTanh),
-    ("quick_gelu", ActivationFunction::QuickGelu),
-    ("relu", ActivationFunction::Relu),
-    ("relu2", ActivationFunction::ReluSquared),
-    ("relu_squared", ActivationFunction::ReluSquared),
-    ("squared_relu", ActivationFunction::ReluSquared),
-];
 
 impl ActivationFunction {
-    pub fn from_name(name: &str) -> Option<ActivationFunction> {
-        NAMES.iter().find(|(n, _)| *n == name).map(|(_, activation)| *activation)
-    }
-
-    /// The first of `fields` that the configuration has, or `default`.
-    pub fn read(
-        config: &ConfigFields,
-        fields: &[&str],
-        default: ActivationFunction,
-    ) -> Result<ActivationFunction, ConfigError> {
-        let Some(field) = fields.iter().find(|f| config.get(f).is_some()) else { return Ok(default) };
-        let name = config.string(field)?;
-        ActivationFunction::from_name(&name).ok_or_else(|| {
-            let names: Vec<&str> = NAMES.iter().map(|(n, _)| *n).collect();
-            config.invalid_value(field, &format!("one of {}", names.join(", ")), &Value::from(name))
-        })
-    }
-
     pub fn apply(self, net: &mut ModelBuilder, x: ValueId) -> ValueId {
         match self {
             ActivationFunction::Silu => sigmoid_gate(net, x, 1.0),

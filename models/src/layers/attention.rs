@@ -1,7 +1,7 @@
 //! Attention over a cache, written in primitive ops; a pass makes one op of it.
 
 use super::distance_bias::DistanceBias;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;

@@ -1,6 +1,6 @@
 //! Short causal convolutions over the tokens, as hybrids have before or in place of a recurrence.
 
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};

@@ -1,7 +1,7 @@
 //! Learned terms of attention scores by the distance of query and key (Raffel et al. 2020): distances have buckets, which get
 //! wider with the distance, and a bucket has a term for each head.
 
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};

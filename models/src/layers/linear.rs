@@ -1,7 +1,7 @@
 //! Linear layers as checkpoints store them: plain, fused with others, transposed; with or without bias.
 
 use super::linear;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource, RowBlocks};
 use mlcc_ir::types::{DType, TensorType};

@@ -7,7 +7,7 @@ use super::norm::grouped_rms_norm;
 use super::{ActivationFunction, LinearLayer};
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};

@@ -1,7 +1,7 @@
 //! Recurrences whose state is a matrix per head: the gated delta rule and the state-space models that are attention without
 //! a softmax. Written as a scan, of which lowering makes one kernel with the state in registers.
 
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::{FunctionKind, ValueId};

@@ -2,7 +2,7 @@
 
 use super::ActivationFunction;
 use super::linear::LinearLayer;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::RowBlocks;
 

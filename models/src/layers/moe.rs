@@ -5,7 +5,7 @@ use super::linear::LinearLayer;
 use super::mlp;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;

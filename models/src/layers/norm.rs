@@ -1,24 +1,11 @@
 //! Norms over the last axis, with their weights by checkpoint name.
 
-use crate::transformer::ModelBuilder;
+pub use crate::layer_kinds::Norm;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::module::{ParamRole, ParamSource};
 use mlcc_ir::types::{DType, TensorType};
-
-/// A norm with its epsilon.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Norm {
-    None,
-    /// [`rms_norm`].
-    Rms(f64),
-    /// [`rms_norm_plus_one`].
-    RmsPlusOne(f64),
-    /// [`layer_norm`].
-    Layer(f64),
-    /// [`layer_norm_bias`] without bias.
-    LayerNoBias(f64),
-}
 
 impl Norm {
     /// 0 without a norm.

@@ -3,7 +3,7 @@
 use super::attention;
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;

@@ -1,7 +1,7 @@
 //! Rotary position embedding (Su et al. 2021): heads as pairs that are turned by the position times a frequency.
 
 use super::attention::integer_constant;
-use crate::transformer::ModelBuilder;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::kernel::UnOp;

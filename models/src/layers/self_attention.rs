@@ -3,7 +3,8 @@
 use super::attention::{AttentionVariant, RotatedQueries};
 use super::linear::LinearLayer;
 use super::rope::RopeTables;
-use crate::transformer::{ModelBuilder, ModelSizes};
+use crate::config::sizes::ModelSizes;
+use crate::model_builder::ModelBuilder;
 use mlcc_ir::graph::ValueId;
 
 /// Normalises queries and keys head by head: `(net, x: [n, heads, size], name, eps)`.

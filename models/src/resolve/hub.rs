@@ -3,11 +3,13 @@
 //! `snapshots/<commit>/<name>` is a link there. Both names come from the server, so both are checked ([`names`]).
 
 mod client;
+mod failure;
 mod names;
 
 use super::{DownloadEvent, DownloadListener, HubCache, RepoName};
 use crate::error::ResolveError;
-use client::{HubClient, HubError, RemoteFile};
+use client::{HubClient, RemoteFile};
+use failure::HubError;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,9 @@
 //! size; parts that do not fit together or hold no numbers are refused by name.
 
 use crate::common::{golden, project, safetensors as file_of};
+use mlcc_models::checkpoint::quantized;
 use mlcc_models::checkpoint::{CheckpointFormat, StoredCodes, StoredGroups, StoredType};
-use mlcc_models::config::{ConfigFields, quantized};
+use mlcc_models::config::ConfigFields;
 use mlcc_models::{Checkpoint, CheckpointError};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

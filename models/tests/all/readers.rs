@@ -3,7 +3,6 @@
 
 use mlcc_models::checkpoint::{Checkpoint, CheckpointFormat, FiniteCheck};
 use mlcc_models::families::gguf_architectures;
-use mlcc_models::families::rwkv::infer;
 use mlcc_models::{ModelConfig, golden, tensor_check};
 
 pub fn safetensors(input: &[u8]) {
@@ -54,7 +53,7 @@ fn checkpoint(format: CheckpointFormat, input: &[u8]) {
         let json = serde_json::to_vec(&fields.raw).expect("a JSON object prints");
         let _ = ModelConfig::parse("fuzz.json", &json);
     }
-    if let Ok(config) = infer::infer_config(&open) {
+    if let Ok(config) = ModelConfig::of_rwkv_tensors(&open) {
         let architecture = &config.architecture;
         // A hostile file may claim many layers only by having many tensors.
         let renamed = open.rename(|name| architecture.canonical_name(name)).is_ok();

@@ -2,7 +2,6 @@
 
 use crate::common::{self, golden, shared};
 use mlcc_models::checkpoint::CheckpointFormat;
-use mlcc_models::families::rwkv::infer::infer_config;
 use mlcc_models::{Checkpoint, ModelConfig, ModelRequest, Rwkv5Config, resolve};
 use std::fmt::Write;
 
@@ -38,14 +37,14 @@ fn rwkv5_block(decay: &'static [usize], gate: bool) -> Vec<(&'static str, &'stat
 
 #[test]
 fn versions_before_5_2_are_refused_by_name() {
-    let refused = |checkpoint: Checkpoint| infer_config(&checkpoint).unwrap_err().to_string();
+    let refused = |checkpoint: Checkpoint| ModelConfig::of_rwkv_tensors(&checkpoint).unwrap_err().to_string();
     let error = refused(zeros(&rwkv5_block(&[2], false)));
     assert!(error.contains("RWKV-5.0 is not supported yet"), "{error}");
     for decay in [&[2][..], &[2, 1], &[2, 1, 1]] {
         let error = refused(zeros(&rwkv5_block(decay, true)));
         assert!(error.contains("RWKV-5.1 is not supported yet"), "{error}");
     }
-    let config = infer_config(&zeros(&rwkv5_block(&[2, 4], true))).unwrap();
+    let config = ModelConfig::of_rwkv_tensors(&zeros(&rwkv5_block(&[2, 4], true))).unwrap();
     let rwkv: &Rwkv5Config = config.architecture.downcast_family().unwrap();
     assert_eq!((rwkv.heads(), rwkv.head_size, rwkv.intermediate, rwkv.layers), (2, 4, 28, 1));
     let json = r#"{"model_type":"rwkv5","model_version":"5_1","hidden_size":8,"vocab_size":16,"num_hidden_layers":1}"#;
@@ -57,10 +56,10 @@ fn versions_before_5_2_are_refused_by_name() {
 fn heads_that_contradict_the_width_are_refused() {
     let mut tensors = rwkv5_block(&[2, 4], true);
     tensors[3].1 = &[3, 4];
-    let error = infer_config(&zeros(&tensors)).unwrap_err().to_string();
+    let error = ModelConfig::of_rwkv_tensors(&zeros(&tensors)).unwrap_err().to_string();
     assert!(error.contains("3 heads of 4") && error.contains("8 rows"), "{error}");
     let seven: [(&str, &[usize]); 2] = [("emb.weight", &[16, 8]), ("blocks.0.att.r_k", &[3, 4])];
-    let error = infer_config(&zeros(&seven)).unwrap_err().to_string();
+    let error = ModelConfig::of_rwkv_tensors(&zeros(&seven)).unwrap_err().to_string();
     assert!(error.contains("blocks.0.att.r_k has 3 heads of 4"), "{error}");
 }
 

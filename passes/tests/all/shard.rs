@@ -16,7 +16,7 @@ use mlcc_ir::sequences::{RowBatching, RowScope, row_scopes};
 use mlcc_ir::text::{parse_module, print_module};
 use mlcc_ir::types::DType;
 use mlcc_ir::verify::verify_module;
-use mlcc_models::config::ModelConfig;
+use mlcc_models::ModelConfig;
 use mlcc_models::transformer::{ADAPTER_SLOT, FACTOR_A, FACTOR_B};
 use mlcc_models::{AdapterSlots, Architecture, Checkpoint, EntrySpec, LogitScope};
 use mlcc_passes::pipeline::PipelineControl;

@@ -2,8 +2,7 @@
 //! added, or transposed. Rows are read one by one; a block format is decoded row by row.
 
 use super::super::bytes::FileBytes;
-use super::super::data::to_floats;
-use super::super::stored_type::StoredType;
+use super::super::stored_type::{StoredType, to_floats};
 use super::RawTensor;
 use super::blocks::dequantize;
 

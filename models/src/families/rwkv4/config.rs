@@ -1,6 +1,6 @@
 //! Configuration of RWKV-4 as `RwkvConfig` of Hugging Face transformers writes it.
 
-use crate::config::{ConfigFields, ModelConfig};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 
 /// Defaults of `RwkvConfig`; all published RWKV-4 checkpoints use them.
@@ -60,12 +60,6 @@ impl Rwkv4Config {
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_ids,
         }))
-    }
-
-    /// As what a resolved model has.
-    pub fn into_model(self, origin: String) -> ModelConfig {
-        let raw = self.to_fields();
-        ModelConfig::from_known(origin, "rwkv", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv4Config, ConfigError> {

@@ -1,6 +1,6 @@
 //! Configuration of RWKV-5.2 ("Eagle") as the Hugging Face checkpoints write it.
 
-use crate::config::{ConfigFields, ModelConfig};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, RESCALE_EVERY, read_layers, refuse_tied_head};
 
@@ -72,12 +72,6 @@ impl Rwkv5Config {
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_ids,
         }))
-    }
-
-    /// As what a resolved model has.
-    pub fn into_model(self, origin: String) -> ModelConfig {
-        let raw = self.to_fields();
-        ModelConfig::from_known(origin, "rwkv5", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv5Config, ConfigError> {

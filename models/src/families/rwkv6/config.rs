@@ -1,6 +1,6 @@
 //! Configuration of RWKV-6 ("Finch") as the Hugging Face checkpoints write it.
 
-use crate::config::{ConfigFields, ModelConfig};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::families::rwkv5::config::Rwkv5Config;
 use std::ops::Deref;
@@ -42,12 +42,6 @@ impl Rwkv6Config {
         fields.insert("time_mix_extra_dim".into(), self.mix_rank.into());
         fields.insert("time_decay_extra_dim".into(), self.decay_rank.into());
         fields
-    }
-
-    /// As what a resolved model has.
-    pub fn into_model(self, origin: String) -> ModelConfig {
-        let raw = self.to_fields();
-        ModelConfig::from_known(origin, "rwkv6", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv6Config, ConfigError> {

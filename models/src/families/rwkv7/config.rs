@@ -1,6 +1,6 @@
 //! Configuration of RWKV-7 ("Goose") as `RWKV7Config` of flash-linear-attention writes it.
 
-use crate::config::{ConfigFields, ModelConfig};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, read_layers, refuse_tied_head};
 use crate::families::rwkv5::config::check_heads;
@@ -80,12 +80,6 @@ impl Rwkv7Config {
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self.eos_token_ids,
         }))
-    }
-
-    /// As what a resolved model has.
-    pub fn into_model(self, origin: String) -> ModelConfig {
-        let raw = self.to_fields();
-        ModelConfig::from_known(origin, "rwkv7", self, raw)
     }
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv7Config, ConfigError> {

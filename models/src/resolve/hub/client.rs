@@ -1,11 +1,11 @@
 //! The few requests of the hub's protocol that a download needs. Nothing of an answer is used before it is checked: names that
 //! become paths are types of [`super::names`], redirections are followed here, a body is read up to the size told.
 
+use super::failure::HubError;
 use super::names::{BlobName, CommitId, is_plain, percent_encoded};
 use crate::resolve::RepoName;
 use serde_json::Value;
 use std::time::Duration;
-use thiserror::Error;
 use ureq::http::{HeaderMap, Uri};
 use ureq::{Agent, Body, http::Response};
 
@@ -13,50 +13,6 @@ use ureq::{Agent, Body, http::Response};
 const LONGEST_LISTING: u64 = 64 << 20;
 /// Redirections of one request.
 const MOST_REDIRECTS: usize = 10;
-/// Bytes of an answer that an error repeats.
-const LONGEST_QUOTE: usize = 80;
-
-/// Why the hub did not give a file.
-#[derive(Debug, Error)]
-pub(super) enum HubError {
-    #[error("its answer has {field} {found:?}, expected {expected}; check HF_ENDPOINT")]
-    Answer { field: &'static str, found: String, expected: &'static str },
-    #[error("status {0}")]
-    Status(u16),
-    #[error("{0}")]
-    Request(Box<ureq::Error>),
-    #[error("the transfer ended after {done} of {total} bytes: {detail}")]
-    Broken { done: u64, total: u64, detail: String },
-    #[error("{path}: {source}")]
-    Io { path: String, source: std::io::Error },
-}
-
-impl HubError {
-    /// An answer that is not used; what was found is cut, as it is as long as the server likes.
-    pub fn answer(field: &'static str, found: &str, expected: &'static str) -> HubError {
-        let end =
-            found.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|&end| end <= LONGEST_QUOTE);
-        let cut = &found[..end.last().unwrap_or(0)];
-        let dots = if cut.len() < found.len() { "..." } else { "" };
-        HubError::Answer { field, found: format!("{cut}{dots}"), expected }
-    }
-
-    /// Whether the same request may succeed later.
-    pub fn passes(&self) -> bool {
-        match self {
-            HubError::Broken { .. } => true,
-            HubError::Request(error) => !matches!(**error, ureq::Error::BadUri(_) | ureq::Error::Http(_)),
-            HubError::Status(status) => *status == 429 || *status >= 500,
-            HubError::Answer { .. } | HubError::Io { .. } => false,
-        }
-    }
-}
-
-impl From<ureq::Error> for HubError {
-    fn from(error: ureq::Error) -> HubError {
-        HubError::Request(Box::new(error))
-    }
-}
 
 /// A repository at one commit.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Names that a server gives and that become parts of paths: made only by checks, so that none leads out of the cache.
 
-use super::client::HubError;
+use super::failure::HubError;
 
 /// Longest name of a file or blob, in bytes; file systems take 255, and a partial blob has an ending beside it.
 const LONGEST_NAME: usize = 200;

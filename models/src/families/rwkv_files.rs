@@ -3,15 +3,16 @@
 //! What shapes do not say (epsilon, rescale_every, context length) is the same in all published checkpoints of a version.
 
 use crate::checkpoint::Checkpoint;
-use crate::config::ModelConfig;
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use crate::families::rwkv4::{Rwkv4Config, naming::rwkv4_canonical};
 use crate::families::rwkv5::Rwkv5Config;
 use crate::families::rwkv6::Rwkv6Config;
 use crate::families::rwkv7::{Rwkv7Config, naming::is_stored_transposed, naming::rwkv7_canonical};
+use serde_json::{Map, Value};
 
 /// Reads version and sizes of an RWKV off its tensors, under either naming.
-pub fn infer_config(checkpoint: &Checkpoint) -> Result<ModelConfig, ConfigError> {
+pub(crate) fn infer_fields(checkpoint: &Checkpoint) -> Result<ConfigFields, ConfigError> {
     let tensors = RwkvTensors::new(checkpoint, rwkv7_canonical, "model.layers");
     match tensors.block("attn.r_k") {
         Some(_) => infer_rwkv7(&tensors),
@@ -20,7 +21,7 @@ pub fn infer_config(checkpoint: &Checkpoint) -> Result<ModelConfig, ConfigError>
 }
 
 /// Versions 4 to 6: each has tensors that the ones before it do not have.
-fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
+fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ConfigFields, ConfigError> {
     let (vocab, hidden) = tensors.matrix("rwkv.embeddings.weight", "emb.weight")?;
     let (attention_hidden, _) = tensors.block_matrix("attention.key.weight", "att.key.weight")?;
     let (intermediate, _) = tensors.block_matrix("feed_forward.key.weight", "ffn.key.weight")?;
@@ -28,7 +29,7 @@ fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError>
     if tensors.block("attention.ln_x.weight").is_none() {
         let config =
             Rwkv4Config { attention_hidden, intermediate, ..Rwkv4Config::of_size(vocab, hidden, layers) };
-        return Ok(config.into_model(tensors.origin()));
+        return Ok(tensors.with_origin(config.to_fields()));
     }
     let is_six = tensors.block("attention.time_maa_x").is_some();
     if !is_six {
@@ -48,15 +49,15 @@ fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError>
         ..Rwkv5Config::of_size(vocab, hidden, layers)
     };
     if !is_six {
-        return Ok(base.into_model(tensors.origin()));
+        return Ok(tensors.with_origin(base.to_fields()));
     }
     let (_, mixes) = tensors.block_matrix("attention.time_maa_w1", "att.time_maa_w1")?;
     let (_, decay_rank) = tensors.block_matrix("attention.time_decay_w1", "att.time_decay_w1")?;
     let config = Rwkv6Config { base, mix_rank: (mixes / 5).max(1), decay_rank };
-    Ok(config.into_model(tensors.origin()))
+    Ok(tensors.with_origin(config.to_fields()))
 }
 
-fn infer_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
+fn infer_rwkv7(tensors: &RwkvTensors) -> Result<ConfigFields, ConfigError> {
     let (vocab, hidden) = tensors.matrix("model.embeddings.weight", "emb.weight")?;
     let (heads, head_size) = tensors.block_matrix("attn.r_k", "att.r_k")?;
     if heads.checked_mul(head_size) != Some(hidden) {
@@ -81,7 +82,7 @@ fn infer_rwkv7(tensors: &RwkvTensors) -> Result<ModelConfig, ConfigError> {
         gate_rank: rank("g", 0)?,
         ..Rwkv7Config::of_size(vocab, hidden, layers)
     };
-    Ok(config.into_model(tensors.origin()))
+    Ok(tensors.with_origin(config.to_fields()))
 }
 
 /// The tensors of a checkpoint by canonical names.
@@ -156,9 +157,9 @@ impl<'a> RwkvTensors<'a> {
         Err(ConfigError::NotSupportedYet { file, what: what.to_string(), supported })
     }
 
-    /// For messages.
-    fn origin(&self) -> String {
-        format!("{} (from its tensor shapes)", self.checkpoint.origin)
+    /// Fields that the tensors told.
+    fn with_origin(&self, raw: Map<String, Value>) -> ConfigFields {
+        ConfigFields { origin: format!("{} (from its tensor shapes)", self.checkpoint.origin), raw }
     }
 
     fn cannot_infer(&self, detail: String) -> ConfigError {

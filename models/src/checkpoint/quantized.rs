@@ -1,8 +1,8 @@
 //! Checkpoints whose weights another program has quantized: what config.json says of them. Methods whose layout is not read are
 //! refused by name before the tensors are looked at, which have other names, types and shapes than the model's.
 
-use super::fields::ConfigFields;
-use crate::checkpoint::packed::{QuantMethod, Quantization};
+use super::packed::{QuantMethod, Quantization};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
 use serde_json::{Map, Value};
 use std::path::Path;

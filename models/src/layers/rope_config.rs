@@ -1,8 +1,8 @@
 //! Rotary embedding of a configuration: `rope_theta` and `rope_scaling`, or `rope_parameters` of newer files.
 
-use super::fields::ConfigFields;
+use super::rope::{Rope, RopeFrequencies, RopePairing, exact_frequencies};
+use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::layers::rope::{Rope, RopeFrequencies, RopePairing, exact_frequencies};
 use serde_json::Value;
 use std::f64::consts::PI;
 
