@@ -2,6 +2,7 @@
 
 use crate::checkpoint::gguf::GgufArchitecture;
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -26,4 +27,6 @@ pub struct FamilyVariant {
     pub(crate) read: fn(&ConfigFields) -> Result<Architecture, ConfigError>,
     /// Completes the fields that published files leave out by what the tensors tell.
     pub(crate) infer: fn(&mut ConfigEvidence) -> EvidenceResult,
+    /// What becomes of each field of the configuration class of transformers.
+    pub fields: PublishedFields,
 }

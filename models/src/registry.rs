@@ -1,6 +1,6 @@
 //! From the fields of a config.json to a configured model: which of the [`families`](crate::families) reads them.
 
-use crate::config::published::{GGUF_DENSE, GGUF_POOLING};
+use crate::config::published::{GGUF_DENSE, GGUF_POOLING, PublishedFields};
 use crate::config::sizes::HIDDEN;
 use crate::config::{ConfigFields, published};
 use crate::definition::Architecture;
@@ -25,8 +25,10 @@ pub(crate) fn read_architecture(fields: &ConfigFields) -> Result<(String, Archit
     // The text model inside of a model is a class of its own.
     let class = class.unwrap_or_else(|| format!("{}_text", entry.model_type.trim_end_matches("_text")));
     let read = text.as_ref().unwrap_or(fields);
-    published::reject_unbuilt_values(&class, read)?;
-    let architecture = (entry.read)(&published::with_defaults(&class, read))?;
+    let known = families::variants().find(|variant| variant.model_type == class);
+    let known = known.map_or(PublishedFields::UNKNOWN, |variant| variant.fields);
+    published::reject_unbuilt_values(&known, read)?;
+    let architecture = (entry.read)(&published::with_defaults(&known, read))?;
     let head = read_pooling_head(fields, &architecture)?;
     Ok((model_type, architecture.with_pooling_head(head)))
 }

@@ -4,6 +4,7 @@
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -26,6 +27,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Baichuan 1, 2",
         read: |fields| BaichuanConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[GgufArchitecture {
         name: "baichuan",

@@ -6,6 +6,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -28,6 +29,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "BERT",
             read: |fields| BertConfig::bert(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "hidden_act hidden_size intermediate_size is_decoder layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        type_vocab_size vocab_size",
+                only: "add_cross_attention=false",
+                none: "tie_word_embeddings",
+            },
         },
         FamilyVariant {
             model_type: "xlm-roberta",
@@ -35,6 +43,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "XLM-RoBERTa",
             read: |fields| BertConfig::roberta(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "hidden_act hidden_size intermediate_size is_decoder layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers pad_token_id \
+                        type_vocab_size=2 vocab_size",
+                only: "add_cross_attention=false",
+                none: "tie_word_embeddings",
+            },
         },
         FamilyVariant {
             model_type: "roberta",
@@ -42,6 +57,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "RoBERTa",
             read: |fields| BertConfig::roberta(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "hidden_act hidden_size intermediate_size is_decoder layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers pad_token_id \
+                        type_vocab_size=2 vocab_size",
+                only: "add_cross_attention=false",
+                none: "tie_word_embeddings",
+            },
         },
     ],
     gguf: &[GgufArchitecture {

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{HeadsInside, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::family::{FamilyVariant, ModelFamily};
@@ -20,6 +21,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "BLOOM",
         read: |fields| BloomConfig::from_fields(fields).map(Architecture::new),
         infer: |t| t.record_embedding("word_embeddings.weight", "lm_head.weight", true),
+        fields: PublishedFields {
+            read: "apply_residual_connection_post_layernorm hidden_size layer_norm_epsilon \
+                        n_head n_layer tie_word_embeddings vocab_size",
+            none: "slow_but_exact",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "bloom",

@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -28,6 +29,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "ChatGLM-6B, ChatGLM2, ChatGLM3, GLM-4-9B",
         read: read_chatglm,
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[GgufArchitecture {
         name: "chatglm",

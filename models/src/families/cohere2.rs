@@ -3,6 +3,7 @@
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -19,6 +20,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Command R7B, Command A",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias head_dim hidden_act hidden_size intermediate_size \
+                        layer_norm_eps layer_types logit_scale max_position_embeddings \
+                        num_attention_heads num_hidden_layers num_key_value_heads rope_parameters \
+                        sliding_window=4096 tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "cohere2",

@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same, TransposedEach};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -29,6 +30,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "DeepSeek V2 Lite",
             read: |fields| DeepSeekConfig::v2(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias first_k_dense_replace=0 head_dim hidden_act hidden_size \
+                        intermediate_size kv_lora_rank max_position_embeddings=2048 \
+                        moe_intermediate_size n_group n_routed_experts n_shared_experts=2 \
+                        norm_topk_prob num_attention_heads num_experts_per_tok num_hidden_layers \
+                        num_key_value_heads q_lora_rank=1536 qk_nope_head_dim qk_rope_head_dim \
+                        rms_norm_eps rope_parameters routed_scaling_factor tie_word_embeddings \
+                        topk_group topk_method v_head_dim vocab_size",
+                only: "mlp_bias=false",
+                none: "qk_head_dim",
+            },
         },
         FamilyVariant {
             model_type: "deepseek_v3",
@@ -36,6 +48,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "DeepSeek V3, R1",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias first_k_dense_replace=3 head_dim hidden_act hidden_size \
+                        intermediate_size kv_lora_rank max_position_embeddings moe_intermediate_size \
+                        n_group=8 n_routed_experts n_shared_experts norm_topk_prob \
+                        num_attention_heads num_experts_per_tok num_hidden_layers \
+                        num_key_value_heads q_lora_rank=1536 qk_nope_head_dim qk_rope_head_dim \
+                        rms_norm_eps rope_interleave rope_parameters routed_scaling_factor=2.5 \
+                        tie_word_embeddings topk_group=4 v_head_dim vocab_size",
+                none: "num_nextn_predict_layers qk_head_dim",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "kimi_k2",
@@ -43,6 +66,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Kimi K2",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields::UNKNOWN,
         },
         FamilyVariant {
             model_type: "glm4_moe_lite",
@@ -50,6 +74,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "GLM-4.7-Flash",
             read: |fields| DeepSeekConfig::v3(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias hidden_act hidden_size intermediate_size kv_lora_rank \
+                        max_position_embeddings=202752 mlp_layer_types moe_intermediate_size n_group \
+                        n_routed_experts n_shared_experts norm_topk_prob num_attention_heads \
+                        num_experts_per_tok num_hidden_layers num_key_value_heads q_lora_rank=768 \
+                        qk_nope_head_dim qk_rope_head_dim rms_norm_eps=1e-05 rope_interleave \
+                        rope_parameters routed_scaling_factor=1.8 tie_word_embeddings topk_group=1 \
+                        v_head_dim vocab_size",
+                none: "qk_head_dim",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "mistral4",
@@ -57,6 +92,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mistral Small 4, text only",
             read: |fields| DeepSeekConfig::mistral4(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias first_k_dense_replace head_dim hidden_act hidden_size \
+                        intermediate_size kv_lora_rank max_position_embeddings=1048576 \
+                        moe_intermediate_size n_group n_routed_experts n_shared_experts \
+                        norm_topk_prob num_attention_heads num_experts_per_tok num_hidden_layers \
+                        num_key_value_heads q_lora_rank=1024 qk_nope_head_dim qk_rope_head_dim \
+                        rms_norm_eps rope_interleave \
+                        rope_parameters={\"rope_theta\":10000.0,\"factor\":128.0,\"original_max_position_embeddings\":8192,\"beta_fast\":32.0,\"beta_slow\":1.0,\"mscale_all_dim\":1.0,\"mscale\":1.0,\"llama_4_scaling_beta\":0.1,\"rope_type\":\"yarn\"} \
+                        routed_scaling_factor tie_word_embeddings topk_group=1 v_head_dim vocab_size",
+                none: "qk_head_dim",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

@@ -2,6 +2,7 @@
 //! elements.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -19,6 +20,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "ERNIE 4.5",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "head_dim hidden_act hidden_size intermediate_size \
+                        max_position_embeddings=131072 num_attention_heads num_hidden_layers \
+                        num_key_value_heads=2 rms_norm_eps rope_parameters tie_word_embeddings \
+                        use_bias vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

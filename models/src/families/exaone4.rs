@@ -5,6 +5,7 @@ use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, NORMS_BEHIND, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::family::{FamilyVariant, ModelFamily};
@@ -18,6 +19,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "EXAONE 4",
         read: |fields| read(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(Some("layers.0.self_attn.q_norm.weight")),
+        fields: PublishedFields {
+            read: "hidden_act hidden_size intermediate_size layer_types max_position_embeddings \
+                        num_attention_heads num_hidden_layers num_key_value_heads=32 rms_norm_eps \
+                        rope_parameters sliding_window=4096 sliding_window_pattern \
+                        tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "exaone4",

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{FalconGroups, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -26,6 +27,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Falcon",
         read: |fields| FalconConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "activation alibi bias ffn_hidden_size hidden_size layer_norm_epsilon \
+                        max_position_embeddings multi_query new_decoder_architecture \
+                        num_attention_heads num_hidden_layers num_kv_heads num_ln_in_parallel_attn \
+                        parallel_attn rope_parameters tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "falcon",

@@ -6,6 +6,7 @@ use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -26,6 +27,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Falcon-H1",
         read: |fields| FalconH1Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias attention_in_multiplier attention_out_multiplier \
+                        embedding_multiplier hidden_act hidden_size intermediate_size key_multiplier \
+                        lm_head_multiplier mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state \
+                        mamba_n_groups mamba_n_heads mamba_norm_before_gate mamba_proj_bias \
+                        mamba_rms_norm max_position_embeddings mlp_bias mlp_multipliers \
+                        num_attention_heads num_hidden_layers num_key_value_heads=8 projectors_bias \
+                        rms_norm_eps rope_parameters ssm_in_multiplier ssm_multipliers \
+                        ssm_out_multiplier tie_word_embeddings time_step_limit vocab_size",
+            none: "mamba_chunk_size mamba_d_ssm mamba_expand num_logits_to_keep",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "falcon-h1",

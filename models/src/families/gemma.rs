@@ -6,7 +6,7 @@
 use crate::checkpoint::gguf::TensorConversion::PlusOne;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
-use crate::config::published::GGUF_DENSE;
+use crate::config::published::{GGUF_DENSE, PublishedFields};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -28,6 +28,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 1",
             read: |fields| GemmaConfig::gemma1(fields).map(Architecture::new),
             infer: |t| infer_fields(t, 0),
+            fields: PublishedFields {
+                read: "attention_bias head_dim=256 hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=16 rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+                only: "use_bidirectional_attention=false",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "gemma2",
@@ -35,6 +43,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 2",
             read: |fields| GemmaConfig::gemma2(fields).map(Architecture::new),
             infer: |t| infer_fields(t, 0),
+            fields: PublishedFields {
+                read: "attention_bias attn_logit_softcapping=50.0 final_logit_softcapping=30.0 \
+                        head_dim=256 hidden_activation hidden_size intermediate_size layer_types \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=4 query_pre_attn_scalar=256 rms_norm_eps rope_parameters \
+                        sliding_window=4096 tie_word_embeddings vocab_size",
+                only: "use_bidirectional_attention=false",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "gemma3_text",
@@ -42,6 +59,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 3",
             read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
             infer: |t| infer_fields(t, 0),
+            fields: PublishedFields {
+                read: "attention_bias attn_logit_softcapping final_logit_softcapping head_dim=256 \
+                        hidden_activation hidden_size intermediate_size layer_types \
+                        max_position_embeddings num_attention_heads=8 num_hidden_layers \
+                        num_key_value_heads=4 query_pre_attn_scalar=256 rms_norm_eps rope_parameters \
+                        sliding_window=4096 tie_word_embeddings use_bidirectional_attention \
+                        vocab_size=262208",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "gemma3",
@@ -49,6 +75,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 3, text only",
             read: |fields| GemmaConfig::gemma3(fields).map(Architecture::new),
             infer: |t| infer_fields(t, 0),
+            fields: PublishedFields {
+                read: "tie_word_embeddings",
+                none: "boi_token_index eoi_token_index image_token_index mm_tokens_per_image",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

@@ -7,6 +7,7 @@ mod attention;
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::{CheckpointError, ConfigError};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -31,6 +32,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 4",
             read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias attention_k_eq_v enable_moe_block final_logit_softcapping \
+                        head_dim=256 hidden_activation hidden_size hidden_size_per_layer_input=256 \
+                        intermediate_size layer_types max_position_embeddings moe_intermediate_size \
+                        num_attention_heads num_experts num_hidden_layers num_key_value_heads=4 \
+                        num_kv_shared_layers per_layer_config rms_norm_eps \
+                        rope_parameters={\"sliding_attention\":{\"rope_type\":\"default\",\"rope_theta\":10000.0},\"full_attention\":{\"rope_type\":\"proportional\",\"partial_rotary_factor\":0.25,\"rope_theta\":1000000.0}} \
+                        sliding_window=512 tie_word_embeddings top_k_experts \
+                        use_bidirectional_attention use_double_wide_mlp vocab_size \
+                        vocab_size_per_layer_input=262144",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "gemma4",
@@ -38,6 +51,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Gemma 4, text only",
             read: |fields| Gemma4Config::from_fields(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "tie_word_embeddings",
+                none: "audio_config audio_token_id boa_token_id boi_token_id eoa_token_index \
+                        eoi_token_id image_token_id video_token_id vision_config",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[GgufArchitecture {

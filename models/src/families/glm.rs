@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -21,6 +22,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "GLM-4",
             read: |fields| read_glm(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim=128 hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=2 rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "glm4",
@@ -28,6 +36,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "GLM-4-0414",
             read: |fields| read_glm4(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim=128 hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=2 rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[GgufArchitecture {

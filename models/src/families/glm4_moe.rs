@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -25,6 +26,16 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "GLM-4.5, 4.6",
         read: |fields| Glm4MoeConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias first_k_dense_replace hidden_act hidden_size \
+                        intermediate_size max_position_embeddings moe_intermediate_size n_group \
+                        n_routed_experts n_shared_experts norm_topk_prob num_attention_heads \
+                        num_experts_per_tok num_hidden_layers num_key_value_heads=8 rms_norm_eps \
+                        rope_parameters routed_scaling_factor tie_word_embeddings topk_group=1 \
+                        use_qk_norm vocab_size",
+            none: "num_nextn_predict_layers",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "glm4moe",

@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Same, Transposed};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::CONTEXT;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -26,6 +27,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "GPT-2",
             read: |fields| Gpt2Config::gpt2(fields).map(Architecture::new),
             infer: infer_gpt2,
+            fields: PublishedFields {
+                read: "activation_function add_cross_attention layer_norm_epsilon n_embd n_head \
+                        n_inner n_layer n_positions=1024 scale_attn_by_inverse_layer_idx \
+                        scale_attn_weights tie_word_embeddings vocab_size",
+                none: "reorder_and_upcast_attn summary_activation summary_first_dropout \
+                        summary_proj_to_labels summary_type summary_use_proj",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "gpt_bigcode",
@@ -33,6 +42,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "StarCoder 1, SantaCoder",
             read: |fields| Gpt2Config::bigcode(fields).map(Architecture::new),
             infer: infer_bigcode,
+            fields: PublishedFields {
+                read: "activation_function layer_norm_epsilon multi_query n_embd n_head n_inner \
+                        n_layer n_positions=1024 num_key_value_heads scale_attn_weights \
+                        tie_word_embeddings vocab_size",
+                only: "add_cross_attention=false",
+                none: "attention_softmax_in_fp32 scale_attention_softmax_in_fp32",
+            },
         },
     ],
     gguf: &[

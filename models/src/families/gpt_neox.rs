@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{HeadsInside, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -20,6 +21,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "GPT-NeoX, Pythia",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias hidden_act hidden_size intermediate_size=24576 layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        rope_parameters tie_word_embeddings use_parallel_residual vocab_size",
+            none: "is_decoder",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "gptneox",

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -22,6 +23,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "gpt-oss",
         read: |fields| GptOssConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias head_dim hidden_size intermediate_size layer_types \
+                        max_position_embeddings num_attention_heads num_experts_per_tok \
+                        num_hidden_layers num_key_value_heads=8 num_local_experts rms_norm_eps \
+                        rope_parameters={\"rope_type\":\"yarn\",\"factor\":32.0,\"beta_fast\":32.0,\"beta_slow\":1.0,\"truncate\":false,\"original_max_position_embeddings\":4096} \
+                        sliding_window=128 swiglu_alpha swiglu_limit tie_word_embeddings vocab_size",
+            none: "hidden_act",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "gpt-oss",

@@ -3,6 +3,7 @@
 //! embedding of neighbouring elements on the first part of each head, a bias at the head.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -25,6 +26,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "GPT-J",
             read: |fields| GptJConfig::gptj(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "activation_function layer_norm_epsilon n_embd n_head n_inner n_layer \
+                        n_positions rotary_dim=64 tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "moss",
@@ -32,6 +38,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "MOSS",
             read: |fields| GptJConfig::moss(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields::UNKNOWN,
         },
     ],
     gguf: &[],

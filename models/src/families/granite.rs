@@ -3,6 +3,7 @@
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::llama;
@@ -21,6 +22,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Granite 3",
         read: |fields| GraniteConfig::from_fields(fields).map(Architecture::new),
         infer: llama::infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias attention_multiplier embedding_multiplier hidden_act \
+                        hidden_size intermediate_size logits_scaling max_position_embeddings \
+                        mlp_bias num_attention_heads num_hidden_layers num_key_value_heads \
+                        residual_multiplier rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "granite",

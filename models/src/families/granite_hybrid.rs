@@ -6,6 +6,7 @@ use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, MAMBA_FIELDS, NameMapping, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -28,6 +29,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Granite 4",
         read: |fields| GraniteHybridConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias attention_multiplier embedding_multiplier hidden_act \
+                        hidden_size intermediate_size layer_types logits_scaling mamba_conv_bias \
+                        mamba_d_conv mamba_d_head mamba_d_state mamba_n_groups mamba_n_heads \
+                        mamba_proj_bias max_position_embeddings=2048 num_attention_heads \
+                        num_experts_per_tok num_hidden_layers num_key_value_heads \
+                        num_local_experts=8 position_embedding_type residual_multiplier rms_norm_eps \
+                        rope_parameters shared_intermediate_size tie_word_embeddings time_step_limit \
+                        vocab_size",
+            none: "mamba_chunk_size mamba_expand",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "granitehybrid",

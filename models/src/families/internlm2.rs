@@ -2,6 +2,7 @@
 //! with its own names and a projection that is fused by key head.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -17,6 +18,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "InternLM 2",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[],
 };

@@ -3,6 +3,7 @@
 //! some of them for every token, in all but the first layers.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::error::ConfigError;
 use crate::layers::ActivationFunction;
 use crate::layers::latent_attention::{LatentAttention, LatentPositions};
@@ -31,6 +32,18 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Kimi Linear",
         read: |fields| KimiLinearConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias head_dim hidden_act hidden_size intermediate_size \
+                        kv_lora_rank layer_types linear_conv_kernel_dim linear_head_dim \
+                        linear_num_heads mlp_layer_types model_max_length=1048576 \
+                        moe_intermediate_size moe_renormalize num_attention_heads num_expert_group \
+                        num_experts num_experts_per_token num_hidden_layers num_key_value_heads \
+                        num_shared_experts q_lora_rank qk_nope_head_dim qk_rope_head_dim \
+                        rms_norm_eps routed_scaling_factor tie_word_embeddings topk_group=1 \
+                        v_head_dim vocab_size",
+            none: "qk_head_dim",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "kimi-linear",

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -30,6 +31,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "LFM2",
             read: |fields| Lfm2Config::dense(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of \
+                        conv_L_cache conv_bias full_attn_idxs hidden_size intermediate_size \
+                        layer_types max_position_embeddings norm_eps num_attention_heads \
+                        num_hidden_layers num_key_value_heads=8 rope_parameters tie_word_embeddings \
+                        vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "lfm2_moe",
@@ -37,6 +46,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "LFM2 with experts",
             read: |fields| Lfm2Config::moe(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "conv_L_cache conv_bias hidden_size intermediate_size layer_types \
+                        max_position_embeddings moe_intermediate_size norm_eps norm_topk_prob \
+                        num_attention_heads num_dense_layers num_experts num_experts_per_tok \
+                        num_hidden_layers num_key_value_heads=8 rope_parameters \
+                        routed_scaling_factor tie_word_embeddings use_expert_bias vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

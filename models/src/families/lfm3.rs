@@ -2,6 +2,7 @@
 //! others, some of them with a window and a rotary embedding of their own; a gate per head on the attention, norms in front
 //! of and behind each part.
 
+use crate::config::published::PublishedFields;
 use crate::config::{ConfigFields, into_object};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -25,6 +26,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "LFM3",
         read: |fields| Lfm3Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias conv_L_cache conv_bias head_dim hidden_size intermediate_size \
+                        layer_types max_position_embeddings norm_eps num_attention_heads \
+                        num_hidden_layers num_key_value_heads=4 rope_parameters sliding_window \
+                        tie_word_embeddings use_attention_gate use_sandwich_norm vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

@@ -5,6 +5,7 @@ use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GgufArchitecture, GgufVariant, INTERLEAVED, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -20,6 +21,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Llama 1, 2, 3; Yi",
             read: |fields| read(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim hidden_act hidden_size intermediate_size \
+                        max_position_embeddings mlp_bias num_attention_heads num_hidden_layers \
+                        num_key_value_heads rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "mistral",
@@ -27,6 +35,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mistral",
             read: |fields| read_mistral(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "head_dim hidden_act hidden_size intermediate_size \
+                        max_position_embeddings=131072 num_attention_heads num_hidden_layers \
+                        num_key_value_heads=8 rms_norm_eps rope_parameters sliding_window=4096 \
+                        tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "internlm",
@@ -34,6 +49,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "InternLM 1",
             read: |fields| read_internlm(fields).map(Architecture::new),
             infer: infer_internlm,
+            fields: PublishedFields::UNKNOWN,
         },
     ],
     gguf: &[

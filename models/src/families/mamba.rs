@@ -6,6 +6,7 @@ use crate::checkpoint::gguf::{
     BACKBONE_TOP, ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{HIDDEN, LAYERS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -25,6 +26,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mamba 2",
             read: |fields| MambaConfig::from_mamba2_fields(fields).map(Architecture::new),
             infer: infer_mamba2,
+            fields: PublishedFields {
+                read: "conv_kernel head_dim hidden_act hidden_size layer_norm_epsilon n_groups \
+                        num_heads num_hidden_layers state_size tie_word_embeddings time_step_limit \
+                        use_bias use_conv_bias vocab_size",
+                none: "chunk_size expand rescale_prenorm_residual residual_in_fp32 time_step_floor \
+                        time_step_max time_step_min time_step_rank",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "mamba",
@@ -32,6 +41,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Mamba",
             read: |fields| MambaConfig::from_mamba_fields(fields).map(Architecture::new),
             infer: infer_mamba,
+            fields: PublishedFields {
+                read: "conv_kernel expand hidden_act hidden_size intermediate_size \
+                        layer_norm_epsilon num_hidden_layers state_size tie_word_embeddings \
+                        time_step_rank use_bias use_conv_bias vocab_size",
+                none: "rescale_prenorm_residual residual_in_fp32 time_step_floor \
+                        time_step_init_scheme time_step_max time_step_min time_step_scale \
+                        use_associative_scan use_mambapy",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, NameMapping, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -27,6 +28,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "MiniMax-M2",
         read: |fields| MiniMaxM2Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "head_dim=128 hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_experts_per_tok \
+                        num_hidden_layers num_key_value_heads=8 num_local_experts rms_norm_eps \
+                        rope_parameters tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "minimax-m2",

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::family::{FamilyVariant, ModelFamily};
@@ -18,6 +19,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Ministral 3",
         read: |fields| read(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(None),
+        fields: PublishedFields {
+            read: "head_dim=128 hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=8 rms_norm_eps \
+                        rope_parameters={\"rope_theta\":1000000.0,\"factor\":16.0,\"original_max_position_embeddings\":16384,\"beta_fast\":32.0,\"beta_slow\":1.0,\"mscale_all_dim\":1.0,\"mscale\":1.0,\"llama_4_scaling_beta\":0.1,\"rope_type\":\"yarn\"} \
+                        sliding_window tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "mistral3",

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::NameMapping;
 use crate::checkpoint::gguf::TensorConversion::{Experts, KeyHeads, QueryHeads, Same};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -19,6 +20,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Mixtral",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "head_dim hidden_act hidden_size intermediate_size \
+                        max_position_embeddings=131072 num_attention_heads num_experts_per_tok \
+                        num_hidden_layers num_key_value_heads=8 num_local_experts rms_norm_eps \
+                        rope_parameters sliding_window tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

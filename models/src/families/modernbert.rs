@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -27,6 +28,16 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "ModernBERT",
         read: |fields| ModernBertConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias classifier_activation classifier_bias classifier_pooling \
+                        hidden_activation hidden_size intermediate_size layer_types local_attention \
+                        max_position_embeddings mlp_bias norm_bias norm_eps num_attention_heads \
+                        num_hidden_layers rope_parameters vocab_size",
+            none: "cls_token_id sep_token_id decoder_bias deterministic_flash_attn \
+                        initializer_cutoff_factor mlp_dropout sparse_pred_ignore_index \
+                        sparse_prediction tie_word_embeddings",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "modern-bert",

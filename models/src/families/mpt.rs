@@ -3,6 +3,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::HIDDEN;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -22,6 +23,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "MPT",
         read: |fields| MptConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "d_model expansion_ratio layer_norm_epsilon max_seq_len=2048 n_heads n_layers \
+                        no_bias tie_word_embeddings vocab_size",
+            only: "logit_scale=null norm_type=\"low_precision_layernorm\"",
+            none: "embedding_fraction init_device learned_pos_emb",
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "mpt",

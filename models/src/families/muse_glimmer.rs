@@ -3,6 +3,7 @@
 //! a window have rotary embedding, the others no positions; logits scaled and bounded.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -26,6 +27,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Muse Glimmer, text only",
             read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                none: "image_token_id out_hidden_size projector_hidden_act projector_hidden_size \
+                        video_token_id",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "muse_glimmer_text",
@@ -33,6 +39,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Muse Glimmer",
             read: |fields| MuseGlimmerConfig::from_fields(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias final_logit_softcapping head_dim=128 hidden_activation \
+                        hidden_size intermediate_size layer_rope_theta layer_types \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=2 output_multiplier=0.19611613513818404 post_norm_eps \
+                        qk_scale_factor rms_norm_eps rope_parameters sliding_window=2048 \
+                        tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[],

@@ -6,6 +6,7 @@ use crate::checkpoint::gguf::{
     BACKBONE_TOP, ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{HEAD_SIZE, HEADS, KV_HEADS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -28,6 +29,21 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Nemotron-H, Nemotron 3",
         read: |fields| NemotronHConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias conv_kernel head_dim=128 hidden_size intermediate_size \
+                        layer_norm_epsilon layers_block_type mamba_head_dim mamba_hidden_act \
+                        mamba_num_heads max_position_embeddings mlp_bias mlp_hidden_act \
+                        moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size \
+                        n_group n_groups n_routed_experts n_shared_experts norm_topk_prob \
+                        num_attention_heads num_experts_per_tok num_key_value_heads=8 \
+                        routed_scaling_factor ssm_state_size tie_word_embeddings time_step_limit \
+                        time_step_min topk_group=1 use_bias use_conv_bias vocab_size",
+            only: "sliding_window=null",
+            none: "chunk_size expand mamba_proj_bias mamba_ssm_cache_dtype \
+                        moe_shared_expert_overlap mtp_layers_block_type num_logits_to_keep \
+                        num_nextn_predict_layers rescale_prenorm_residual residual_in_fp32 \
+                        time_step_floor time_step_max use_mamba_kernels",
+        },
     }],
     gguf: &[
         GgufArchitecture {

@@ -5,6 +5,7 @@ use super::bert::TypedEmbedding;
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -31,6 +32,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Nomic BERT (nomic-embed-text)",
         read: |fields| NomicBertConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "head_dim hidden_act hidden_size intermediate_size layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        rope_parameters type_vocab_size vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "nomic-bert",

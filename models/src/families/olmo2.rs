@@ -4,6 +4,7 @@
 
 use crate::checkpoint::gguf::{GgufArchitecture, NORMS_BEHIND, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -20,6 +21,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "OLMo 2",
             read: |fields| read(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias hidden_act hidden_size intermediate_size \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "olmo3",
@@ -27,6 +35,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "OLMo 3",
             read: |fields| read_olmo3(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias hidden_act hidden_size intermediate_size layer_types \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads rms_norm_eps rope_parameters sliding_window=4096 \
+                        tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[GgufArchitecture {

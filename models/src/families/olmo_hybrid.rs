@@ -2,6 +2,7 @@
 //! after norms, the others are those of OLMo 2, often without positions.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{HEADS, HIDDEN, KV_HEADS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -23,6 +24,17 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "OLMo Hybrid",
         read: |fields| OlmoHybridConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias hidden_act hidden_size intermediate_size layer_types \
+                        linear_allow_neg_eigval linear_conv_kernel_dim linear_key_head_dim \
+                        linear_num_key_heads linear_num_value_heads linear_value_head_dim \
+                        max_position_embeddings=65536 num_attention_heads num_hidden_layers \
+                        num_key_value_heads rms_norm_eps rope_parameters tie_word_embeddings \
+                        vocab_size",
+            none: "linear_a_log_max linear_a_log_min linear_dt_init_floor linear_dt_max \
+                        linear_dt_min",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

@@ -2,6 +2,7 @@
 //! before the parts of a layer or (350m) after them.
 
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{CONTEXT, VOCAB};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -23,6 +24,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "OPT",
         read: |fields| OptConfig::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "activation_function do_layer_norm_before enable_bias ffn_dim hidden_size \
+                        layer_norm_elementwise_affine max_position_embeddings num_attention_heads \
+                        num_hidden_layers tie_word_embeddings vocab_size word_embed_proj_dim",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

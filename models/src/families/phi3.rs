@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::KV_HEADS;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -18,6 +19,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Phi 3",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "hidden_act hidden_size intermediate_size max_position_embeddings \
+                        num_attention_heads num_hidden_layers num_key_value_heads \
+                        original_max_position_embeddings=4096 rms_norm_eps rope_parameters \
+                        sliding_window tie_word_embeddings vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "phi3",

@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -23,6 +24,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Qwen, first generation",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[GgufArchitecture {
         name: "qwen",

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::gguf::GgufArchitecture;
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::families::llama;
@@ -16,6 +17,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "Qwen 2, 2.5",
         read: |fields| read(fields).map(Architecture::new),
         infer: |t| t.record_llama_block(None),
+        fields: PublishedFields {
+            read: "hidden_act hidden_size intermediate_size layer_types \
+                        max_position_embeddings=32768 max_window_layers=28 num_attention_heads \
+                        num_hidden_layers num_key_value_heads=32 rms_norm_eps rope_parameters \
+                        sliding_window=4096 tie_word_embeddings use_sliding_window vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "qwen2",

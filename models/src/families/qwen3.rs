@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::{Experts, Same};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -21,6 +22,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3",
             read: |fields| read(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim hidden_act hidden_size intermediate_size layer_types \
+                        max_position_embeddings max_window_layers=28 num_attention_heads \
+                        num_hidden_layers num_key_value_heads=32 rms_norm_eps rope_parameters \
+                        sliding_window=4096 tie_word_embeddings use_sliding_window vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "qwen3_moe",
@@ -28,6 +36,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3 with experts",
             read: |fields| read_moe(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias decoder_sparse_step hidden_act hidden_size intermediate_size \
+                        max_position_embeddings mlp_only_layers moe_intermediate_size norm_topk_prob \
+                        num_attention_heads num_experts_per_tok num_hidden_layers \
+                        num_key_value_heads=4 num_local_experts rms_norm_eps rope_parameters \
+                        sliding_window=4096 tie_word_embeddings use_sliding_window vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

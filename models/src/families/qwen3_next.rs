@@ -11,6 +11,7 @@ use crate::checkpoint::gguf::{
     ConfigFieldWriter, FieldResult, GEMMA_TOP, GgufArchitecture, NameMapping, TensorNameMap, ValueHeadAxis,
 };
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -34,6 +35,16 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen3-Next",
             read: |fields| Qwen3NextConfig::next(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias decoder_sparse_step head_dim hidden_act hidden_size \
+                        intermediate_size layer_types linear_conv_kernel_dim linear_key_head_dim \
+                        linear_num_key_heads linear_num_value_heads linear_value_head_dim \
+                        max_position_embeddings mlp_only_layers moe_intermediate_size norm_topk_prob \
+                        num_attention_heads num_experts num_experts_per_tok num_hidden_layers \
+                        num_key_value_heads=2 rms_norm_eps rope_parameters \
+                        shared_expert_intermediate_size tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "qwen3_5",
@@ -41,6 +52,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3.5, text only",
             read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "tie_word_embeddings",
+                none: "image_token_id video_token_id vision_end_token_id vision_start_token_id",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "qwen3_5_text",
@@ -48,6 +64,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3.5",
             read: |fields| Qwen3NextConfig::dense(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim hidden_act hidden_size intermediate_size=12288 \
+                        layer_types linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads \
+                        linear_num_value_heads linear_value_head_dim max_position_embeddings \
+                        num_attention_heads num_hidden_layers num_key_value_heads=4 rms_norm_eps \
+                        rope_parameters tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "qwen3_5_moe",
@@ -55,6 +79,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3.5 with experts, text only",
             read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "tie_word_embeddings",
+                none: "image_token_id video_token_id vision_end_token_id vision_start_token_id",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "qwen3_5_moe_text",
@@ -62,6 +91,15 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "Qwen 3.5 with experts",
             read: |fields| Qwen3NextConfig::moe(fields).map(Architecture::new),
             infer: infer_fields,
+            fields: PublishedFields {
+                read: "attention_bias head_dim hidden_act hidden_size layer_types \
+                        linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads \
+                        linear_num_value_heads linear_value_head_dim max_position_embeddings \
+                        moe_intermediate_size num_attention_heads num_experts num_experts_per_tok \
+                        num_hidden_layers num_key_value_heads=2 rms_norm_eps rope_parameters \
+                        shared_expert_intermediate_size tie_word_embeddings vocab_size",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[

@@ -10,6 +10,7 @@ pub mod naming;
 pub use config::Rwkv4Config;
 
 use crate::checkpoint::Distribution;
+use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
@@ -29,6 +30,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-4",
         read: |fields| Rwkv4Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_hidden_size context_length hidden_size intermediate_size \
+                        layer_norm_epsilon num_hidden_layers rescale_every vocab_size bos_token_id=0 \
+                        eos_token_id=0 tie_word_embeddings",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[],
 };

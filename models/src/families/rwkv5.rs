@@ -10,6 +10,7 @@ pub mod naming;
 pub use config::Rwkv5Config;
 
 use crate::checkpoint::Distribution;
+use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
@@ -33,6 +34,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-5.2",
         read: |fields| Rwkv5Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[],
 };

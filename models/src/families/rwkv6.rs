@@ -12,6 +12,7 @@ pub use config::Rwkv6Config;
 use crate::checkpoint::Distribution;
 use crate::checkpoint::gguf::TensorConversion::{Rescaled, Same, Stacked, Transposed, TransposedEach};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
+use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
@@ -38,6 +39,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-6",
         read: |fields| Rwkv6Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[GgufArchitecture {
         name: "rwkv6",

@@ -12,6 +12,7 @@ pub use config::Rwkv7Config;
 use crate::checkpoint::Distribution;
 use crate::checkpoint::gguf::TensorConversion::{Same, SplitHeads, Stacked};
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
+use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
@@ -33,6 +34,7 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "RWKV-7",
         read: |fields| Rwkv7Config::from_fields(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields::UNKNOWN,
     }],
     gguf: &[GgufArchitecture {
         name: "rwkv7",

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, INTERLEAVED, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -19,6 +20,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "SmolLM3",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "attention_bias hidden_act hidden_size intermediate_size layer_types \
+                        max_position_embeddings=32768 mlp_bias no_rope_layer_interval no_rope_layers \
+                        num_attention_heads num_hidden_layers num_key_value_heads=4 rms_norm_eps \
+                        rope_parameters sliding_window tie_word_embeddings use_sliding_window \
+                        vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "smollm3",

@@ -5,6 +5,7 @@
 use crate::checkpoint::gguf::TensorConversion::Heads;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -20,6 +21,13 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "StableLM 2",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "hidden_act hidden_size intermediate_size layer_norm_eps \
+                        max_position_embeddings num_attention_heads num_hidden_layers \
+                        num_key_value_heads=32 qk_layernorm rope_parameters tie_word_embeddings \
+                        use_parallel_residual use_qkv_bias vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "stablelm",

@@ -4,6 +4,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::definition::Architecture;
 use crate::error::ConfigError;
 use crate::evidence::{ConfigEvidence, EvidenceResult};
@@ -19,6 +20,12 @@ pub const FAMILY: ModelFamily = ModelFamily {
         about: "StarCoder 2",
         read: |fields| read(fields).map(Architecture::new),
         infer: infer_fields,
+        fields: PublishedFields {
+            read: "hidden_act hidden_size intermediate_size max_position_embeddings \
+                        norm_epsilon num_attention_heads num_hidden_layers num_key_value_heads=2 \
+                        rope_parameters sliding_window tie_word_embeddings use_bias vocab_size",
+            ..PublishedFields::UNKNOWN
+        },
     }],
     gguf: &[GgufArchitecture {
         name: "starcoder2",

@@ -9,6 +9,7 @@
 use crate::checkpoint::gguf::TensorConversion::Same;
 use crate::checkpoint::gguf::{ConfigFieldWriter, FieldResult, GgufArchitecture, TensorNameMap};
 use crate::config::ConfigFields;
+use crate::config::published::PublishedFields;
 use crate::config::sizes::{HIDDEN, LARGEST_HEAD, MOST_HEADS, MOST_LAYERS};
 use crate::definition::Architecture;
 use crate::error::ConfigError;
@@ -30,6 +31,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "T5, FLAN-T5",
             read: |fields| T5Config::t5(fields).map(Architecture::new),
             infer: |t| infer_fields(t, true),
+            fields: PublishedFields {
+                read: "d_ff d_kv d_model feed_forward_proj layer_norm_epsilon num_decoder_layers \
+                        num_heads num_layers relative_attention_max_distance \
+                        relative_attention_num_buckets scale_decoder_outputs tie_word_embeddings \
+                        vocab_size pad_token_id",
+                none: "dense_act_fn is_decoder is_gated_act",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "mt5",
@@ -37,6 +46,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "mT5",
             read: |fields| T5Config::mt5(fields).map(Architecture::new),
             infer: |t| infer_fields(t, false),
+            fields: PublishedFields {
+                read: "d_ff d_kv d_model feed_forward_proj=\"gated-gelu\" layer_norm_epsilon \
+                        num_decoder_layers num_heads num_layers relative_attention_max_distance \
+                        relative_attention_num_buckets tie_word_embeddings=true vocab_size \
+                        decoder_start_token_id",
+                none: "dense_act_fn is_decoder is_gated_act",
+                ..PublishedFields::UNKNOWN
+            },
         },
         FamilyVariant {
             model_type: "umt5",
@@ -44,6 +61,14 @@ pub const FAMILY: ModelFamily = ModelFamily {
             about: "UMT5",
             read: |fields| T5Config::umt5(fields).map(Architecture::new),
             infer: |t| infer_fields(t, false),
+            fields: PublishedFields {
+                read: "d_ff d_kv d_model feed_forward_proj=\"gated-gelu\" layer_norm_epsilon \
+                        num_decoder_layers num_heads num_layers relative_attention_max_distance \
+                        relative_attention_num_buckets scale_decoder_outputs \
+                        tie_word_embeddings=true vocab_size decoder_start_token_id",
+                none: "dense_act_fn is_decoder is_gated_act",
+                ..PublishedFields::UNKNOWN
+            },
         },
     ],
     gguf: &[GgufArchitecture {

@@ -5,7 +5,8 @@
 //! `data/config_fields.json` has the fields with their defaults, written by `tools/config_fields.py`.
 
 use mlcc_models::ModelConfig;
-use mlcc_models::config::published::TABLE;
+use mlcc_models::config::published::{COMMON_FIELDS, PublishedFields};
+use mlcc_models::families;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -135,10 +136,12 @@ fn bases(model_type: &str, defaults: &JsonFields) -> Vec<JsonFields> {
 /// Rows of the table: what each field of a model type becomes.
 fn table() -> BTreeMap<(&'static str, &'static str), &'static str> {
     let mut rows = BTreeMap::new();
-    for line in TABLE.lines().filter(|line| !line.starts_with('#')) {
-        let mut words = line.split_whitespace();
-        let (model_type, kind) = (words.next().unwrap(), words.next().unwrap());
-        for field in words {
+    let own = families::variants().flat_map(|variant| {
+        let PublishedFields { read, only, none } = variant.fields;
+        [("read", read), ("only", only), ("none", none)].map(|(kind, list)| (variant.model_type, kind, list))
+    });
+    for (model_type, kind, list) in own.chain([("*", "none", COMMON_FIELDS)]) {
+        for field in list.split_whitespace() {
             let name = field.split_once('=').map_or(field, |(name, _)| name);
             assert!(rows.insert((model_type, name), kind).is_none(), "{model_type}: `{name}` is in two rows");
         }
