@@ -49,6 +49,47 @@ impl RwkvOuterLayers<'_> {
     }
 }
 
+/// A block: both mixings, each of the normalised hidden values `[n, hidden]` and added to them.
+pub struct RwkvBlock<'a> {
+    /// Block `i` is `{blocks}.{i}`.
+    pub blocks: &'a str,
+    /// Norms before the first block, the mixing over time and the mixing of channels.
+    pub norms: [&'a str; 3],
+    pub hidden: usize,
+    pub epsilon: f64,
+    /// Hidden values are halved after this many blocks, 0 = never.
+    pub rescale_every: usize,
+}
+
+impl RwkvBlock<'_> {
+    pub fn add(
+        &self,
+        b: &mut GraphBuilder,
+        layer: usize,
+        mut x: ValueId,
+        time_mixing: impl FnOnce(&mut GraphBuilder, ValueId) -> ValueId,
+        channel_mixing: impl FnOnce(&mut GraphBuilder, ValueId) -> ValueId,
+    ) -> ValueId {
+        let [first, time, channels] = self.norms;
+        let norm = |b: &mut GraphBuilder, x, norm: &str| {
+            layer_norm(b, x, &format!("{}.{layer}.{norm}", self.blocks), self.hidden, self.epsilon)
+        };
+        if layer == 0 {
+            x = norm(b, x, first);
+        }
+        let h = norm(b, x, time);
+        let h = time_mixing(b, h);
+        b.tap(format!("layer.{layer}.attention"), h);
+        x = b.add(x, h);
+        let h = norm(b, x, channels);
+        let h = channel_mixing(b, h);
+        b.tap(format!("layer.{layer}.mlp"), h);
+        x = b.add(x, h);
+        b.tap(format!("layer.{layer}"), x);
+        halve_at_rescale(b, x, (layer, self.rescale_every))
+    }
+}
+
 /// The previous token's `x: [n, hidden]` at each position, from and to the state of that name.
 pub fn previous_token(b: &mut GraphBuilder, x: ValueId, state: &str) -> ValueId {
     let hidden = b.ty(x).dims[1].clone();
@@ -80,7 +121,7 @@ pub fn rescaled_weight(
 }
 
 /// Halves the hidden values where the weights of the layers after them are divided by one more 2.
-pub fn halve_at_rescale(b: &mut GraphBuilder, x: ValueId, (layer, rescale_every): (usize, usize)) -> ValueId {
+fn halve_at_rescale(b: &mut GraphBuilder, x: ValueId, (layer, rescale_every): (usize, usize)) -> ValueId {
     match rescale_every > 0 && (layer + 1).is_multiple_of(rescale_every) {
         true => b.scale(x, 0.5),
         false => x,

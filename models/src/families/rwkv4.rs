@@ -14,10 +14,10 @@ use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
-    RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, previous_token, rescaled_weight,
+    RwkvBlock, RwkvOuterLayers, gated_channel_mixing, previous_token, rescaled_weight,
 };
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
+use crate::layers::{interpolate, linear, linear_weight, vector_param};
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -45,16 +45,11 @@ const EMPTY: f64 = -1e30;
 
 impl ModelDefinition for Rwkv4Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        let frame = RwkvOuterLayers {
-            vocab: self.vocab,
-            hidden: self.hidden,
-            layers: self.layers,
-            epsilon: self.layer_norm_epsilon,
-            embedding: "rwkv.embeddings.weight",
-            norm: "rwkv.ln_out",
-            head: "head.weight",
-        };
-        frame.build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
+        outer_layers(self).build_entry(b, entry, |b, layer, x| {
+            let time = |b: &mut GraphBuilder, x| time_mixing(b, self, layer, x);
+            let channels = |b: &mut GraphBuilder, x| channel_mixing(b, self, layer, x);
+            block(self).add(b, layer, x, time, channels)
+        })
     }
 
     fn vocab(&self) -> usize {
@@ -82,24 +77,28 @@ impl ModelDefinition for Rwkv4Config {
     }
 }
 
-fn block(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, mut x: ValueId) -> ValueId {
-    let name = format!("rwkv.blocks.{layer}");
-    let norm = |b: &mut GraphBuilder, x, norm: &str| {
-        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
-    };
-    if layer == 0 {
-        x = norm(b, x, "pre_ln");
+/// What RWKV-4 to -6 have around their blocks.
+pub(super) fn outer_layers(config: &Rwkv4Config) -> RwkvOuterLayers<'static> {
+    RwkvOuterLayers {
+        vocab: config.vocab,
+        hidden: config.hidden,
+        layers: config.layers,
+        epsilon: config.layer_norm_epsilon,
+        embedding: "rwkv.embeddings.weight",
+        norm: "rwkv.ln_out",
+        head: "head.weight",
     }
-    let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.attention"), h);
-    x = b.add(x, h);
-    let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.mlp"), h);
-    x = b.add(x, h);
-    b.tap(format!("layer.{layer}"), x);
-    halve_at_rescale(b, x, (layer, config.rescale_every))
+}
+
+/// Their blocks.
+pub(super) fn block(config: &Rwkv4Config) -> RwkvBlock<'static> {
+    RwkvBlock {
+        blocks: "rwkv.blocks",
+        norms: ["pre_ln", "ln1", "ln2"],
+        hidden: config.hidden,
+        epsilon: config.layer_norm_epsilon,
+        rescale_every: config.rescale_every,
+    }
 }
 
 /// The attention-free mixing over time.
@@ -168,7 +167,13 @@ fn wkv_step(b: &mut GraphBuilder, channels: usize) -> FuncId {
     })
 }
 
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv4Config, layer: usize, x: ValueId) -> ValueId {
+/// Also that of RWKV-5.
+pub(super) fn channel_mixing(
+    b: &mut GraphBuilder,
+    config: &Rwkv4Config,
+    layer: usize,
+    x: ValueId,
+) -> ValueId {
     let name = format!("rwkv.blocks.{layer}.feed_forward");
     let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
     let mixed = |b: &mut GraphBuilder, which: &str| {

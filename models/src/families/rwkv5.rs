@@ -13,14 +13,11 @@ use crate::checkpoint::Distribution;
 use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
-use crate::families::rwkv::{
-    RwkvHeads, RwkvOuterLayers, gated_channel_mixing, halve_at_rescale, linear_attention_step,
-    previous_token, rescaled_weight, silu,
-};
+use crate::families::rwkv::{RwkvHeads, linear_attention_step, previous_token, rescaled_weight, silu};
 use crate::families::rwkv4;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::{interpolate, layer_norm, linear, linear_weight, vector_param};
+use crate::layers::{interpolate, linear, linear_weight, vector_param};
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
 use mlcc_ir::module::{FuncId, ParamRole, ParamSource};
@@ -41,7 +38,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
 
 impl ModelDefinition for Rwkv5Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
+        rwkv4::outer_layers(self).build_entry(b, entry, |b, layer, x| {
+            let time = |b: &mut GraphBuilder, x| time_mixing(b, self, layer, x);
+            let channels = |b: &mut GraphBuilder, x| rwkv4::channel_mixing(b, self, layer, x);
+            rwkv4::block(self).add(b, layer, x, time, channels)
+        })
     }
 
     fn vocab(&self) -> usize {
@@ -67,39 +68,6 @@ impl ModelDefinition for Rwkv5Config {
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
         rwkv5_distribution(name, shape)
     }
-}
-
-/// What RWKV-5 and -6 have around their blocks.
-pub(crate) fn frame(config: &Rwkv5Config) -> RwkvOuterLayers<'static> {
-    RwkvOuterLayers {
-        vocab: config.vocab,
-        hidden: config.hidden,
-        layers: config.layers,
-        epsilon: config.layer_norm_epsilon,
-        embedding: "rwkv.embeddings.weight",
-        norm: "rwkv.ln_out",
-        head: "head.weight",
-    }
-}
-
-fn block(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, mut x: ValueId) -> ValueId {
-    let name = format!("rwkv.blocks.{layer}");
-    let norm = |b: &mut GraphBuilder, x, norm: &str| {
-        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
-    };
-    if layer == 0 {
-        x = norm(b, x, "pre_ln");
-    }
-    let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.attention"), h);
-    x = b.add(x, h);
-    let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.mlp"), h);
-    x = b.add(x, h);
-    b.tap(format!("layer.{layer}"), x);
-    halve_at_rescale(b, x, (layer, config.rescale_every))
 }
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
@@ -151,18 +119,6 @@ pub(crate) fn gated_output(
     let output = format!("{name}.output.weight");
     let output = rescaled_weight(b, rescale, &output, config.hidden, config.attention_hidden);
     linear(b, gated, output)
-}
-
-fn channel_mixing(b: &mut GraphBuilder, config: &Rwkv5Config, layer: usize, x: ValueId) -> ValueId {
-    let name = format!("rwkv.blocks.{layer}.feed_forward");
-    let previous = previous_token(b, x, &format!("blocks.{layer}.ffn.x"));
-    let mixed = |b: &mut GraphBuilder, which: &str| {
-        let mix = vector_param(b, &format!("{name}.time_mix_{which}"), config.hidden);
-        interpolate(b, x, previous, mix)
-    };
-    let (k, r) = (mixed(b, "key"), mixed(b, "receptance"));
-    let rescale = (layer, config.rescale_every);
-    gated_channel_mixing(b, &name, (config.hidden, config.intermediate), rescale, (k, r))
 }
 
 pub(super) fn infer_fields(t: &mut ConfigEvidence) -> EvidenceResult {

@@ -16,15 +16,16 @@ use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
-    RwkvHeads, gated_channel_mixing, halve_at_rescale, linear_attention_step, low_rank_weight, mix_previous,
-    previous_token, write_gguf_heads,
+    RwkvHeads, gated_channel_mixing, linear_attention_step, low_rank_weight, mix_previous, previous_token,
+    write_gguf_heads,
 };
+use crate::families::rwkv4;
 use crate::families::rwkv4::naming::rwkv4_canonical;
 use crate::families::rwkv5;
+use crate::families::rwkv5::gated_output;
 use crate::families::rwkv5::naming::rwkv5_distribution;
-use crate::families::rwkv5::{frame, gated_output};
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::{layer_norm, linear, linear_weight, vector_param};
+use crate::layers::{linear, linear_weight, vector_param};
 use mlcc_ir::dim::Dim;
 use mlcc_ir::graph::ValueId;
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -52,7 +53,11 @@ pub const FAMILY: ModelFamily = ModelFamily {
 
 impl ModelDefinition for Rwkv6Config {
     fn build(&self, b: &mut GraphBuilder, entry: &EntrySpec) -> FuncId {
-        frame(self).build_entry(b, entry, |b, layer, x| block(b, self, layer, x))
+        rwkv4::outer_layers(self).build_entry(b, entry, |b, layer, x| {
+            let time = |b: &mut GraphBuilder, x| time_mixing(b, self, layer, x);
+            let channels = |b: &mut GraphBuilder, x| channel_mixing(b, self, layer, x);
+            rwkv4::block(self).add(b, layer, x, time, channels)
+        })
     }
 
     fn vocab(&self) -> usize {
@@ -78,26 +83,6 @@ impl ModelDefinition for Rwkv6Config {
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
         rwkv5_distribution(name, shape)
     }
-}
-
-fn block(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, mut x: ValueId) -> ValueId {
-    let name = format!("rwkv.blocks.{layer}");
-    let norm = |b: &mut GraphBuilder, x, norm: &str| {
-        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.layer_norm_epsilon)
-    };
-    if layer == 0 {
-        x = norm(b, x, "pre_ln");
-    }
-    let h = norm(b, x, "ln1");
-    let h = time_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.attention"), h);
-    x = b.add(x, h);
-    let h = norm(b, x, "ln2");
-    let h = channel_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.mlp"), h);
-    x = b.add(x, h);
-    b.tap(format!("layer.{layer}"), x);
-    halve_at_rescale(b, x, (layer, config.rescale_every))
 }
 
 fn time_mixing(b: &mut GraphBuilder, config: &Rwkv6Config, layer: usize, x: ValueId) -> ValueId {

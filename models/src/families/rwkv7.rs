@@ -16,10 +16,11 @@ use crate::config::published::PublishedFields;
 use crate::definition::{Architecture, EntrySpec, ModelDefinition};
 use crate::evidence::{ConfigEvidence, EvidenceResult};
 use crate::families::rwkv::{
-    RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu, write_gguf_heads,
+    RwkvBlock, RwkvHeads, RwkvOuterLayers, low_rank_weight, mix_previous, previous_token, squared_relu,
+    write_gguf_heads,
 };
 use crate::family::{FamilyVariant, ModelFamily};
-use crate::layers::{layer_norm, linear, linear_weight, vector_param};
+use crate::layers::{linear, linear_weight, vector_param};
 use mlcc_ir::compute::RedOp;
 use mlcc_ir::graph::{FunctionKind, ValueId};
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -62,7 +63,18 @@ impl ModelDefinition for Rwkv7Config {
             head: "lm_head.weight",
         };
         let mut first_value = None;
-        frame.build_entry(b, entry, |b, layer, x| block(b, self, layer, x, &mut first_value))
+        let block = RwkvBlock {
+            blocks: "model.layers",
+            norms: ["pre_norm", "attn_norm", "ffn_norm"],
+            hidden: self.hidden,
+            epsilon: self.norm_epsilon,
+            rescale_every: 0,
+        };
+        frame.build_entry(b, entry, |b, layer, x| {
+            let time = |b: &mut GraphBuilder, x| time_mixing(b, self, layer, x, &mut first_value);
+            let channels = |b: &mut GraphBuilder, x| channel_mixing(b, self, layer, x);
+            block.add(b, layer, x, time, channels)
+        })
     }
 
     fn vocab(&self) -> usize {
@@ -96,32 +108,6 @@ impl ModelDefinition for Rwkv7Config {
     fn distribution(&self, name: &str, shape: &[usize]) -> Distribution {
         rwkv7_distribution(name, shape)
     }
-}
-
-fn block(
-    b: &mut GraphBuilder,
-    config: &Rwkv7Config,
-    layer: usize,
-    mut x: ValueId,
-    first_value: &mut Option<ValueId>,
-) -> ValueId {
-    let name = format!("model.layers.{layer}");
-    let norm = |b: &mut GraphBuilder, x, norm: &str| {
-        layer_norm(b, x, &format!("{name}.{norm}"), config.hidden, config.norm_epsilon)
-    };
-    if layer == 0 {
-        x = norm(b, x, "pre_norm");
-    }
-    let h = norm(b, x, "attn_norm");
-    let h = time_mixing(b, config, layer, h, first_value);
-    b.tap(format!("layer.{layer}.attention"), h);
-    x = b.add(x, h);
-    let h = norm(b, x, "ffn_norm");
-    let h = channel_mixing(b, config, layer, h);
-    b.tap(format!("layer.{layer}.mlp"), h);
-    x = b.add(x, h);
-    b.tap(format!("layer.{layer}"), x);
-    x
 }
 
 fn time_mixing(

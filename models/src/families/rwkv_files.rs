@@ -42,18 +42,14 @@ fn infer_before_rwkv7(tensors: &RwkvTensors) -> Result<ConfigFields, ConfigError
         );
         return Err(tensors.cannot_infer(detail));
     }
-    let base = Rwkv5Config {
-        attention_hidden,
-        head_size,
-        intermediate,
-        ..Rwkv5Config::of_size(vocab, hidden, layers)
-    };
+    let mut five = Rwkv5Config { head_size, ..Rwkv5Config::of_size(vocab, hidden, layers) };
+    (five.base.attention_hidden, five.base.intermediate) = (attention_hidden, intermediate);
     if !is_six {
-        return Ok(tensors.with_origin(base.to_fields()));
+        return Ok(tensors.with_origin(five.to_fields()));
     }
     let (_, mixes) = tensors.block_matrix("attention.time_maa_w1", "att.time_maa_w1")?;
     let (_, decay_rank) = tensors.block_matrix("attention.time_decay_w1", "att.time_decay_w1")?;
-    let config = Rwkv6Config { base, mix_rank: (mixes / 5).max(1), decay_rank };
+    let config = Rwkv6Config { base: five, mix_rank: (mixes / 5).max(1), decay_rank };
     Ok(tensors.with_origin(config.to_fields()))
 }
 

@@ -64,19 +64,26 @@ impl Rwkv4Config {
 
     pub fn from_fields(fields: &ConfigFields) -> Result<Rwkv4Config, ConfigError> {
         refuse_other_versions(fields)?;
-        let hidden = fields.size("hidden_size")?;
-        let layer_norm_epsilon = fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
+        Rwkv4Config::read_sizes(fields, |hidden| 4 * hidden, CONTEXT_LENGTH)
+    }
+
+    /// The fields that RWKV-5 and -6 have too, with these defaults of the channel-mix width and of the context.
+    pub(in crate::families) fn read_sizes(
+        fields: &ConfigFields,
+        intermediate: fn(usize) -> usize,
+        context_length: usize,
+    ) -> Result<Rwkv4Config, ConfigError> {
         refuse_tied_head(fields)?;
-        let layers = read_layers(fields)?;
+        let hidden = fields.size("hidden_size")?;
         Ok(Rwkv4Config {
             vocab: fields.size("vocab_size")?,
             hidden,
             attention_hidden: fields.size_or("attention_hidden_size", hidden)?,
-            intermediate: fields.size_or("intermediate_size", 4 * hidden)?,
-            layers,
-            layer_norm_epsilon,
+            intermediate: fields.size_or("intermediate_size", intermediate(hidden))?,
+            layers: read_layers(fields)?,
+            layer_norm_epsilon: fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?,
             rescale_every: fields.count_or("rescale_every", RESCALE_EVERY)?,
-            context_length: fields.size_or("context_length", CONTEXT_LENGTH)?,
+            context_length: fields.size_or("context_length", context_length)?,
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: fields.token_ids("eos_token_id")?,
         })

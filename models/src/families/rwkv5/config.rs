@@ -2,52 +2,43 @@
 
 use crate::config::ConfigFields;
 use crate::error::ConfigError;
-use crate::families::rwkv4::config::{LAYER_NORM_EPSILON, RESCALE_EVERY, read_layers, refuse_tied_head};
+use crate::families::rwkv4::Rwkv4Config;
+use crate::families::rwkv4::config::LAYER_NORM_EPSILON;
+use std::ops::Deref;
 
 pub const CONTEXT_LENGTH: usize = 4096;
 pub const HEAD_SIZE: usize = 64;
 /// Results of the heads are divided by it before they are normalised, in training.
 const HEAD_SIZE_DIVISOR: f64 = 8.0;
 
-/// What RWKV-5 and RWKV-6 have in common.
+/// What RWKV-5 and RWKV-6 have in common: sizes as in RWKV-4 (to which it dereferences; `attention_hidden` is heads times head
+/// size), and heads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rwkv5Config {
-    pub vocab: usize,
-    pub hidden: usize,
-    /// Width of r, k, v, g: heads times head size.
-    pub attention_hidden: usize,
+    pub base: Rwkv4Config,
     /// Width and height of the state matrix of a head.
     pub head_size: usize,
-    /// Width of the channel-mix key.
-    pub intermediate: usize,
-    pub layers: usize,
-    pub layer_norm_epsilon: f64,
     /// Epsilon of the norm over each head's result.
     pub group_norm_epsilon: f64,
-    /// As in RWKV-4.
-    pub rescale_every: usize,
-    pub context_length: usize,
-    pub bos_token_id: Option<u32>,
-    pub eos_token_ids: Vec<u32>,
+}
+
+impl Deref for Rwkv5Config {
+    type Target = Rwkv4Config;
+    fn deref(&self) -> &Rwkv4Config {
+        &self.base
+    }
 }
 
 impl Rwkv5Config {
     /// A published shape: everything but the sizes at its default.
     pub fn of_size(vocab: usize, hidden: usize, layers: usize) -> Rwkv5Config {
-        Rwkv5Config {
-            vocab,
-            hidden,
-            attention_hidden: hidden,
-            head_size: HEAD_SIZE,
+        let base = Rwkv4Config {
             intermediate: default_intermediate(hidden),
-            layers,
-            layer_norm_epsilon: LAYER_NORM_EPSILON,
-            group_norm_epsilon: LAYER_NORM_EPSILON * HEAD_SIZE_DIVISOR * HEAD_SIZE_DIVISOR,
-            rescale_every: RESCALE_EVERY,
             context_length: CONTEXT_LENGTH,
-            bos_token_id: Some(0),
-            eos_token_ids: vec![0],
-        }
+            ..Rwkv4Config::of_size(vocab, hidden, layers)
+        };
+        let group_norm_epsilon = LAYER_NORM_EPSILON * HEAD_SIZE_DIVISOR * HEAD_SIZE_DIVISOR;
+        Rwkv5Config { base, head_size: HEAD_SIZE, group_norm_epsilon }
     }
 
     pub fn heads(&self) -> usize {
@@ -89,32 +80,16 @@ impl Rwkv5Config {
 
     /// The fields that RWKV-6 has too. `num_attention_heads` is not read: published files have the head size there.
     pub(in crate::families) fn shared(fields: &ConfigFields) -> Result<Rwkv5Config, ConfigError> {
-        refuse_tied_head(fields)?;
-        let hidden = fields.size("hidden_size")?;
-        let attention_hidden = fields.size_or("attention_hidden_size", hidden)?;
+        let base = Rwkv4Config::read_sizes(fields, default_intermediate, CONTEXT_LENGTH)?;
         let head_size = fields.size_or("head_size", HEAD_SIZE)?;
-        check_heads(fields, "head_size", attention_hidden, head_size)?;
-        let layer_norm_epsilon = fields.fraction_or("layer_norm_epsilon", LAYER_NORM_EPSILON)?;
+        check_heads(fields, "head_size", base.attention_hidden, head_size)?;
         let divisor = fields.float_or("head_size_divisor", HEAD_SIZE_DIVISOR)?;
         if !(1.0..=1e4).contains(&divisor) {
             let found = &fields.raw["head_size_divisor"];
             return Err(fields.invalid_value("head_size_divisor", "a number from 1 to 10000", found));
         }
-        Ok(Rwkv5Config {
-            vocab: fields.size("vocab_size")?,
-            hidden,
-            attention_hidden,
-            head_size,
-            intermediate: fields.size_or("intermediate_size", default_intermediate(hidden))?,
-            layers: read_layers(fields)?,
-            layer_norm_epsilon,
-            // The published classes divide by the divisor and add 1e-5, whatever the other norms have.
-            group_norm_epsilon: LAYER_NORM_EPSILON * divisor * divisor,
-            rescale_every: fields.count_or("rescale_every", RESCALE_EVERY)?,
-            context_length: fields.size_or("context_length", CONTEXT_LENGTH)?,
-            bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
-            eos_token_ids: fields.token_ids("eos_token_id")?,
-        })
+        // The published classes divide by the divisor and add 1e-5, whatever the other norms have.
+        Ok(Rwkv5Config { base, head_size, group_norm_epsilon: LAYER_NORM_EPSILON * divisor * divisor })
     }
 }
 

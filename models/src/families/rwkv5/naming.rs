@@ -2,6 +2,7 @@
 //! are much the same.
 
 use crate::checkpoint::Distribution;
+use crate::families::rwkv4::Rwkv4Config;
 use crate::families::rwkv4::naming::rwkv4_distribution;
 use crate::families::rwkv5::Rwkv5Config;
 
@@ -24,7 +25,7 @@ pub(in crate::families) fn tensors(
     config: &Rwkv5Config,
     special: impl Fn(&mut dyn FnMut(&str, &[usize])),
 ) -> Vec<(String, Vec<usize>)> {
-    let Rwkv5Config { vocab, hidden: c, attention_hidden: a, intermediate: f, layers, .. } = *config;
+    let Rwkv4Config { vocab, hidden: c, attention_hidden: a, intermediate: f, layers, .. } = config.base;
     let mut tensors = vec![("rwkv.embeddings.weight".to_string(), vec![vocab, c])];
     for layer in 0..layers {
         let mut add = |part: &str, shape: &[usize]| {
