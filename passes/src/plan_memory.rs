@@ -560,7 +560,7 @@ impl<'a> EntryPlanner<'a> {
 /// The entry that turns logits into probabilities: inputs logits and temperature, output probabilities.
 pub const SOFTMAX: &str = "softmax_with_temperature";
 /// The entry that finds the largest logits of each row: input logits, outputs these and their numbers.
-pub const LIKELIEST: &str = "likeliest";
+pub const TOP_K_STEP: &str = "top_k";
 
 /// The number of an output behind the first, which has a place in the arena that nothing else uses.
 pub(crate) fn tap_index(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
@@ -572,5 +572,5 @@ pub(crate) fn tap_index(entry: &LoweredEntry, id: BufferId) -> Option<u32> {
 
 /// True if the first input of an entry is logits.
 fn reads_logits(entry: &str) -> bool {
-    matches!(entry, SOFTMAX | LIKELIEST)
+    matches!(entry, SOFTMAX | TOP_K_STEP)
 }

@@ -183,7 +183,7 @@ fn all_gather_launch(exchange: &AllGather) -> Result<LaunchDesc, EmitError> {
         block: [1; 3],
         shared_bytes: u32::try_from(parts.row_bytes).map_err(|_| EmitError::new("its rows are too long"))?,
         args,
-        repeat: if *wanted { repeat::EXCHANGE_WANTED } else { repeat::EXCHANGE },
+        repeat: if *wanted { repeat::ALL_GATHER_OUTPUTS } else { repeat::ALL_GATHER },
     })
 }
 
@@ -216,7 +216,7 @@ fn describe_launch(
     }
     let repeat = match launch.repeat {
         RepeatMode::Once => repeat::ONCE,
-        RepeatMode::Outputs => repeat::WANTED,
+        RepeatMode::Outputs => repeat::OUTPUTS,
         RepeatMode::EachSequence { .. } => repeat::EACH_SEQUENCE,
         RepeatMode::EachWorker => return Err(EmitError::new("is for each worker, of which a GPU has none")),
     };
@@ -271,7 +271,7 @@ fn base_address(base: MemoryBase) -> Result<(u32, u64), EmitError> {
         MemoryBase::Temperature => (arg::CONTROL, offset_of!(Control, temperature) as u64),
         MemoryBase::Pages => (arg::PAGES, 0),
         MemoryBase::PageTable => (arg::PAGE_TABLE, 0),
-        MemoryBase::LogitIndices => (arg::WANTED, 0),
+        MemoryBase::LogitIndices => (arg::OUTPUT_ROWS, 0),
     })
 }
 
@@ -279,7 +279,7 @@ fn base_address(base: MemoryBase) -> Result<(u32, u64), EmitError> {
 fn size_field(dim: &Dim, repeat: &RepeatMode) -> Result<usize, EmitError> {
     match (dim.constant(), dim.terms()) {
         (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) if *repeat == RepeatMode::Outputs => {
-            Ok(offset_of!(Control, n_wanted))
+            Ok(offset_of!(Control, n_outputs))
         }
         (0, [(DimAtom::Sym(SizeSymbol::N), 1)]) => Ok(offset_of!(Control, n)),
         (0, [(DimAtom::Sym(SizeSymbol::Past), 1)]) => Ok(offset_of!(Control, past)),
@@ -371,7 +371,10 @@ mod tests {
         let parts = GatherShape { ranks: 2, rows: SizeSymbol::N.into(), row_bytes: 64 };
         let exchange = AllGather { part: place(128), all: place(8192), shape: parts, output_rows: true };
         let made = super::all_gather_launch(&exchange).unwrap();
-        assert_eq!((made.kernel.as_str(), made.shared_bytes, made.repeat), ("", 64, repeat::EXCHANGE_WANTED));
+        assert_eq!(
+            (made.kernel.as_str(), made.shared_bytes, made.repeat),
+            ("", 64, repeat::ALL_GATHER_OUTPUTS)
+        );
         assert_eq!([made.args[0].offset, made.args[1].offset], [128, 8192]);
         assert_eq!(eval(&made.grid[0], 7, 5), 7);
         let moves = BufferRef { per_past: 64, ..place(0) };
@@ -459,7 +462,7 @@ mod tests {
             offset_of!(Control, past)
         );
         let rows = Dim::from(SizeSymbol::N);
-        assert_eq!(size_field(&rows, &RepeatMode::Outputs).unwrap(), offset_of!(Control, n_wanted));
+        assert_eq!(size_field(&rows, &RepeatMode::Outputs).unwrap(), offset_of!(Control, n_outputs));
         for size in [odd, Dim::from(SizeSymbol::N).add(&Dim::from(1)), Dim::from(3), Dim::from(SizeSymbol::B)]
         {
             assert!(

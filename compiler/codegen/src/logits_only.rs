@@ -1,6 +1,6 @@
 //! The items of a step that a caller without need of logits leaves out.
 
-use crate::model::{PREFILL, without_adapters};
+use mlcc_abi::EntryPoint;
 use mlcc_ir::step::{MemoryBase, StepItem, StepProgram};
 use std::ops::Range;
 
@@ -9,7 +9,8 @@ use std::ops::Range;
 /// logits.
 pub(crate) fn logits_only_items(step: &StepProgram) -> Option<Range<usize>> {
     let ranks = step.items.iter().any(|item| matches!(item, StepItem::AllGather(_)));
-    if without_adapters(&step.name) != PREFILL || ranks {
+    let entry = EntryPoint::of_function(&step.name).map(|(entry, _)| entry);
+    if entry != Some(EntryPoint::Prefill) || ranks {
         return None;
     }
     let uses = |item: &StepItem, bases: &[MemoryBase]| match item {

@@ -1,10 +1,11 @@
-//! The input of code generation and what every back end derives from it: symbol names, argument checks of entry points,
-//! the step that initialises the state.
+//! The input of code generation and what every back end derives from it: symbol names, argument checks of
+//! entry points, the step that initialises the state.
 
 use crate::error::CodegenError;
 use crate::prepare::abi_features;
 use crate::ptxas::PtxAssembler;
-use crate::table::{StateDesc, TableDesc, VariantDesc};
+use crate::table::{EntryDesc, StateDesc, TableDesc, VariantDesc};
+use mlcc_abi::{ADAPTED, EntryForm, EntryPoint};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::Dim;
 use mlcc_ir::kernel::{Kernel, ParamAccess};
@@ -18,8 +19,8 @@ pub struct CodegenInput<'a> {
     pub target: &'a CompileTarget,
     /// In the order of `target.levels`: best first.
     pub levels: Vec<LevelInput<'a>>,
-    /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and `device_entries`
-    /// (GPU).
+    /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and
+    /// `device_entries` (GPU).
     pub table: TableDesc,
     /// Makes machine code for each level of a GPU target, beside the text.
     pub assembler: Option<&'a PtxAssembler>,
@@ -96,38 +97,36 @@ pub enum ArgumentChecks {
     Tokens,
     /// `1 <= n <= batch`, `past + 1 <= context` of every sequence, and every token id.
     Sequences,
-    /// The rows of every sequence and their number, `past + rows <= context`, every token id, and the rows that are wanted.
+    /// The rows of every sequence and their number, `past + rows <= context`, every token id, and the rows
+    /// that are wanted.
     Ragged,
 }
 
 impl ArgumentChecks {
     pub fn of_step(name: &str) -> ArgumentChecks {
-        match without_adapters(name) {
-            PREFILL | "decode" | "prefill_logits" | mlcc_abi::ENCODE => ArgumentChecks::Tokens,
-            BATCH_STEP => ArgumentChecks::Sequences,
-            RAGGED_STEP => ArgumentChecks::Ragged,
-            "softmax_with_temperature" | mlcc_abi::LIKELIEST_ENTRY => ArgumentChecks::Rows,
-            _ => ArgumentChecks::None,
+        match EntryPoint::of_function(name).map(|(entry, _)| entry.kind()) {
+            Some(EntryForm::LastLogits | EntryForm::AllLogits | EntryForm::Source) => ArgumentChecks::Tokens,
+            Some(EntryForm::Batch) => ArgumentChecks::Sequences,
+            Some(EntryForm::Ragged) => ArgumentChecks::Ragged,
+            Some(EntryForm::Rows) => ArgumentChecks::Rows,
+            Some(EntryForm::State) | None => ArgumentChecks::None,
         }
     }
-}
-
-/// The entry point that does the same without adapters.
-pub(crate) fn without_adapters(step: &str) -> &str {
-    step.strip_prefix(mlcc_abi::ADAPTED).unwrap_or(step)
 }
 
 impl EntryLimits {
     /// The most that `n` may be in a step.
     pub fn max_rows(&self, step: &str) -> u64 {
-        match without_adapters(step) {
-            "decode" => 1,
-            BATCH_STEP => self.batch,
+        let entry = EntryPoint::of_function(step).map(|(entry, _)| entry);
+        match entry.map(|entry| (entry, entry.kind())) {
+            Some((EntryPoint::Decode, _)) => 1,
+            Some((_, EntryForm::Batch)) => self.batch,
             // So that all sequences may have one.
-            RAGGED_STEP if self.chunk > 0 => self.chunk.max(self.batch),
+            Some((_, EntryForm::Ragged)) if self.chunk > 0 => self.chunk.max(self.batch),
             _ => self.chunk,
         }
     }
+
     pub fn from_table(table: &TableDesc) -> EntryLimits {
         EntryLimits {
             chunk: table.plan.chunk,
@@ -148,7 +147,8 @@ pub fn kernel_symbol(kernel: &str, level: &str) -> String {
     format!("{}.{}", symbol_part(kernel), symbol_part(level))
 }
 
-/// Name of a GPU kernel in the PTX text, with its buffers placed in the way of that number ([`crate::placement`]).
+/// Name of a GPU kernel in the PTX text, with its buffers placed in the way of that number
+/// ([`crate::placement`]).
 pub fn gpu_kernel_symbol(kernel: &str, placement: usize) -> String {
     match placement {
         0 => format!("k_{}", symbol_part(kernel)),
@@ -165,52 +165,38 @@ fn symbol_part(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }
 
-/// Name of the function that returns the metadata; it is the same at every level.
-pub const METADATA_FUNCTION: &str = "mlcc_get_metadata";
-/// The step that reads a prompt, or a chunk of one.
-pub const PREFILL: &str = "prefill";
-/// The step that decodes a token for each of some sequences.
-pub const BATCH_STEP: &str = "decode_batch";
-/// The step that takes any number of tokens of each of some sequences.
-pub const RAGGED_STEP: &str = "step";
 /// The step that initialises the state; `reset_kv_cache` is the same function.
-pub const STATE_STEP: &str = "create_kv_cache";
+pub const STATE_STEP: &str = EntryPoint::CreateKvCache.name();
 
 /// The table's entry for a level.
 pub fn level_variant(input: &LevelInput<'_>) -> Result<VariantDesc, CodegenError> {
-    let symbol = |name: &str| {
-        let known = input.steps.iter().any(|s| s.name == name);
-        known.then(|| entry_symbol(name, &input.level.name))
-    };
-    let state = Some(entry_symbol(STATE_STEP, &input.level.name));
     for step in input.steps {
-        let known = mlcc_abi::ENTRY_NAMES.contains(&step.name.as_str());
-        if !known || step.name == STATE_STEP || step.name == "reset_kv_cache" {
-            let what =
-                format!("is not one of the steps that lowering makes; {}", mlcc_abi::ENTRY_NAMES.join(", "));
+        let entry = EntryPoint::of_function(&step.name).map(|(entry, _)| entry);
+        if entry.is_none_or(|entry| entry.kind() == EntryForm::State) {
+            let all: Vec<&str> = EntryPoint::all().map(EntryPoint::name).collect();
+            let what = format!("is not one of the steps that lowering makes; {}", all.join(", "));
             return Err(CodegenError::Step { step: step.name.clone(), what });
         }
     }
-    Ok(VariantDesc {
-        name: input.level.name.clone(),
-        features: abi_features(input.level)?,
-        prefill: symbol("prefill"),
-        decode: symbol("decode"),
-        prefill_logits: symbol("prefill_logits"),
-        decode_batch: symbol(BATCH_STEP),
-        step: symbol(RAGGED_STEP),
-        create_kv_cache: state.clone(),
-        reset_kv_cache: state,
-        softmax_with_temperature: symbol("softmax_with_temperature"),
-        get_metadata: Some(METADATA_FUNCTION.into()),
-        adapted: ["prefill", "decode", "prefill_logits", BATCH_STEP, RAGGED_STEP]
-            .map(|name| symbol(&format!("{}{name}", mlcc_abi::ADAPTED))),
-        encode: symbol(mlcc_abi::ENCODE),
-    })
+    let level = &input.level.name;
+    let symbol = |step: String| {
+        let known = input.steps.iter().any(|s| s.name == step);
+        known.then(|| entry_symbol(&step, level))
+    };
+    let row = |entry: EntryPoint| {
+        let function = match entry.kind() {
+            EntryForm::State => entry_symbol(STATE_STEP, level),
+            _ => symbol(entry.name().into())?,
+        };
+        let adapted = entry.has_adapted().then(|| symbol(format!("{ADAPTED}{}", entry.name()))).flatten();
+        Some(EntryDesc { name: entry.name().into(), kind: entry.kind(), function, adapted })
+    };
+    let entries = EntryPoint::all().filter_map(row).collect();
+    Ok(VariantDesc { name: level.clone(), features: abi_features(input.level)?, entries })
 }
 
-/// Kernels and step that give every piece of the state its initial value. Pieces of equal size and value share code.
-/// Rows of caches are not touched: they are read only after they were written.
+/// Kernels and step that give every piece of the state its initial value. Pieces of equal size and value
+/// share code. Rows of caches are not touched: they are read only after they were written.
 pub fn state_step(states: &[StateDesc]) -> Result<(Vec<Kernel>, StepProgram), CodegenError> {
     let mut kernels: BTreeMap<String, Kernel> = BTreeMap::new();
     let mut items = Vec::new();

@@ -64,7 +64,7 @@ impl<V: Copy> ContextFields<V> {
         Ok(ContextFields {
             n: code.load_int(this, offset_of!(Ctx, n))?,
             b: code.load_int(this, offset_of!(Ctx, b))?,
-            n_outputs: code.load_int(this, offset_of!(Ctx, n_wanted))?,
+            n_outputs: code.load_int(this, offset_of!(Ctx, n_outputs))?,
             past: code.load_int(this, offset_of!(Ctx, past))?,
             weights: code.load_address(this, offset_of!(Ctx, weights))?,
             adapters: code.load_address(this, offset_of!(Ctx, adapters))?,
@@ -73,7 +73,7 @@ impl<V: Copy> ContextFields<V> {
             page_table: code.load_address(this, offset_of!(Ctx, page_table))?,
             arena: code.load_address(this, offset_of!(Ctx, arena))?,
             tokens: code.load_address(this, offset_of!(Ctx, tokens))?,
-            logit_indices: code.load_address(this, offset_of!(Ctx, wanted))?,
+            logit_indices: code.load_address(this, offset_of!(Ctx, output_rows))?,
             logits: code.load_address(this, offset_of!(Ctx, logits))?,
             probs: code.load_address(this, offset_of!(Ctx, probs))?,
         })

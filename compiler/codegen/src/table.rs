@@ -1,15 +1,15 @@
 //! The data symbol `mlcc_model` as bytes plus relocations, independent of the back end.
 //!
-//! [`TableDesc`] is plain data; [`TableDesc::lay_out`] lays the ABI table, its arrays and its strings out in one block
-//! whose first bytes are the [`mlcc_abi::ModelTable`]. A back end defines one symbol of that content, in writable
-//! data (the dynamic loader relocates it), aligned to [`TableImage::ALIGN`].
+//! [`TableDesc`] is plain data; [`TableDesc::lay_out`] lays the ABI table, its arrays and its strings out in
+//! one block whose first bytes are the [`mlcc_abi::ModelTable`]. A back end defines one symbol of that
+//! content, in writable data (the dynamic loader relocates it), aligned to [`TableImage::ALIGN`].
 //!
-//! Invariants: equal descriptions give equal bytes; a relocated slot is 8 bytes, 8-aligned, and zero in `bytes`;
-//! relocations ascend.
+//! Invariants: equal descriptions give equal bytes; a relocated slot is 8 bytes, 8-aligned, and zero in
+//! `bytes`; relocations ascend.
 
 use mlcc_abi as abi;
 
-pub use mlcc_abi::{DimExpr, LaunchArg};
+pub use mlcc_abi::{DimExpr, EntryForm, LaunchArg, ModelPlan};
 
 /// Everything that the table says.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,53 +26,28 @@ pub struct TableDesc {
     pub states: Vec<StateDesc>,
     pub images: Vec<ImageDesc>,
     pub device_entries: Vec<DeviceEntryDesc>,
-    pub plan: PlanDesc,
+    pub plan: ModelPlan,
     /// A prompt comes in one call ([`mlcc_abi::table_flag::WHOLE_PROMPTS`]).
     pub whole_prompts: bool,
 }
 
-/// The numbers of the memory plan; field for field those of [`mlcc_abi::ModelTable`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlanDesc {
-    pub weights_bytes: u64,
-    pub arena_bytes: u64,
-    pub state_bytes: u64,
-    /// 0 stands for [`mlcc_abi::BUFFER_ALIGN`].
-    pub alignment: u64,
-    pub chunk: u64,
-    pub context: u64,
-    pub batch: u64,
-    pub vocab: u64,
-    pub max_workers: u64,
-    pub page_bytes: u64,
-    pub text_width: u64,
-    /// 0 stands for 1.
-    pub ranks: u64,
-    pub adapter_slots: u64,
-    pub adapter_rank: u64,
-    pub adapter_bytes: u64,
-    /// As [`abi::ModelTable::decoder_start`].
-    pub decoder_start: u64,
-}
-
-/// One CPU level: symbol names of its entry points, `None` = absent.
+/// The code for one CPU level.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariantDesc {
     pub name: String,
     /// Bits of [`mlcc_abi::feature`].
     pub features: u64,
-    pub prefill: Option<String>,
-    pub decode: Option<String>,
-    pub prefill_logits: Option<String>,
-    pub decode_batch: Option<String>,
-    pub step: Option<String>,
-    pub create_kv_cache: Option<String>,
-    pub reset_kv_cache: Option<String>,
-    pub softmax_with_temperature: Option<String>,
-    pub get_metadata: Option<String>,
-    /// Those for calls with adapters: as `prefill`, `decode`, `prefill_logits`, `decode_batch` and `step`.
-    pub adapted: [Option<String>; 5],
-    pub encode: Option<String>,
+    pub entries: Vec<EntryDesc>,
+}
+
+/// An entry point and the symbol names of its functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntryDesc {
+    pub name: String,
+    pub kind: EntryForm,
+    pub function: String,
+    /// The function for calls with adapters.
+    pub adapted: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,7 +113,8 @@ pub struct ImageDesc {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceEntryDesc {
-    /// One of [`mlcc_abi::ENTRY_NAMES`], or [`mlcc_abi::LIKELIEST_ENTRY`].
+    /// That of a [`mlcc_abi::EntryPoint`], with [`mlcc_abi::ADAPTED`] before it in the list for calls with
+    /// adapters.
     pub name: String,
     pub launches: Vec<LaunchDesc>,
 }
@@ -232,13 +208,6 @@ impl TableImage {
     fn fill_slot(&mut self, slot: u64, to: u64) {
         self.relocs.push(PointerReloc { at: slot, target: RelocTarget::Own(to) });
     }
-
-    fn function(&mut self, name: &Option<String>) {
-        match name {
-            Some(name) => self.pointer(RelocTarget::Function(name.clone())),
-            None => self.u64(0),
-        }
-    }
 }
 
 /// Strings and arrays whose place is known only after the fixed parts are laid out.
@@ -281,7 +250,7 @@ impl TableDesc {
             }
         };
         place(&mut image, 0, self.variants.len());
-        self.variants.iter().for_each(|v| v.write(&mut image, &mut strings));
+        self.write_variants(&mut image, &mut strings);
         place(&mut image, 1, self.params.len());
         self.params.iter().for_each(|p| p.write(&mut image, &mut strings));
         place(&mut image, 2, self.states.len());
@@ -316,14 +285,26 @@ impl TableDesc {
             image.u64(len as u64);
             slot
         });
-        let p = &self.plan;
-        let alignment = if p.alignment == 0 { abi::BUFFER_ALIGN as u64 } else { p.alignment };
-        let sizes = [p.weights_bytes, p.arena_bytes, p.state_bytes, alignment];
-        let limits =
-            [p.chunk, p.context, p.batch, p.vocab, p.max_workers, p.page_bytes, p.text_width, p.ranks];
-        let adapters = [p.adapter_slots, p.adapter_rank, p.adapter_bytes, p.decoder_start];
-        sizes.into_iter().chain(limits).chain(adapters).chain([0; 3]).for_each(|v| image.u64(v));
+        self.plan.named_fields().into_iter().for_each(|(_, value)| image.u64(value));
+        [0; 3].into_iter().for_each(|reserved| image.u64(reserved));
         slots
+    }
+
+    fn write_variants<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
+        let mut entry_slots = Vec::new();
+        for variant in &self.variants {
+            strings.add_text(image, &variant.name);
+            image.u64(variant.features);
+            entry_slots.push(image.reserve_slot());
+            image.u64(variant.entries.len() as u64);
+        }
+        for (variant, slot) in self.variants.iter().zip(entry_slots) {
+            let at = image.align(8);
+            if !variant.entries.is_empty() {
+                image.fill_slot(slot, at);
+            }
+            variant.entries.iter().for_each(|entry| entry.write(image, strings));
+        }
     }
 
     fn write_device_entries<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
@@ -357,22 +338,16 @@ impl TableDesc {
     }
 }
 
-impl VariantDesc {
+impl EntryDesc {
     fn write<'a>(&'a self, image: &mut TableImage, strings: &mut StringPool<'a>) {
         strings.add_text(image, &self.name);
-        image.u64(self.features);
-        let entries = [
-            &self.prefill,
-            &self.decode,
-            &self.prefill_logits,
-            &self.decode_batch,
-            &self.step,
-            &self.create_kv_cache,
-            &self.reset_kv_cache,
-            &self.softmax_with_temperature,
-            &self.get_metadata,
-        ];
-        entries.into_iter().chain(&self.adapted).chain([&self.encode]).for_each(|name| image.function(name));
+        image.u32(self.kind as u32);
+        image.u32(0);
+        image.pointer(RelocTarget::Function(self.function.clone()));
+        match &self.adapted {
+            Some(name) => image.pointer(RelocTarget::Function(name.clone())),
+            None => image.u64(0),
+        }
     }
 }
 
@@ -457,7 +432,16 @@ mod tests {
             target: "x86-64".into(),
             compiler: "mlcc".into(),
             metadata: "{\"a\":1}".into(),
-            variants: vec![VariantDesc { name: "v".into(), decode: Some("f".into()), ..Default::default() }],
+            variants: vec![VariantDesc {
+                name: "v".into(),
+                features: 0,
+                entries: vec![EntryDesc {
+                    name: "decode".into(),
+                    kind: EntryForm::LastLogits,
+                    function: "f".into(),
+                    adapted: None,
+                }],
+            }],
             params: vec![ParamDesc { name: "w".into(), dims: vec![3, 4], ..Default::default() }],
             states: vec![
                 StateDesc { name: "p".into(), bytes: 8, fill: Some(-1e30), ..Default::default() },
@@ -472,12 +456,13 @@ mod tests {
             ],
             images: vec![ImageDesc { kind: "ptx".into(), sm: 80, scope: 1, bytes: b"// text".to_vec() }],
             device_entries: vec![DeviceEntryDesc { name: "decode".into(), launches: vec![launch] }],
-            plan: PlanDesc { vocab: 7, ..Default::default() },
+            plan: ModelPlan { vocab: 7, ..Default::default() },
             whole_prompts: true,
         }
     }
 
-    /// Loads the block into aligned memory, as the dynamic loader would, and reads it back through the ABI structs.
+    /// Loads the block into aligned memory, as the dynamic loader would, and reads it back through the ABI
+    /// structs.
     #[test]
     fn image_reads_back_through_the_abi() {
         let image = sample().lay_out();
@@ -504,12 +489,15 @@ mod tests {
         assert_eq!((table.magic, table.abi_version), (abi::MAGIC, abi::ABI_VERSION));
         assert_eq!(table.flags, abi::table_flag::WHOLE_PROMPTS);
         assert_eq!((text(table.target), text(table.metadata)), ("x86-64".into(), "{\"a\":1}".into()));
-        assert_eq!((table.vocab, table.alignment, table.n_variants), (7, 64, 1));
+        assert_eq!((table.plan.vocab, table.plan.alignment, table.n_variants), (7, 64, 1));
         // SAFETY: each array has one element, inside `memory`.
         let (variant, param, state, img, entry) =
             unsafe { (*table.variants, *table.params, *table.states, *table.images, *table.device_entries) };
-        assert_eq!(variant.entries.decode.map(|f| f as usize), Some(0xf00));
-        assert!(variant.entries.prefill.is_none());
+        // SAFETY: one row, inside `memory`.
+        let decode = unsafe { *variant.entries };
+        assert_eq!((text(decode.name), decode.kind, variant.n_entries), ("decode".into(), 0, 1));
+        assert_eq!(decode.function.map(|f| f as usize), Some(0xf00));
+        assert!(decode.adapted.is_none());
         assert_eq!((text(param.name), param.ndim, param.dims), ("w".into(), 2, [3, 4, 0, 0]));
         assert_eq!((state.init, state.fill), (abi::init::FILL_F32, -1e30));
         assert_eq!((state.kind, state.rows, state.row_bytes), (abi::state_kind::RECURRENT, 0, 0));

@@ -1,6 +1,7 @@
 //! Models run by interpretation, without a code generator: the graph as the model definition builds it, or
 //! the kernels and steps that the passes made of it for one target level.
 
+use mlcc_abi::EntryPoint;
 use mlcc_engine::eval::WindowModel;
 use mlcc_engine::{LanguageModel, TokenId};
 use mlcc_interp::graph::{GraphError, Interpreter, StateValues, Tensor};
@@ -86,7 +87,7 @@ impl<'m> GraphModel<'m> {
     fn run_after_encoder(&mut self, entry: &str, tokens: &[TokenId]) -> Result<&[f32], InterpretError> {
         let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {
-            self.run(mlcc_abi::ENCODE, &tokens[..source])?;
+            self.run(EntryPoint::Encode.name(), &tokens[..source])?;
         }
         self.run(entry, &tokens[source..])
     }
@@ -229,7 +230,7 @@ impl<'p> StepModel<'p> {
     fn read_source<'t>(&mut self, tokens: &'t [TokenId]) -> Result<&'t [TokenId], InterpretError> {
         let source = encoder_length(tokens, self.decoder_start.filter(|_| self.past == 0))?;
         if source > 0 {
-            self.run(mlcc_abi::ENCODE, &tokens[..source], 0)?;
+            self.run(EntryPoint::Encode.name(), &tokens[..source], 0)?;
         }
         Ok(&tokens[source..])
     }

@@ -1,5 +1,6 @@
 //! The graph module of a model: all its entry functions.
 
+use mlcc_abi::{ADAPTED, EntryForm, EntryPoint};
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::graph::{Function, FunctionKind};
 use mlcc_ir::graph_builder::GraphBuilder;
@@ -8,10 +9,7 @@ use mlcc_ir::ops::{Op, OpError};
 use mlcc_ir::sequences::RowBatching;
 use mlcc_ir::types::{DType, TensorType};
 use mlcc_models::{AdapterSlots, Architecture, EntrySpec, LogitScope};
-use mlcc_passes::plan_memory::{LIKELIEST, SOFTMAX};
-
-/// The entry function for rows of several sequences.
-const STEP: &str = "step";
+use mlcc_passes::plan_memory::{SOFTMAX, TOP_K_STEP};
 
 /// Builds the entry functions of a model: of one that makes vectors of texts `step` alone, which takes whole
 /// texts; else `prefill`, `decode`, `prefill_logits` and `softmax_with_temperature`, of an encoder-decoder
@@ -56,86 +54,56 @@ fn build_with(
     batch: u32,
     slots: Option<AdapterSlots>,
 ) -> Result<Module, OpError> {
-    let (n, one) = (Dim::sym(SizeSymbol::N), Dim::from(1));
-    let (stream, texts) = (architecture.streaming_window(), architecture.pooling_head());
-    if texts.is_some() {
-        let (name, logits, batching) = (STEP, LogitScope::OutputRows, RowBatching::Ragged);
-        let adapters = None;
-        let source = false;
-        architecture.build(
-            &mut b,
-            &EntrySpec {
-                name,
-                n,
-                logits,
-                context,
-                streaming: stream,
-                batching,
-                pooling_head: texts,
-                adapters,
-                is_encoder_input: source,
-            },
-        );
-        return b.finish();
-    }
-    let entries = [
-        ("prefill", &n, LogitScope::Last, RowBatching::Single),
-        ("decode", &one, LogitScope::Last, RowBatching::Single),
-        ("prefill_logits", &n, LogitScope::All, RowBatching::Single),
-        ("decode_batch", &n, LogitScope::All, RowBatching::OneEach),
-        (STEP, &n, LogitScope::OutputRows, RowBatching::Ragged),
-    ];
+    let embeds_texts = architecture.pooling_head().is_some();
+    let is_built = |point: &EntryPoint| match point.kind() {
+        EntryForm::Ragged if embeds_texts => true,
+        _ if embeds_texts => false,
+        EntryForm::LastLogits | EntryForm::AllLogits => true,
+        EntryForm::Source => architecture.decoder_start_token_id().is_some(),
+        EntryForm::Batch | EntryForm::Ragged => batch > 1,
+        EntryForm::State | EntryForm::Rows => false,
+    };
     for adapters in std::iter::once(None).chain(slots.map(Some)) {
-        for (name, n, logits, batching) in entries {
-            if batching.is_batched() && batch <= 1 {
-                continue;
+        for point in EntryPoint::all().filter(is_built) {
+            if adapters.is_none() || point.has_adapted() {
+                build_entry(&mut b, architecture, context, point, adapters);
             }
-            let (n, name) = (
-                n.clone(),
-                match adapters {
-                    None => name.to_string(),
-                    Some(_) => format!("{}{name}", mlcc_abi::ADAPTED),
-                },
-            );
-            let name = name.as_str();
-            let source = false;
-            architecture.build(
-                &mut b,
-                &EntrySpec {
-                    name,
-                    n,
-                    logits,
-                    context,
-                    streaming: stream,
-                    batching,
-                    pooling_head: texts,
-                    adapters,
-                    is_encoder_input: source,
-                },
-            );
         }
     }
-    if architecture.decoder_start_token_id().is_some() {
-        let (name, logits, batching, adapters, source) =
-            (mlcc_abi::ENCODE, LogitScope::Last, RowBatching::Single, None, true);
-        architecture.build(
-            &mut b,
-            &EntrySpec {
-                name,
-                n,
-                logits,
-                context,
-                streaming: stream,
-                batching,
-                pooling_head: texts,
-                adapters,
-                is_encoder_input: source,
-            },
-        );
+    if !embeds_texts {
+        b.set_batching(RowBatching::Single);
+        softmax_with_temperature(&mut b, architecture.vocab());
     }
-    b.set_batching(RowBatching::Single);
-    softmax_with_temperature(&mut b, architecture.vocab());
     b.finish()
+}
+
+/// Adds the entry function of an entry point that takes tokens.
+fn build_entry(
+    b: &mut GraphBuilder,
+    architecture: &Architecture,
+    context: usize,
+    point: EntryPoint,
+    adapters: Option<AdapterSlots>,
+) {
+    let (logits, batching) = match point.kind() {
+        EntryForm::AllLogits => (LogitScope::All, RowBatching::Single),
+        EntryForm::Batch => (LogitScope::All, RowBatching::OneEach),
+        EntryForm::Ragged => (LogitScope::OutputRows, RowBatching::Ragged),
+        _ => (LogitScope::Last, RowBatching::Single),
+    };
+    let prefix = if adapters.is_some() { ADAPTED } else { "" };
+    let spec = EntrySpec {
+        name: &format!("{prefix}{}", point.name()),
+        n: if point == EntryPoint::Decode { Dim::from(1) } else { Dim::sym(SizeSymbol::N) },
+        logits,
+        context,
+        streaming: architecture.streaming_window(),
+        batching,
+        pooling_head: architecture.pooling_head(),
+        adapters,
+        is_encoder_input: point.kind() == EntryForm::Source,
+    };
+    architecture.build(b, &spec);
 }
 
 /// Adds the entry function that finds the largest of `n` rows of logits, so that a device need not send them
@@ -143,12 +111,12 @@ fn build_with(
 pub fn add_top_k(module: &mut Module) -> Result<(), OpError> {
     let Some(softmax) = module.functions.values().find(|f| f.name == SOFTMAX) else { return Ok(()) };
     let logits = softmax.ty(softmax.inputs[0]).clone();
-    if logits.dims[1].as_const().is_none_or(|vocab| vocab < mlcc_abi::LIKELIEST as i64) {
+    if logits.dims[1].as_const().is_none_or(|vocab| vocab < mlcc_abi::TOP_K as i64) {
         return Ok(());
     }
-    let mut f = Function::new(LIKELIEST, FunctionKind::Entry);
+    let mut f = Function::new(TOP_K_STEP, FunctionKind::Entry);
     let logits = f.add_input(logits);
-    f.outputs = f.append(module, Op::TopK { k: mlcc_abi::LIKELIEST }, &[logits])?;
+    f.outputs = f.append(module, Op::TopK { k: mlcc_abi::TOP_K }, &[logits])?;
     module.functions.push(f);
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mlcc_abi::{ENCODE, section};
+use mlcc_abi::{EntryPoint, section};
 use mlcc_interp::graph::{GraphError, Interpreter, RankedModel, SequenceRows, StateValues, Tensor};
 use mlcc_ir::dim::SymValues;
 use mlcc_ir::entity::EntityId;
@@ -138,7 +138,12 @@ impl StoredGraph {
         let behind = SymValues { past: source.len() as i64, ..sizes(tokens) };
         self.run(moved, 1, |interpreter, states| {
             if !source.is_empty() {
-                interpreter.run_named(ENCODE, &[Tensor::ids(source)], &mut states[0], sizes(source))?;
+                interpreter.run_named(
+                    EntryPoint::Encode.name(),
+                    &[Tensor::ids(source)],
+                    &mut states[0],
+                    sizes(source),
+                )?;
             }
             interpreter.run_named(ENTRY, &[Tensor::ids(tokens)], &mut states[0], behind)
         })

@@ -71,7 +71,7 @@ impl LaunchConfig<'_> {
 pub fn evaluate_grid(extents: &[DimExpr; 3], of: u32, call: &PredictedCall) -> [u32; 3] {
     let (n, past) = match of {
         repeat::EACH_SEQUENCE => (call.max_of(|s| s.rows), call.max_of(|s| s.past)),
-        repeat::WANTED => (call.sequences.len() as u64, call.past()),
+        repeat::OUTPUTS => (call.sequences.len() as u64, call.past()),
         _ => (call.rows(), call.past()),
     };
     let mut out = extents.map(|e| {
@@ -132,7 +132,7 @@ pub fn memory_value(address: u64, bytes: u64, call: &PredictedCall) -> Option<u6
             return whole(page(index) | page(index + 1) << 32, at % 4, bytes);
         }
         // The last row of each sequence.
-        arg::WANTED => {
+        arg::OUTPUT_ROWS => {
             let last = |i: u64| {
                 let rows: u64 = call.sequences.iter().take(i as usize + 1).map(|s| s.rows).sum();
                 rows.saturating_sub(1)
@@ -161,7 +161,7 @@ fn control(at: u64, call: &PredictedCall) -> Option<u64> {
         at if at == offset_of!(Control, n) => call.rows(),
         at if at == offset_of!(Control, past) => call.past(),
         at if at == offset_of!(Control, b) => several(call.sequences.len() as u64),
-        at if at == offset_of!(Control, n_wanted) => several(call.sequences.len() as u64),
+        at if at == offset_of!(Control, n_outputs) => several(call.sequences.len() as u64),
         _ => return None,
     })
 }
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(evaluate_grid(&[rows, one, one], repeat::ONCE, &call(&[(9, 5)], false)), [3, 1, 1]);
         let three = call(&[(9, 5), (1, 7), (2, 0)], true);
         assert_eq!(evaluate_grid(&[rows, one, one], repeat::EACH_SEQUENCE, &three), [3, 1, 3]);
-        assert_eq!(evaluate_grid(&[rows, one, one], repeat::WANTED, &three), [1, 1, 1]);
+        assert_eq!(evaluate_grid(&[rows, one, one], repeat::OUTPUTS, &three), [1, 1, 1]);
         let long = DimExpr { coef_past: 1, ..one };
         assert_eq!(evaluate_grid(&[long, one, one], repeat::EACH_SEQUENCE, &three), [8, 1, 3]);
     }
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(at(arg::SEQUENCES, second + offset_of!(Sequence, first) as u64), Some(9));
         let table = at(arg::SEQUENCES, second + offset_of!(Sequence, page_table) as u64).unwrap();
         assert_eq!(memory_value(table + 12, 4, &two), Some(13), "the fourth page of the second sequence");
-        assert_eq!(memory_value(base(arg::WANTED) + 4, 4, &two), Some(9));
+        assert_eq!(memory_value(base(arg::OUTPUT_ROWS) + 4, 4, &two), Some(9));
         assert_eq!(at(arg::ARENA, 0), None);
         assert_eq!(
             [data_residency(base(arg::WEIGHTS) + 9), data_residency(base(arg::ARENA))],

@@ -5,25 +5,32 @@
 //!
 //! Invariants
 //! * 64-bit little-endian hosts only; every struct is `#[repr(C)]` with explicit padding fields.
-//! * Strings are pointer + length, UTF-8, not NUL-terminated. (Device images are the exception: see [`DeviceImage`].)
-//! * A change of any layout or meaning raises [`ABI_VERSION`]; new trailing table fields do so too. The first fields of
-//!   the table, up to and including `compiler`, keep their place in every version, so that a mismatch can be explained.
+//! * Strings are pointer + length, UTF-8, not NUL-terminated. (Device images are the exception: see
+//!   [`DeviceImage`].)
+//! * A change of any layout or meaning raises [`ABI_VERSION`]; new trailing table fields do so too. The first
+//!   fields of the table, up to and including `compiler`, keep their place in every version, so that a
+//!   mismatch can be explained.
 //! * Buffers handed to an entry point are aligned to [`BUFFER_ALIGN`] at least.
 //!
-//! [`elf`] reads the artifact file itself (sections and the bytes that the code hash covers). It is here because
-//! the compiler writes what the runtime reads, and the two may share nothing but this crate.
+//! [`elf`] reads the artifact file itself (sections and the bytes that the code hash covers). It is here
+//! because the compiler writes what the runtime reads, and the two may share nothing but this crate.
 #![no_std]
 
 pub mod elf;
+mod entry;
 pub mod feature;
+mod plan;
 pub mod processes;
 
 use core::ffi::c_void;
 
+pub use entry::{ADAPTED, EntryForm, EntryPoint, StepFn, TOP_K, VariantEntry};
+pub use plan::ModelPlan;
+
 /// First eight bytes of the table: `mlccABI\0`, little-endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"mlccABI\0");
 /// Raised with every change of layout or meaning.
-pub const ABI_VERSION: u32 = 16;
+pub const ABI_VERSION: u32 = 17;
 /// The one exported symbol.
 pub const MODEL_SYMBOL: &str = "mlcc_model";
 /// Rows of every cache in a page.
@@ -37,13 +44,15 @@ pub const SECTION_ALIGN: u64 = 4096;
 pub mod section {
     /// Packed parameters, addressed by [`super::Param::offset`].
     pub const WEIGHTS: &str = ".mlcc.weights";
-    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in `runtime/core/src/weight_generator.rs`.
+    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in
+    /// `runtime/core/src/weight_generator.rs`.
     pub const RECIPE: &str = ".mlcc.recipe";
     /// The metadata JSON once more, so that a file for another machine can be inspected without loading it.
     pub const METADATA: &str = ".mlcc.metadata";
     pub const TOKENIZER: &str = ".mlcc.tokenizer";
     pub const CHAT: &str = ".mlcc.chat";
-    /// What the code computes: the graph after the passes that change numbers on purpose, as deflated text (zlib).
+    /// What the code computes: the graph after the passes that change numbers on purpose, as deflated text
+    /// (zlib).
     pub const GRAPH: &str = ".mlcc.graph";
     pub const GOLDEN: &str = ".mlcc.golden";
     /// JSON: how well this artifact predicts a text, measured when it was built.
@@ -56,8 +65,8 @@ pub mod section {
 
 /// Bits of [`ModelTable::flags`].
 pub mod table_flag {
-    /// Tokens of a prompt see later ones (prefix language models; of encoder-decoder models the source text): a prompt comes in one
-    /// call, with `past` 0.
+    /// Tokens of a prompt see later ones (prefix language models; of encoder-decoder models the source text):
+    /// a prompt comes in one call, with `past` 0.
     pub const WHOLE_PROMPTS: u64 = 1;
 }
 
@@ -66,8 +75,8 @@ pub mod status {
     pub const OK: i32 = 0;
     /// A token id is negative or not below `vocab`.
     pub const BAD_TOKEN: i32 = 1;
-    /// `n` is not in `1..=chunk`; for `decode_batch` and `step`, sequences, their rows or those that are wanted are not as
-    /// [`super::Ctx`] says.
+    /// `n` is not in `1..=chunk`; for `decode_batch` and `step`, sequences, their rows or those that are
+    /// wanted are not as [`super::Ctx`] says.
     pub const BAD_LENGTH: i32 = 2;
     /// `past + n` exceeds `context`; for `decode_batch` and `step`, `past + rows` of a sequence.
     pub const CONTEXT_FULL: i32 = 3;
@@ -107,20 +116,22 @@ pub struct Ctx {
     pub arena: *mut u8,
     /// `state_bytes`, initialised by `create_kv_cache`.
     pub state: *mut u8,
-    /// `n` token ids, aligned like all buffers; for `decode_batch` one of each sequence, for `step` those of one sequence behind
-    /// those of the other.
+    /// `n` token ids, aligned like all buffers; for `decode_batch` one of each sequence, for `step` those of
+    /// one sequence behind those of the other.
     pub tokens: *const i32,
-    /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`; for `step` at most the larger of the two.
+    /// Tokens in this call, `1..=chunk`; for `decode_batch`, sequences, `1..=batch`; for `step` at most the
+    /// larger of the two.
     pub n: i64,
     /// Tokens that the state has seen before this call.
     pub past: i64,
-    /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`; `step`: `n_wanted * vocab`. In for
-    /// `softmax_with_temperature`. Null in `prefill`, of a model of one rank: no logits are made,
-    /// since further tokens of the prompt follow.
+    /// Out: `vocab` floats of the last position; `prefill_logits` and `decode_batch`: `n * vocab`; `step`:
+    /// `n_outputs * vocab`. In for `softmax_with_temperature`. Null in `prefill`, of a model of one rank: no
+    /// logits are made, since further tokens of the prompt follow.
     pub logits: *mut f32,
     /// Out of `softmax_with_temperature`: `n * vocab` floats. May equal `logits`.
     pub probs: *mut f32,
-    /// Waits until all workers of this call have arrived. Not called when `workers == 1`, so it may then be null.
+    /// Waits until all workers of this call have arrived. Not called when `workers == 1`, so it may then be
+    /// null.
     pub barrier: Option<BarrierFn>,
     /// First argument of `barrier`.
     pub barrier_self: *mut c_void,
@@ -134,38 +145,71 @@ pub struct Ctx {
     pub trace_self: *mut c_void,
     /// For `decode_batch` and `step`: `b` sequences, instead of `state` and `past`.
     pub sequences: *const Sequence,
-    /// Deals out the pieces of launches that are shared out dynamically; null: every worker computes its own share. Not
-    /// called when `workers == 1`.
-    pub take: Option<TakeFn>,
-    /// First argument of `take`.
-    pub take_self: *mut c_void,
+    /// Deals out the pieces of launches that are shared out dynamically; null: every worker computes its own
+    /// share. Not called when `workers == 1`.
+    pub next_chunk: Option<NextChunkFn>,
+    /// First argument of `next_chunk`.
+    pub next_chunk_self: *mut c_void,
     /// For `decode_batch` and `step`: sequences in this call, `1..=batch`; for `decode_batch`, `n`.
     pub b: i64,
-    /// For `step`: `n` numbers of tokens of this call, aligned like all buffers. Logits are made of the first `n_wanted` of them,
-    /// in this order.
-    pub wanted: *const i32,
+    /// For `step`: `n` numbers of tokens of this call, aligned like all buffers. Logits are made of the first
+    /// `n_outputs` of them, in this order.
+    pub output_rows: *const i32,
     /// For `step`: `1..=n`.
-    pub n_wanted: i64,
-    /// The first of all pages of [`ModelTable::page_bytes`] each, aligned like all buffers; unused where that is 0.
+    pub n_outputs: i64,
+    /// The first of all pages of [`ModelPlan::page_bytes`] each, aligned like all buffers; unused where that
+    /// is 0.
     pub pages: *mut u8,
-    /// Numbers of the pages of the sequence: row `i` of a cache is row `i % PAGE_ROWS` of page `page_table[i / PAGE_ROWS]`. The call
-    /// reads those of rows before `past + n`, and writes to those from row `past` on.
+    /// Numbers of the pages of the sequence: row `i` of a cache is row `i % PAGE_ROWS` of page `page_table[i
+    /// / PAGE_ROWS]`. The call reads those of rows before `past + n`, and writes to those from row `past` on.
     pub page_table: *const i32,
-    /// Joins what all ranks have, where [`ModelTable::ranks`] is more than 1; else never called, so it may then be null. Called by worker 0
-    /// of each rank, all ranks in the same order.
-    pub exchange: Option<ExchangeFn>,
-    /// First argument of `exchange`.
-    pub exchange_self: *mut c_void,
-    /// For the entry points of [`Entries`] that begin with `adapted_`: the matrices of the slots, [`ModelTable::adapter_bytes`], aligned like
-    /// all buffers. Those of slot 0 are zero.
+    /// Joins what all ranks have, where [`ModelPlan::ranks`] is more than 1; else never called, so it may
+    /// then be null. Called by worker 0 of each rank, all ranks in the same order.
+    pub all_gather: Option<AllGatherFn>,
+    /// First argument of `all_gather`.
+    pub all_gather_self: *mut c_void,
+    /// For the functions [`VariantEntry::adapted`]: the matrices of the slots, [`ModelPlan::adapter_bytes`],
+    /// aligned like all buffers. Those of slot 0 are zero.
     pub adapters: *const u8,
 }
 
-/// `exchange(self, item, part, all, rows, row_bytes)`: item number `item` of the step. `part` has `rows` rows of `row_bytes` bytes, those of
-/// this rank; `all` gets as many rows of `ranks * row_bytes` bytes, each with the rows of all ranks in their order. When it comes back no
-/// other rank reads `part` any longer. A rank that can no longer reach the others comes back all the same, and whoever called the
-/// entry point throws the results away.
-pub type ExchangeFn = unsafe extern "C" fn(
+impl Ctx {
+    /// No buffers, no tokens, nobody to call: what a call does not need stays as it is here.
+    pub const EMPTY: Ctx = Ctx {
+        weights: core::ptr::null(),
+        arena: core::ptr::null_mut(),
+        state: core::ptr::null_mut(),
+        tokens: core::ptr::null(),
+        n: 0,
+        past: 0,
+        logits: core::ptr::null_mut(),
+        probs: core::ptr::null_mut(),
+        barrier: None,
+        barrier_self: core::ptr::null_mut(),
+        temperature: 1.0,
+        reserved0: 0,
+        trace: None,
+        trace_self: core::ptr::null_mut(),
+        sequences: core::ptr::null(),
+        next_chunk: None,
+        next_chunk_self: core::ptr::null_mut(),
+        b: 0,
+        output_rows: core::ptr::null(),
+        n_outputs: 0,
+        pages: core::ptr::null_mut(),
+        page_table: core::ptr::null(),
+        all_gather: None,
+        all_gather_self: core::ptr::null_mut(),
+        adapters: core::ptr::null(),
+    };
+}
+
+/// `all_gather(self, item, part, all, rows, row_bytes)`: item number `item` of the step. `part` has `rows`
+/// rows of `row_bytes` bytes, those of this rank; `all` gets as many rows of `ranks * row_bytes` bytes, each
+/// with the rows of all ranks in their order. When it comes back no other rank reads `part` any longer. A
+/// rank that can no longer reach the others comes back all the same, and whoever called the entry point
+/// throws the results away.
+pub type AllGatherFn = unsafe extern "C" fn(
     this: *mut c_void,
     item: u32,
     part: *const u8,
@@ -174,92 +218,20 @@ pub type ExchangeFn = unsafe extern "C" fn(
     row_bytes: u64,
 );
 
-/// `take(self, worker, pieces)`: a piece for worker `worker` of a launch in `pieces` pieces per worker, of which nobody
-/// has computed any; worker `w` has numbers from `w * pieces` on. [`NO_PIECE`] if none is left, which it says once to every
-/// worker for every such launch: the next call of that worker is for the next one. All workers come by the same launches
-/// in the same order, but not at the same time.
-pub type TakeFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, pieces: u32) -> u32;
+/// `next_chunk(self, worker, chunks)`: a chunk for worker `worker` of a launch in `chunks` chunks per worker,
+/// of which nobody has computed any; worker `w` has numbers from `w * chunks` on. [`NO_CHUNK`] if none is
+/// left, which it says once to every worker for every such launch: the next call of that worker is for the
+/// next one. All workers come by the same launches in the same order, but not at the same time.
+pub type NextChunkFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, chunks: u32) -> u32;
 
-/// Says that no piece is left.
-pub const NO_PIECE: u32 = u32::MAX;
+/// Says that no chunk is left.
+pub const NO_CHUNK: u32 = u32::MAX;
 
 /// `barrier(self, worker)`.
 pub type BarrierFn = unsafe extern "C" fn(this: *mut c_void, worker: u32);
 
 /// `trace(self, worker, item)`: worker `worker` is through with item number `item` of the step.
 pub type TraceFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, item: u32);
-
-/// An SPMD step: all `workers` call it with the same `ctx` and their own number. Every worker takes the same path
-/// through the barriers, so an error is seen by all of them before the first one.
-pub type StepFn = unsafe extern "C" fn(ctx: *mut Ctx, worker: u32, workers: u32) -> i32;
-
-/// Returns the metadata JSON and stores its length.
-pub type MetadataFn = unsafe extern "C" fn(len: *mut u64) -> *const u8;
-
-/// Entry points of one variant. All but `get_metadata` are [`StepFn`]s.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Entries {
-    /// `n` tokens in, logits of the last one out; state advances by `n`.
-    pub prefill: Option<StepFn>,
-    /// The same for `n == 1`.
-    pub decode: Option<StepFn>,
-    /// As `prefill`, logits of every position.
-    pub prefill_logits: Option<StepFn>,
-    /// The next token of each of `n` sequences in, the logits of each out; their states advance by one token. May be absent.
-    pub decode_batch: Option<StepFn>,
-    /// Any number of tokens of each of `b` sequences in, logits of those that are wanted out; their states advance by their
-    /// tokens. May be absent.
-    pub step: Option<StepFn>,
-    /// Gives a fresh state its initial values. (KV cache or recurrent state: the name is the one users know.)
-    pub create_kv_cache: Option<StepFn>,
-    /// Gives a used state its initial values again.
-    pub reset_kv_cache: Option<StepFn>,
-    /// `probs = softmax(logits / temperature)` for each of `n` rows.
-    pub softmax_with_temperature: Option<StepFn>,
-    pub get_metadata: Option<MetadataFn>,
-    /// As the entry points of the same name, for calls in which some sequence has an adapter (its state of the kind
-    /// [`state_kind::ADAPTER_SLOT`] is not 0). There where [`ModelTable::adapter_slots`] is more than 0.
-    pub adapted_prefill: Option<StepFn>,
-    pub adapted_decode: Option<StepFn>,
-    pub adapted_prefill_logits: Option<StepFn>,
-    pub adapted_decode_batch: Option<StepFn>,
-    pub adapted_step: Option<StepFn>,
-    /// The whole source text of a sequence in one call, `past` 0; no logits. There where [`ModelTable::decoder_start`] is not 0.
-    pub encode: Option<StepFn>,
-}
-
-/// Names of the entry points in the order of [`Entries`]; device entries carry the same names.
-pub const ENTRY_NAMES: [&str; 15] = [
-    "prefill",
-    "decode",
-    "prefill_logits",
-    "decode_batch",
-    "step",
-    "create_kv_cache",
-    "reset_kv_cache",
-    "softmax_with_temperature",
-    "get_metadata",
-    "adapted_prefill",
-    "adapted_decode",
-    "adapted_prefill_logits",
-    "adapted_decode_batch",
-    "adapted_step",
-    ENCODE,
-];
-
-/// Name of an entry point that devices alone may have: `n` rows of logits in ([`arg::LOGITS`]), of each the [`LIKELIEST`] largest out, in
-/// falling order, equal ones by their number. At [`arg::PROBS`] are rows of as many logits, and behind these, where the largest offset of
-/// an argument says, as many rows of their numbers, `i32`. NaN counts as less than all numbers; -0 becomes 0.
-pub const LIKELIEST_ENTRY: &str = "likeliest";
-/// Logits of a row that [`LIKELIEST_ENTRY`] finds.
-pub const LIKELIEST: usize = 64;
-
-/// Name of the entry point that reads the source text, of encoder-decoder models.
-pub const ENCODE: &str = "encode";
-
-/// What the names of entry points begin with that are for calls with adapters.
-pub const ADAPTED: &str = "adapted_";
 
 /// The model's code for one level of CPU.
 #[repr(C)]
@@ -269,7 +241,8 @@ pub struct Variant {
     pub name: Str,
     /// Bits of [`feature`] that the code uses.
     pub features: u64,
-    pub entries: Entries,
+    pub entries: *const VariantEntry,
+    pub n_entries: u64,
 }
 
 /// One packed parameter.
@@ -283,8 +256,8 @@ pub struct Param {
     /// Order in memory, for example `rows16`; empty = row-major.
     pub packing: Str,
     pub ndim: u32,
-    /// 0: it lies in the weights payload. 1: it is one of the matrices of slots for adapters ([`Ctx::adapters`]), that of all slots, one
-    /// behind the other.
+    /// 0: it lies in the weights payload. 1: it is one of the matrices of slots for adapters
+    /// ([`Ctx::adapters`]), that of all slots, one behind the other.
     pub of_slots: u32,
     /// Logical dims, slowest first; unused ones are 0.
     pub dims: [u64; 4],
@@ -304,22 +277,25 @@ pub mod init {
 pub mod state_kind {
     /// Of fixed size, replaced by every step.
     pub const RECURRENT: u32 = 0;
-    /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows after them.
-    /// The contents of further rows are undefined, so memory may be given to rows as late as they are written.
+    /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows
+    /// after them. The contents of further rows are undefined, so memory may be given to rows as late as they
+    /// are written.
     pub const CACHE: u32 = 1;
-    /// One `i32`, zero at first, that the caller owns: rows dropped from the start of every cache. A model that has it
-    /// looks back only `rows - 1` rows and on the first [`super::State::sinks`] ones, so a caller may move the last
-    /// `rows - 1` rows of every cache to right after those, count here how many it dropped, and go on with
-    /// `past = sinks + rows - 1`. Positions are `past` plus this number.
+    /// One `i32`, zero at first, that the caller owns: rows dropped from the start of every cache. A model
+    /// that has it looks back only `rows - 1` rows and on the first [`super::State::sinks`] ones, so a caller
+    /// may move the last `rows - 1` rows of every cache to right after those, count here how many it dropped,
+    /// and go on with `past = sinks + rows - 1`. Positions are `past` plus this number.
     pub const DROPPED_ROWS: u32 = 2;
-    /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have when the prompt has ended that is
-    /// being fed in several calls. The model takes this length, or that after a call if it is larger; so a caller writes
-    /// it before the first call of a prompt, and zero when it goes back in the sequence.
+    /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have when the prompt has
+    /// ended that is being fed in several calls. The model takes this length, or that after a call if it is
+    /// larger; so a caller writes it before the first call of a prompt, and zero when it goes back in the
+    /// sequence.
     pub const SEQUENCE_LENGTH: u32 = 3;
-    /// One `i32`, zero at first, that the caller owns: the slot of the adapter of the sequence, 0: it has none.
+    /// One `i32`, zero at first, that the caller owns: the slot of the adapter of the sequence, 0: it has
+    /// none.
     pub const ADAPTER_SLOT: u32 = 4;
-    /// One `i32`, zero at first, that [`super::Entries::encode`] writes: so many first rows of the caches are of the source text. They stay
-    /// as long as the sequence, so a caller may go back in it no further.
+    /// One `i32`, zero at first, that [`super::EntryPoint::Encode`] writes: so many first rows of the caches
+    /// are of the source text. They stay as long as the sequence, so a caller may go back in it no further.
     pub const SOURCE_LENGTH: u32 = 5;
 }
 
@@ -341,14 +317,15 @@ pub struct State {
     pub sinks: u32,
     /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
     pub rows: u64,
-    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row number `r` of a page lies at `offset + r * row_bytes` of
-    /// it. Else 0.
+    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row number `r` of a page lies at `offset
+    /// + r * row_bytes` of it. Else 0.
     pub row_bytes: u64,
 }
 
 /// Which devices code made for [`DeviceImage::sm`] may use features of, and so which ones it runs on.
 pub mod device_scope {
-    /// PTX: this compute capability and every later one. A cubin: those of the same major version that are not earlier.
+    /// PTX: this compute capability and every later one. A cubin: those of the same major version that are
+    /// not earlier.
     pub const LATER: u32 = 0;
     /// This one and no other (architecture-specific features, `sm_90a`).
     pub const EXACT: u32 = 1;
@@ -381,9 +358,9 @@ pub struct DimExpr {
     pub div: i64,
 }
 
-/// What changes from call to call of a device's entry points. It lies in the device's memory, where kernels read it, so
-/// that launches are the same in every call and a list of them can be recorded once. The caller writes it before the
-/// launches of a call.
+/// What changes from call to call of a device's entry points. It lies in the device's memory, where kernels
+/// read it, so that launches are the same in every call and a list of them can be recorded once. The caller
+/// writes it before the launches of a call.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Control {
@@ -393,8 +370,8 @@ pub struct Control {
     pub past: i64,
     /// As [`Ctx::b`]; 0 in calls of one sequence.
     pub b: i64,
-    /// As [`Ctx::n_wanted`]; 0 in calls of other entry points than `step`.
-    pub n_wanted: i64,
+    /// As [`Ctx::n_outputs`]; 0 in calls of other entry points than `step`.
+    pub n_outputs: i64,
     /// As [`Ctx::temperature`].
     pub temperature: f32,
     /// Must be zero.
@@ -411,8 +388,8 @@ pub mod arg {
     pub const PROBS: u32 = 5;
     /// A [`super::Control`].
     pub const CONTROL: u32 = 6;
-    /// As [`super::Ctx::wanted`].
-    pub const WANTED: u32 = 7;
+    /// As [`super::Ctx::output_rows`].
+    pub const OUTPUT_ROWS: u32 = 7;
     /// The [`super::Sequence`]s of a call, whose addresses are the device's.
     pub const SEQUENCES: u32 = 8;
     /// As [`super::Ctx::pages`].
@@ -428,18 +405,21 @@ pub mod repeat {
     /// For all rows of the call.
     pub const ONCE: u32 = 0;
     /// For the rows whose logits are wanted: `n` of its grid is their number.
-    pub const WANTED: u32 = 1;
-    /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of them has, the grid is
-    /// as many blocks deep as there are sequences, and arguments in the state and in the table of pages are bytes from the beginning of one.
+    pub const OUTPUTS: u32 = 1;
+    /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of
+    /// them has, the grid is as many blocks deep as there are sequences, and arguments in the state and in
+    /// the table of pages are bytes from the beginning of one.
     pub const EACH_SEQUENCE: u32 = 2;
-    /// No kernel, but an exchange with the other ranks, as [`crate::ExchangeFn`] is one: the first two arguments are the part of this rank and
-    /// where the rows of all go, the grid in x is the number of rows, and the shared memory the bytes of a row of a part.
-    pub const EXCHANGE: u32 = 3;
+    /// No kernel, but an all-gather of the ranks ([`crate::AllGatherFn`]): the first two arguments are the
+    /// part of this rank and where the rows of all go, the grid in x is the number of rows, and the shared
+    /// memory the bytes of a row of a part.
+    pub const ALL_GATHER: u32 = 3;
     /// The same of the rows whose logits are wanted.
-    pub const EXCHANGE_WANTED: u32 = 4;
+    pub const ALL_GATHER_OUTPUTS: u32 = 4;
 }
 
-/// One argument of a launch: an address, which is the same in every call. Sizes are addresses of fields of [`Control`].
+/// One argument of a launch: an address, which is the same in every call. Sizes are addresses of fields of
+/// [`Control`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchArg {
@@ -476,7 +456,8 @@ pub struct Launch {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceEntry {
-    /// One of [`ENTRY_NAMES`], or [`LIKELIEST_ENTRY`]. `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
+    /// That of an [`EntryPoint`], with [`ADAPTED`] before it in the list for calls with adapters.
+    /// `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
     pub name: Str,
     pub launches: *const Launch,
     pub n_launches: u64,
@@ -484,7 +465,7 @@ pub struct DeviceEntry {
 
 /// The exported table.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ModelTable {
     pub magic: u64,
     pub abi_version: u32,
@@ -509,39 +490,7 @@ pub struct ModelTable {
     pub n_images: u64,
     pub device_entries: *const DeviceEntry,
     pub n_device_entries: u64,
-    pub weights_bytes: u64,
-    pub arena_bytes: u64,
-    pub state_bytes: u64,
-    /// Alignment that arena, state and weights need; at most 4096.
-    pub alignment: u64,
-    /// Most tokens in one prefill call.
-    pub chunk: u64,
-    /// Most tokens in the state; 0 = unbounded.
-    pub context: u64,
-    /// Most sequences in one call of `decode_batch` and `step`; 1 if there is none.
-    pub batch: u64,
-    pub vocab: u64,
-    /// Most workers that the steps may be called with; 0 = any number.
-    pub max_workers: u64,
-    /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches.
-    pub page_bytes: u64,
-    /// Floats of the vector of a text. Where it is not 0 the model reads whole texts and keeps nothing of them: of the entry points
-    /// that take tokens it has `step` alone, whose sequences have neither state nor pages, and `past` 0. What comes of a wanted row is
-    /// so many floats in place of `vocab`; the last row of a text is the one that stands for it. 0: the model makes logits.
-    pub text_width: u64,
-    /// Ranks that the model is split among. Each runs the same code, with memory of its own and the weights of its own section
-    /// ([`section::WEIGHTS`] of rank 0, [`section::WEIGHTS`] with `.1`, `.2`, ... behind it of the others), which are of `weights_bytes`
-    /// each. 0 and 1: it is whole.
-    pub ranks: u64,
-    /// Adapters that fit beside each other, in slots from 1 on; 0: there are no slots.
-    pub adapter_slots: u64,
-    /// The rank that each slot has room for.
-    pub adapter_rank: u64,
-    /// Bytes of the matrices of all slots.
-    pub adapter_bytes: u64,
-    /// Of an encoder-decoder model the token that its decoder starts with, plus 1. A sequence is the tokens of the source text, which
-    /// [`Entries::encode`] takes, this token, and what follows, which the other entry points take. 0: there is no encoder.
-    pub decoder_start: u64,
+    pub plan: ModelPlan,
     /// Must be zero.
     pub reserved: [u64; 3],
 }

@@ -1,7 +1,8 @@
-//! The contract between the runtime and a plug-in through which ranks that are processes exchange what they have.
+//! The contract between the runtime and a plug-in through which ranks that are processes exchange what they
+//! have.
 //!
-//! The plug-in is a shared library that exports one data symbol, [`PROCESSES_SYMBOL`], a [`ProcessTable`]. It has a version of its own:
-//! artifacts know nothing of it.
+//! The plug-in is a shared library that exports one data symbol, [`PROCESSES_SYMBOL`], a [`ProcessTable`]. It
+//! has a version of its own: artifacts know nothing of it.
 
 use core::ffi::c_char;
 
@@ -10,8 +11,8 @@ pub const PROCESSES_SYMBOL: &str = "mlcc_processes";
 /// Raised with every change of layout or meaning. The first two fields keep their place.
 pub const PROCESSES_VERSION: u32 = 1;
 
-/// Return values of the functions of a [`ProcessTable`]. After one that is not [`OK`](outcome::OK) the process may call
-/// [`ProcessTable::abort`] and nothing else, and leaves what it gave where it is.
+/// Return values of the functions of a [`ProcessTable`]. After one that is not [`OK`](outcome::OK) the
+/// process may call [`ProcessTable::abort`] and nothing else, and leaves what it gave where it is.
 pub mod outcome {
     pub const OK: i32 = 0;
     /// A process did not come within the time; its number was written.
@@ -20,7 +21,8 @@ pub mod outcome {
     pub const FAILED: i32 = 2;
 }
 
-/// How processes speak to each other. All functions may be called by any thread, one at a time. `limit` is in milliseconds; 0 is no limit.
+/// How processes speak to each other. All functions may be called by any thread, one at a time. `limit` is in
+/// milliseconds; 0 is no limit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessTable {
@@ -32,7 +34,8 @@ pub struct ProcessTable {
     pub name: *const c_char,
     /// Joins the others, once: writes the number of this process and how many there are.
     pub join: unsafe extern "C" fn(rank: *mut u32, ranks: *mut u32) -> i32,
-    /// Joins rows as [`crate::ExchangeFn`] does: each process gives `[rows, row_bytes]` and gets `[rows, ranks, row_bytes]`.
+    /// Joins rows as [`crate::AllGatherFn`] does: each process gives `[rows, row_bytes]` and gets `[rows,
+    /// ranks, row_bytes]`.
     pub exchange: unsafe extern "C" fn(
         from: *const u8,
         all: *mut u8,

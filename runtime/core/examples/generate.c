@@ -48,11 +48,11 @@ int main(int argc, char **argv) {
   const mlcc_model_table *model = dlsym(library, "mlcc_model");
   if (!model || model->magic != MLCC_MAGIC) return fail("not an mlcc artifact");
   if (model->abi_version != MLCC_ABI_VERSION) return fail("built for another ABI version: build the model again");
-  if (model->ranks > 1) return fail("split among ranks, of which this program runs one");
-  const mlcc_entries *entries = NULL;
-  for (uint64_t i = 0; i < model->n_variants && !entries; i++)
-    if (!(model->variants[i].features & ~mlcc_host_features())) entries = &model->variants[i].entries;
-  if (!entries) return fail("no variant for this CPU");
+  if (model->plan.ranks > 1) return fail("split among ranks, of which this program runs one");
+  const mlcc_variant *variant = NULL;
+  for (uint64_t i = 0; i < model->n_variants && !variant; i++)
+    if (!(model->variants[i].features & ~mlcc_host_features())) variant = &model->variants[i];
+  if (!variant) return fail("no variant for this CPU");
 
   /* The weights: mapped from the same file. */
   struct stat info;
@@ -64,47 +64,49 @@ int main(int argc, char **argv) {
   mlcc_ctx ctx;
   memset(&ctx, 0, sizeof ctx);
   ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
-  if (!ctx.weights || weights_bytes < model->weights_bytes) return fail("the model has no weights");
+  if (!ctx.weights || weights_bytes < model->plan.weights_bytes) return fail("the model has no weights");
 
   /* The memory plan. */
-  ctx.arena = aligned(model->arena_bytes, model->alignment);
-  ctx.state = aligned(model->state_bytes, model->alignment);
-  ctx.logits = aligned(model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
+  ctx.arena = aligned(model->plan.arena_bytes, model->plan.alignment);
+  ctx.state = aligned(model->plan.state_bytes, model->plan.alignment);
+  ctx.logits = aligned(model->plan.vocab * sizeof(float), MLCC_BUFFER_ALIGN);
   if (!ctx.arena || !ctx.state || !ctx.logits) return fail("out of memory");
-  if (model->page_bytes) { /* Rows of the KV caches. One sequence has its pages in order; others would have others of them. */
-    const uint64_t pages = (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS;
+  if (model->plan.page_bytes) { /* Rows of the KV caches. One sequence has its pages in order; others would have others of them. */
+    const uint64_t pages = (model->plan.context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS;
     int32_t *table = aligned(pages * sizeof(int32_t), MLCC_BUFFER_ALIGN);
-    ctx.pages = aligned(pages * model->page_bytes, MLCC_BUFFER_ALIGN);
+    ctx.pages = aligned(pages * model->plan.page_bytes, MLCC_BUFFER_ALIGN);
     if (!ctx.pages || !table) return fail("out of memory");
     for (uint64_t i = 0; i < pages; i++) table[i] = (int32_t)i;
     ctx.page_table = table;
   }
-  if (!entries->create_kv_cache || !entries->prefill || !entries->decode) return fail("entry points are missing");
-  int32_t status = entries->create_kv_cache(&ctx, 0, 1);
+  const mlcc_step create_kv_cache = mlcc_find_entry(variant, "create_kv_cache");
+  const mlcc_step prefill = mlcc_find_entry(variant, "prefill"), decode = mlcc_find_entry(variant, "decode");
+  if (!create_kv_cache || !prefill || !decode) return fail("entry points are missing");
+  int32_t status = create_kv_cache(&ctx, 0, 1);
   if (status != MLCC_OK) return fail(problem(status));
 
   /* The prompt, in calls of at most `chunk` tokens. Some models need to know of all of it from the first call on. */
-  int64_t count = atol(argv[2]), prompt = argc - 3, chunk = (int64_t)model->chunk;
+  int64_t count = atol(argv[2]), prompt = argc - 3, chunk = (int64_t)model->plan.chunk;
   if (prompt > chunk && model->flags & MLCC_WHOLE_PROMPTS) return fail("the prompt is too long: build with a larger --chunk");
   for (uint64_t i = 0; i < model->n_states; i++)
     if (prompt > chunk && model->states[i].kind == MLCC_STATE_SEQUENCE_LENGTH)
       *(int32_t *)(ctx.state + model->states[i].offset) = (int32_t)prompt;
-  int32_t *tokens = aligned(model->chunk * sizeof(int32_t), MLCC_BUFFER_ALIGN);
+  int32_t *tokens = aligned(model->plan.chunk * sizeof(int32_t), MLCC_BUFFER_ALIGN);
   if (!tokens) return fail("out of memory");
   ctx.tokens = tokens;
   for (; ctx.past < prompt; ctx.past += ctx.n) {
     ctx.n = prompt - ctx.past < chunk ? prompt - ctx.past : chunk;
     for (int64_t i = 0; i < ctx.n; i++) tokens[i] = atoi(argv[3 + ctx.past + i]);
-    status = entries->prefill(&ctx, 0, 1);
+    status = prefill(&ctx, 0, 1);
     if (status != MLCC_OK) return fail(problem(status));
   }
 
   /* One token after the other. */
   ctx.n = 1;
   for (int64_t i = 0; i < count; i++, ctx.past++) {
-    tokens[0] = argmax(ctx.logits, model->vocab);
+    tokens[0] = argmax(ctx.logits, model->plan.vocab);
     printf(i == 0 ? "%d" : " %d", tokens[0]);
-    status = i + 1 < count ? entries->decode(&ctx, 0, 1) : MLCC_OK;
+    status = i + 1 < count ? decode(&ctx, 0, 1) : MLCC_OK;
     if (status != MLCC_OK) return fail(problem(status));
   }
   printf("\n");

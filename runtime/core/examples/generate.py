@@ -12,7 +12,7 @@ import platform
 import struct
 import sys
 
-MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 16
+MAGIC, ABI_VERSION = int.from_bytes(b"mlccABI\0", "little"), 17
 PAGE_ROWS = 64
 WHOLE_PROMPTS, SEQUENCE_LENGTH = 1, 3  # a flag of the table, a kind of state
 PROBLEMS = {1: "a token is outside of the vocabulary", 3: "the context is full"}
@@ -38,31 +38,41 @@ class Ctx(c.Structure):
         + [("n", c.c_int64), ("past", c.c_int64)]
         + [(name, c.c_void_p) for name in ("logits", "probs", "barrier", "barrier_self")]
         + [("temperature", c.c_float), ("reserved0", c.c_uint32)]
-        + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "take", "take_self")]
-        + [("b", c.c_int64), ("wanted", c.c_void_p), ("n_wanted", c.c_int64)]
+        + [(name, c.c_void_p) for name in ("trace", "trace_self", "sequences", "next_chunk", "next_chunk_self")]
+        + [("b", c.c_int64), ("output_rows", c.c_void_p), ("n_outputs", c.c_int64)]
         + [("pages", c.c_void_p), ("page_table", c.c_void_p)]
-        + [("exchange", c.c_void_p), ("exchange_self", c.c_void_p), ("adapters", c.c_void_p)]
+        + [("all_gather", c.c_void_p), ("all_gather_self", c.c_void_p), ("adapters", c.c_void_p)]
     )
 
 
 Step = c.CFUNCTYPE(c.c_int32, c.POINTER(Ctx), c.c_uint32, c.c_uint32)
 
 
-class Variant(c.Structure):
-    _fields_ = [("name", Str), ("features", c.c_uint64)] + [
-        (name, c.c_void_p)
-        for name in (
-            "prefill", "decode", "prefill_logits", "decode_batch", "step", "create_kv_cache", "reset_kv_cache",
-            "softmax_with_temperature", "get_metadata", "adapted_prefill", "adapted_decode", "adapted_prefill_logits",
-            "adapted_decode_batch", "adapted_step", "encode",
-        )
+class Entry(c.Structure):
+    _fields_ = [
+        ("name", Str), ("kind", c.c_uint32), ("reserved", c.c_uint32), ("function", c.c_void_p), ("adapted", c.c_void_p)
     ]  # fmt: skip
+
+
+class Variant(c.Structure):
+    _fields_ = [("name", Str), ("features", c.c_uint64), ("entries", c.POINTER(Entry)), ("n_entries", c.c_uint64)]
 
 
 class State(c.Structure):
     _fields_ = [
         ("name", Str), ("offset", c.c_uint64), ("bytes", c.c_uint64), ("init", c.c_uint32), ("fill", c.c_float),
         ("format", Str), ("kind", c.c_uint32), ("sinks", c.c_uint32), ("rows", c.c_uint64), ("row_bytes", c.c_uint64),
+    ]  # fmt: skip
+
+
+class Plan(c.Structure):
+    _fields_ = [
+        (name, c.c_uint64)
+        for name in (
+            "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
+            "max_workers", "page_bytes", "text_width", "ranks", "adapter_slots", "adapter_rank", "adapter_bytes",
+            "decoder_start",
+        )
     ]  # fmt: skip
 
 
@@ -73,14 +83,7 @@ class Model(c.Structure):
         + [("variants", c.POINTER(Variant)), ("n_variants", c.c_uint64)]
         + [("params", c.c_void_p), ("n_params", c.c_uint64), ("states", c.POINTER(State)), ("n_states", c.c_uint64)]
         + [(name, c.c_uint64) for name in ("images", "n_images", "device_entries", "n_device_entries")]
-        + [
-            (name, c.c_uint64)
-            for name in (
-                "weights_bytes", "arena_bytes", "state_bytes", "alignment", "chunk", "context", "batch", "vocab",
-                "max_workers", "page_bytes", "text_width", "ranks", "adapter_slots", "adapter_rank", "adapter_bytes",
-                "decoder_start",
-            )
-        ]
+        + [("plan", Plan)]
         + [("reserved", c.c_uint64 * 3)]
     )  # fmt: skip
 
@@ -112,13 +115,13 @@ def buffer(size, alignment):
 
 
 def opened(path):
-    """(the model's table, its entry points for this CPU, the address of its weights, what keeps them mapped)."""
+    """(the model's table, its entry points for this CPU by name, the address of its weights, what keeps them mapped)."""
     model = Model.in_dll(c.CDLL(os.path.abspath(path)), "mlcc_model")
     if model.magic != MAGIC or model.abi_version != ABI_VERSION:
         sys.exit("generate: not an mlcc artifact of this ABI version")
-    if model.decoder_start:
+    if model.plan.decoder_start:
         sys.exit("generate: an encoder-decoder model, whose source text this program does not feed")
-    if model.ranks > 1:
+    if model.plan.ranks > 1:
         sys.exit("generate: split among ranks, of which this program runs one")
     host = host_features()
     fitting = [v for v in model.variants[: model.n_variants] if not v.features & ~host]
@@ -130,21 +133,22 @@ def opened(path):
         file = mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     start, _ = section(file, ".mlcc.weights")
     mapped = c.c_char.from_buffer(file)
-    return model, fitting[0], c.addressof(mapped) + start, mapped
+    entries = {str(e.name): e.function for e in fitting[0].entries[: fitting[0].n_entries]}
+    return model, entries, c.addressof(mapped) + start, mapped
 
 
 def main(path, count, prompt):
     model, entries, weights, keep_weights = opened(path)
-    arena, keep_arena = buffer(model.arena_bytes, model.alignment)
-    state, keep_state = buffer(model.state_bytes, model.alignment)
-    logits_at, keep_logits = buffer(4 * model.vocab, 64)
-    tokens_at, keep_tokens = buffer(4 * model.chunk, 64)
+    arena, keep_arena = buffer(model.plan.arena_bytes, model.plan.alignment)
+    state, keep_state = buffer(model.plan.state_bytes, model.plan.alignment)
+    logits_at, keep_logits = buffer(4 * model.plan.vocab, 64)
+    tokens_at, keep_tokens = buffer(4 * model.plan.chunk, 64)
     # Rows of the KV caches. One sequence has its pages in order; others would have others of them.
-    pages_of_text = -(-model.context // PAGE_ROWS) if model.page_bytes else 0
-    pages, keep_pages = buffer(pages_of_text * model.page_bytes, 64)
+    pages_of_text = -(-model.plan.context // PAGE_ROWS) if model.plan.page_bytes else 0
+    pages, keep_pages = buffer(pages_of_text * model.plan.page_bytes, 64)
     table = (c.c_int32 * pages_of_text)(*range(pages_of_text))
-    logits = (c.c_float * model.vocab).from_address(logits_at)
-    tokens = (c.c_int32 * model.chunk).from_address(tokens_at)
+    logits = (c.c_float * model.plan.vocab).from_address(logits_at)
+    tokens = (c.c_int32 * model.plan.chunk).from_address(tokens_at)
     ctx = Ctx(weights=weights, arena=arena, state=state, logits=logits_at, tokens=tokens_at)
     ctx.pages, ctx.page_table = pages, c.addressof(table)
 
@@ -154,21 +158,21 @@ def main(path, count, prompt):
             sys.exit(f"generate: {PROBLEMS.get(status, 'the step failed')}")
         ctx.past += len(ids)
 
-    call(entries.create_kv_cache, [])
+    call(entries["create_kv_cache"], [])
     # The prompt, in calls of at most `chunk` tokens. Some models need to know of all of it from the first call on.
-    if len(prompt) > model.chunk:
+    if len(prompt) > model.plan.chunk:
         if model.flags & WHOLE_PROMPTS:
             sys.exit("generate: the prompt is too long: build with a larger --chunk")
         for s in model.states[: model.n_states]:
             if s.kind == SEQUENCE_LENGTH:
                 c.c_int32.from_address(state + s.offset).value = len(prompt)
-    for at in range(0, len(prompt), model.chunk):
-        call(entries.prefill, prompt[at : at + model.chunk])
+    for at in range(0, len(prompt), model.plan.chunk):
+        call(entries["prefill"], prompt[at : at + model.plan.chunk])
     ids = []
     while len(ids) < count:
-        ids.append(max(range(model.vocab), key=lambda v: logits[v]))
+        ids.append(max(range(model.plan.vocab), key=lambda v: logits[v]))
         if len(ids) < count:
-            call(entries.decode, ids[-1:])
+            call(entries["decode"], ids[-1:])
     print(*ids)
 
 

@@ -61,12 +61,14 @@ int main(int argc, char **argv) {
   const mlcc_model_table *model = dlsym(library, "mlcc_model");
   if (!model || model->magic != MLCC_MAGIC) return fail("not an mlcc artifact");
   if (model->abi_version != MLCC_ABI_VERSION) return fail("built for another ABI version: build the model again");
-  if (model->ranks > 1) return fail("split among ranks, of which this program runs one");
-  const mlcc_entries *entries = NULL;
-  for (uint64_t i = 0; i < model->n_variants && !entries; i++)
-    if (!(model->variants[i].features & ~mlcc_host_features())) entries = &model->variants[i].entries;
-  if (!entries) return fail("no variant for this CPU");
-  if (!entries->step || model->batch < TEXTS) return fail("the model takes one text at a time: build it with --max-batch 2");
+  if (model->plan.ranks > 1) return fail("split among ranks, of which this program runs one");
+  const mlcc_variant *variant = NULL;
+  for (uint64_t i = 0; i < model->n_variants && !variant; i++)
+    if (!(model->variants[i].features & ~mlcc_host_features())) variant = &model->variants[i];
+  if (!variant) return fail("no variant for this CPU");
+  const mlcc_step create_kv_cache = mlcc_find_entry(variant, "create_kv_cache"), step = mlcc_find_entry(variant, "step");
+  if (!create_kv_cache) return fail("entry points are missing");
+  if (!step || model->plan.batch < TEXTS) return fail("the model takes one text at a time: build it with --max-batch 2");
   struct stat info;
   int file = open(argv[1], O_RDONLY);
   if (file < 0 || fstat(file, &info)) return fail("cannot open the model");
@@ -76,19 +78,19 @@ int main(int argc, char **argv) {
   mlcc_ctx ctx;
   memset(&ctx, 0, sizeof ctx);
   ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
-  if (!ctx.weights || weights_bytes < model->weights_bytes) return fail("the model has no weights");
+  if (!ctx.weights || weights_bytes < model->plan.weights_bytes) return fail("the model has no weights");
 
-  /* Memory of a step, for all texts: a row of logits for each wanted token, here one per text at most. */
-  const int64_t most = (int64_t)(model->chunk > model->batch ? model->chunk : model->batch);
+  /* Memory of a step, for all texts: a row of logits for each output token, here one per text at most. */
+  const int64_t most = (int64_t)(model->plan.chunk > model->plan.batch ? model->plan.chunk : model->plan.batch);
   int32_t *tokens = aligned((uint64_t)most * sizeof(int32_t), MLCC_BUFFER_ALIGN);
-  int32_t *wanted = aligned((uint64_t)most * sizeof(int32_t), MLCC_BUFFER_ALIGN);
-  ctx.arena = aligned(model->arena_bytes, model->alignment);
-  ctx.logits = aligned(TEXTS * model->vocab * sizeof(float), MLCC_BUFFER_ALIGN);
-  if (!tokens || !wanted || !ctx.arena || !ctx.logits) return fail("out of memory");
+  int32_t *output_rows = aligned((uint64_t)most * sizeof(int32_t), MLCC_BUFFER_ALIGN);
+  ctx.arena = aligned(model->plan.arena_bytes, model->plan.alignment);
+  ctx.logits = aligned(TEXTS * model->plan.vocab * sizeof(float), MLCC_BUFFER_ALIGN);
+  if (!tokens || !output_rows || !ctx.arena || !ctx.logits) return fail("out of memory");
 
   /* Pages for the caches of all texts, which take them by turns. They cost no memory before they are written. */
-  const uint64_t pages_each = model->page_bytes ? (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
-  ctx.pages = aligned(TEXTS * pages_each * model->page_bytes, MLCC_BUFFER_ALIGN);
+  const uint64_t pages_each = model->plan.page_bytes ? (model->plan.context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
+  ctx.pages = aligned(TEXTS * pages_each * model->plan.page_bytes, MLCC_BUFFER_ALIGN);
   if (!ctx.pages) return fail("out of memory");
 
   /* Memory of each text. */
@@ -98,12 +100,12 @@ int main(int argc, char **argv) {
     texts[t].prompt = texts[t].len = t ? argc - border - 1 : border - 3;
     texts[t].fed = 0;
     texts[t].ids = malloc((uint64_t)(texts[t].prompt + count + 1) * sizeof(int32_t));
-    texts[t].state = ctx.state = aligned(model->state_bytes, model->alignment);
+    texts[t].state = ctx.state = aligned(model->plan.state_bytes, model->plan.alignment);
     texts[t].pages = aligned(pages_each * sizeof(int32_t), MLCC_BUFFER_ALIGN);
     if (!texts[t].ids || !ctx.state || !texts[t].pages) return fail("out of memory");
     for (uint64_t i = 0; i < pages_each; i++) texts[t].pages[i] = (int32_t)(i * TEXTS + (uint64_t)t);
     for (int64_t i = 0; i < texts[t].prompt; i++) texts[t].ids[i] = atoi(from[i]);
-    int32_t status = entries->create_kv_cache(&ctx, 0, 1);
+    int32_t status = create_kv_cache(&ctx, 0, 1);
     if (status != MLCC_OK) return fail(problem(status));
     /* What a prompt in several pieces needs, as in generate.c. */
     if (model->flags & MLCC_WHOLE_PROMPTS) return fail("this model reads no prompt in pieces");
@@ -116,7 +118,7 @@ int main(int argc, char **argv) {
     /* The second text comes when the first one has a token. Everybody who has tokens that were not fed gets rows. */
     mlcc_sequence sequences[TEXTS];
     text *rows_of[TEXTS], *logits_of[TEXTS];
-    ctx.n = ctx.b = ctx.n_wanted = 0;
+    ctx.n = ctx.b = ctx.n_outputs = 0;
     for (int t = 0; t < TEXTS; t++) {
       text *x = &texts[t];
       if (x->fed == x->len || (t && texts[0].len == texts[0].prompt)) continue;
@@ -127,22 +129,22 @@ int main(int argc, char **argv) {
       rows_of[ctx.b++] = x;
       ctx.n += rows;
       /* Logits of the last token that there is; those of the middle of a prompt interest nobody. */
-      if (rows == left) logits_of[ctx.n_wanted] = x, wanted[ctx.n_wanted++] = (int32_t)ctx.n - 1;
+      if (rows == left) logits_of[ctx.n_outputs] = x, output_rows[ctx.n_outputs++] = (int32_t)ctx.n - 1;
     }
     if (ctx.b == 0) break;
-    /* A step has at least one wanted row; all `n` numbers have to be those of rows. */
-    int64_t rows_wanted = ctx.n_wanted;
-    for (int64_t i = rows_wanted; i < ctx.n; i++) wanted[i] = 0;
-    if (rows_wanted == 0) ctx.n_wanted = 1;
+    /* A step has at least one output row; all `n` numbers have to be those of rows. */
+    int64_t asked = ctx.n_outputs;
+    for (int64_t i = asked; i < ctx.n; i++) output_rows[i] = 0;
+    if (asked == 0) ctx.n_outputs = 1;
     ctx.tokens = tokens;
-    ctx.wanted = wanted;
+    ctx.output_rows = output_rows;
     ctx.sequences = sequences;
-    int32_t status = entries->step(&ctx, 0, 1);
+    int32_t status = step(&ctx, 0, 1);
     if (status != MLCC_OK) return fail(problem(status));
     for (int64_t i = 0; i < ctx.b; i++) rows_of[i]->fed += sequences[i].rows;
-    for (int64_t i = 0; i < rows_wanted; i++) {
+    for (int64_t i = 0; i < asked; i++) {
       text *x = logits_of[i];
-      if (x->len < x->prompt + count) x->ids[x->len++] = argmax(ctx.logits + i * (int64_t)model->vocab, model->vocab);
+      if (x->len < x->prompt + count) x->ids[x->len++] = argmax(ctx.logits + i * (int64_t)model->plan.vocab, model->plan.vocab);
       if (x->len == x->prompt + count) x->fed = x->len; /* the last token is not needed again */
     }
   }

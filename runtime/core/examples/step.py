@@ -25,32 +25,32 @@ class Text:
 
 def main(path, count, prompts):
     model, entries, weights, keep_weights = opened(path)
-    if not entries.step or model.batch < len(prompts):
+    if "step" not in entries or model.plan.batch < len(prompts):
         sys.exit(f"step: the model takes one text at a time: build it with --max-batch {len(prompts)}")
     if model.flags & WHOLE_PROMPTS:
         sys.exit("step: this model reads no prompt in pieces")
-    # Memory of a step, for all texts: a row of logits for each wanted token, here one per text at most.
-    most, vocab = max(model.chunk, model.batch), model.vocab
-    arena, keep_arena = buffer(model.arena_bytes, model.alignment)
+    # Memory of a step, for all texts: a row of logits for each output token, here one per text at most.
+    most, vocab = max(model.plan.chunk, model.plan.batch), model.plan.vocab
+    arena, keep_arena = buffer(model.plan.arena_bytes, model.plan.alignment)
     logits_at, keep_logits = buffer(4 * vocab * len(prompts), 64)
     tokens_at, keep_tokens = buffer(4 * most, 64)
-    wanted_at, keep_wanted = buffer(4 * most, 64)
+    output_rows_at, keep_output_rows = buffer(4 * most, 64)
     logits = (c.c_float * (vocab * len(prompts))).from_address(logits_at)
-    tokens, wanted = [(c.c_int32 * most).from_address(at) for at in (tokens_at, wanted_at)]
-    ctx = Ctx(weights=weights, arena=arena, logits=logits_at, tokens=tokens_at, wanted=wanted_at)
+    tokens, output_rows = [(c.c_int32 * most).from_address(at) for at in (tokens_at, output_rows_at)]
+    ctx = Ctx(weights=weights, arena=arena, logits=logits_at, tokens=tokens_at, output_rows=output_rows_at)
 
     def call(entry):
         if status := Step(entry)(ctx, 0, 1):
             sys.exit(f"step: {PROBLEMS.get(status, 'the step failed')}")
 
     # Pages for the caches of all texts, which take them by turns. They cost no memory before they are written.
-    pages_each = -(-model.context // PAGE_ROWS) if model.page_bytes else 0
-    ctx.pages, keep_pages = buffer(len(prompts) * pages_each * model.page_bytes, 64)
+    pages_each = -(-model.plan.context // PAGE_ROWS) if model.plan.page_bytes else 0
+    ctx.pages, keep_pages = buffer(len(prompts) * pages_each * model.plan.page_bytes, 64)
     texts, keep_states = [], []
     for ids in prompts:
-        ctx.state, keep = buffer(model.state_bytes, model.alignment)
+        ctx.state, keep = buffer(model.plan.state_bytes, model.plan.alignment)
         keep_states.append(keep)
-        call(entries.create_kv_cache)
+        call(entries["create_kv_cache"])
         # What some models need for a prompt in several pieces, as in generate.py.
         for s in model.states[: model.n_states]:
             if s.kind == SEQUENCE_LENGTH:
@@ -75,12 +75,12 @@ def main(path, count, prompts):
                 asked.append((text, n - 1))
         if not parts:
             break
-        # A step has at least one wanted row; all `n` numbers have to be those of rows.
+        # A step has at least one output row; all `n` numbers have to be those of rows.
         rows = [row for _, row in asked]
-        wanted[:n] = rows + [0] * (n - len(rows))
+        output_rows[:n] = rows + [0] * (n - len(rows))
         sequences = (Sequence * len(parts))(*(sequence for _, sequence in parts))
-        ctx.n, ctx.b, ctx.n_wanted, ctx.sequences = n, len(parts), max(len(rows), 1), c.addressof(sequences)
-        call(entries.step)
+        ctx.n, ctx.b, ctx.n_outputs, ctx.sequences = n, len(parts), max(len(rows), 1), c.addressof(sequences)
+        call(entries["step"])
         for text, sequence in parts:
             text.fed += sequence.rows
         for i, (text, _) in enumerate(asked):

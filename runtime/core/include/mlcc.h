@@ -9,16 +9,17 @@
  *      built with --weights-on-load has none: it is for the runtime of mlcc only.)
  *   3. Pick the first variant whose `features` this CPU has: !(v->features & ~mlcc_host_features()). Running another one
  *      is an illegal instruction.
- *   4. Allocate arena_bytes, state_bytes and vocab floats, aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Where
+ *   4. Allocate arena_bytes, state_bytes and vocab floats (table->plan), aligned to `alignment` (at least MLCC_BUFFER_ALIGN). Where
  *      page_bytes > 0, also pages of so many bytes for rows of the KV caches and a table of their numbers: one sequence takes
  *      ceil(context / MLCC_PAGE_ROWS) of them at most. From mmap or calloc they cost no memory before they are written.
- *   5. Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then prefill / decode, add n to past. A prompt
+ *   5. Find the entry points by name (mlcc_find_entry). Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then
+ *      prefill / decode, add n to past. A prompt
  *      of more than `chunk` tokens takes several calls of prefill; some models have to be told before the first one
  *      (MLCC_STATE_SEQUENCE_LENGTH), some can't take it (MLCC_WHOLE_PROMPTS), nor a prompt that is fed by decode.
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
  * calls step(&ctx, w, W) with the same ctx, and ctx.barrier(ctx.barrier_self, w) must return when all W have called it;
- * W is at most max_workers. ctx.take may be NULL.
+ * W is at most max_workers. ctx.next_chunk may be NULL.
  *
  * Strings are pointer + length, UTF-8, not NUL-terminated. 64-bit little-endian hosts only.
  * This file and the Rust crate mlcc-abi are the same contract; a test of that crate holds them equal.
@@ -39,11 +40,11 @@ extern "C" {
 #endif
 
 #define MLCC_MAGIC 0x0049424163636c6dULL /* "mlccABI\0" */
-#define MLCC_ABI_VERSION 16u
+#define MLCC_ABI_VERSION 17u
 #define MLCC_BUFFER_ALIGN 64u
 #define MLCC_PAGE_ROWS 64u
 #define MLCC_SECTION_ALIGN 4096u
-#define MLCC_NO_PIECE 0xffffffffu
+#define MLCC_NO_CHUNK 0xffffffffu
 
 #define MLCC_SECTION_WEIGHTS ".mlcc.weights"
 #define MLCC_SECTION_RECIPE ".mlcc.recipe"
@@ -58,7 +59,7 @@ extern "C" {
 /* Return values of entry points. */
 #define MLCC_OK 0
 #define MLCC_BAD_TOKEN 1    /* a token id is negative or not below vocab */
-#define MLCC_BAD_LENGTH 2   /* n, b, n_wanted, or rows of a sequence are out of range */
+#define MLCC_BAD_LENGTH 2   /* n, b, n_outputs, or rows of a sequence are out of range */
 #define MLCC_CONTEXT_FULL 3 /* past + n exceeds context, or past is negative */
 
 /* Bits of mlcc_model_table.flags. */
@@ -124,7 +125,7 @@ typedef struct mlcc_ctx {
                            * step: those of one sequence behind those of the other */
   int64_t n;              /* tokens in this call, 1..chunk; decode_batch: sequences, 1..batch; step: up to the larger */
   int64_t past;           /* tokens that the state has seen before this call */
-  float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab; step: n_wanted * vocab);
+  float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab; step: n_outputs * vocab);
                            * in for softmax_with_temperature; NULL in prefill of a model of one rank: none are made */
   float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
   void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
@@ -134,14 +135,14 @@ typedef struct mlcc_ctx {
   void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
   void *trace_self;
   const mlcc_sequence *sequences; /* decode_batch, step: b of them, instead of state and past */
-  /* Deals out pieces of large kernels, so that a fast thread helps a slow one; NULL: every thread computes its own share.
-   * Gives a number below W * pieces (thread w's own: from w * pieces on) that no thread has got in this launch, or
-   * MLCC_NO_PIECE, once for each thread and launch. Threads come by the same launches in the same order. */
-  uint32_t (*take)(void *self, uint32_t worker, uint32_t pieces);
-  void *take_self;
+  /* Deals out chunks of large kernels, so that a fast thread helps a slow one; NULL: every thread computes its own share.
+   * Gives a number below W * chunks (thread w's own: from w * chunks on) that no thread has got in this launch, or
+   * MLCC_NO_CHUNK, once for each thread and launch. Threads come by the same launches in the same order. */
+  uint32_t (*next_chunk)(void *self, uint32_t worker, uint32_t chunks);
+  void *next_chunk_self;
   int64_t b;             /* decode_batch, step: sequences in this call, 1..batch; decode_batch: n */
-  const int32_t *wanted; /* step: n numbers of tokens of this call, aligned as tokens; logits of the first n_wanted */
-  int64_t n_wanted;      /* step: 1..n */
+  const int32_t *output_rows; /* step: n numbers of tokens of this call, aligned as tokens; logits of the first n_outputs */
+  int64_t n_outputs;      /* step: 1..n */
   /* Caches, where page_bytes > 0: row i is row i % MLCC_PAGE_ROWS of page page_table[i / MLCC_PAGE_ROWS]. The call reads the pages
    * of rows before past + n and writes to those from row past on; contents of other rows are undefined. */
   uint8_t *pages; /* the first page; aligned as tokens */
@@ -149,38 +150,37 @@ typedef struct mlcc_ctx {
   /* Where the model has ranks > 1, called by worker 0 of each rank, all in the same order; else NULL. part: rows rows of row_bytes of
    * this rank; all: gets as many rows of ranks * row_bytes, each with the rows of all ranks in their order. When it returns no other
    * rank reads part any longer. item: number of the item of the step. */
-  void (*exchange)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
-  void *exchange_self;
-  const uint8_t *adapters; /* adapted_*: the matrices of the slots, adapter_bytes, aligned as tokens; those of slot 0 are zero */
+  void (*all_gather)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
+  void *all_gather_self;
+  const uint8_t *adapters; /* adapted functions: the matrices of the slots, adapter_bytes, aligned as tokens; those of slot 0 are zero */
 } mlcc_ctx;
 
 typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
-typedef const char *(*mlcc_metadata_fn)(uint64_t *len);
 
-typedef struct mlcc_entries {
-  mlcc_step prefill;                  /* n tokens in, logits of the last one out */
-  mlcc_step decode;                   /* the same for n == 1 */
-  mlcc_step prefill_logits;           /* as prefill, logits of every position */
-  mlcc_step decode_batch;             /* one token for each of n sequences; may be NULL */
-  mlcc_step step;                     /* any number of tokens for each of b sequences; may be NULL */
-  mlcc_step create_kv_cache;          /* initial values for a fresh state (KV cache or recurrent) */
-  mlcc_step reset_kv_cache;           /* the same for a used one */
-  mlcc_step softmax_with_temperature; /* probs = softmax(logits / temperature), n rows */
-  mlcc_metadata_fn get_metadata;      /* JSON */
-  /* The same for calls in which some sequence has an adapter; NULL without slots. */
-  mlcc_step adapted_prefill;
-  mlcc_step adapted_decode;
-  mlcc_step adapted_prefill_logits;
-  mlcc_step adapted_decode_batch;
-  mlcc_step adapted_step;
-  mlcc_step encode; /* the whole source text in one call, past 0, no logits; NULL without an encoder */
-} mlcc_entries;
+/* How an entry point is called: values of mlcc_entry.kind. */
+#define MLCC_ENTRY_LAST_LOGITS 0u /* n tokens in, logits of the last one out: prefill, and decode for n == 1 */
+#define MLCC_ENTRY_ALL_LOGITS 1u  /* n tokens in, logits of every one out: prefill_logits */
+#define MLCC_ENTRY_SOURCE 2u      /* the whole source text in one call, past 0, no logits: encode, of models with an encoder */
+#define MLCC_ENTRY_BATCH 3u       /* one token of each of n sequences: decode_batch; may be absent */
+#define MLCC_ENTRY_RAGGED 4u      /* any number of tokens of each of b sequences: step; may be absent */
+#define MLCC_ENTRY_STATE 5u       /* initial values: create_kv_cache of a fresh state (KV cache or recurrent), reset_kv_cache of a used one */
+#define MLCC_ENTRY_ROWS 6u        /* n rows of logits in: softmax_with_temperature, probs = softmax(logits / temperature) */
+
+/* An entry point. Look it up by its name (mlcc_find_entry); leave those alone whose names you do not know. */
+typedef struct mlcc_entry {
+  mlcc_str name;
+  uint32_t kind; /* MLCC_ENTRY_* */
+  uint32_t reserved;
+  mlcc_step function;
+  mlcc_step adapted; /* for calls in which some sequence has an adapter; NULL without slots */
+} mlcc_entry;
 
 /* The model's code for one level of CPU. */
 typedef struct mlcc_variant {
   mlcc_str name; /* for example x86-64-v3 */
   uint64_t features;
-  mlcc_entries entries;
+  const mlcc_entry *entries;
+  uint64_t n_entries;
 } mlcc_variant;
 
 /* One packed parameter. */
@@ -253,7 +253,7 @@ typedef struct mlcc_control {
   int64_t n;
   int64_t past;
   int64_t b;        /* 0 in calls of one sequence */
-  int64_t n_wanted; /* 0 in calls of other entry points than step */
+  int64_t n_outputs; /* 0 in calls of other entry points than step */
   float temperature;
   uint32_t reserved;
 } mlcc_control;
@@ -265,14 +265,14 @@ typedef struct mlcc_control {
 #define MLCC_ARG_LOGITS 4u
 #define MLCC_ARG_PROBS 5u
 #define MLCC_ARG_CONTROL 6u /* mlcc_control */
-#define MLCC_ARG_WANTED 7u
+#define MLCC_ARG_OUTPUT_ROWS 7u
 #define MLCC_ARG_SEQUENCES 8u /* mlcc_sequence, with addresses of the device */
 #define MLCC_ARG_PAGES 9u
 #define MLCC_ARG_PAGE_TABLE 10u
 #define MLCC_ARG_ADAPTERS 11u
 
 #define MLCC_REPEAT_ONCE 0u
-#define MLCC_REPEAT_WANTED 1u /* n of the grid: rows whose logits are wanted */
+#define MLCC_REPEAT_OUTPUTS 1u /* n of the grid: rows whose logits are wanted */
 /* For each sequence, by its number in z. n and past of the grid: the most that one has. Arguments in the state and in the table of
  * pages: bytes from the beginning of one. */
 #define MLCC_REPEAT_EACH_SEQUENCE 2u
@@ -302,24 +302,8 @@ typedef struct mlcc_device_entry {
   uint64_t n_launches;
 } mlcc_device_entry;
 
-typedef struct mlcc_model_table {
-  uint64_t magic;
-  uint32_t abi_version;
-  uint32_t struct_size;
-  uint64_t flags;    /* MLCC_WHOLE_PROMPTS */
-  mlcc_str target;   /* x86-64, aarch64 or cuda */
-  mlcc_str compiler; /* name and version */
-  mlcc_str metadata; /* JSON */
-  const mlcc_variant *variants; /* best first; none for a device target */
-  uint64_t n_variants;
-  const mlcc_param *params;
-  uint64_t n_params;
-  const mlcc_state *states;
-  uint64_t n_states;
-  const mlcc_device_image *images;
-  uint64_t n_images;
-  const mlcc_device_entry *device_entries;
-  uint64_t n_device_entries;
+/* The sizes that callers allocate by. */
+typedef struct mlcc_plan {
   uint64_t weights_bytes;
   uint64_t arena_bytes;
   uint64_t state_bytes;
@@ -343,8 +327,41 @@ typedef struct mlcc_model_table {
   /* Of an encoder-decoder model the token that its decoder starts with, plus 1: a sequence is the tokens of the source text, which
    * encode takes, this token, and what follows, which the other steps take. 0: there is no encoder. */
   uint64_t decoder_start;
+} mlcc_plan;
+
+typedef struct mlcc_model_table {
+  uint64_t magic;
+  uint32_t abi_version;
+  uint32_t struct_size;
+  uint64_t flags;    /* MLCC_WHOLE_PROMPTS */
+  mlcc_str target;   /* x86-64, aarch64 or cuda */
+  mlcc_str compiler; /* name and version */
+  mlcc_str metadata; /* JSON */
+  const mlcc_variant *variants; /* best first; none for a device target */
+  uint64_t n_variants;
+  const mlcc_param *params;
+  uint64_t n_params;
+  const mlcc_state *states;
+  uint64_t n_states;
+  const mlcc_device_image *images;
+  uint64_t n_images;
+  const mlcc_device_entry *device_entries;
+  uint64_t n_device_entries;
+  mlcc_plan plan;
   uint64_t reserved[3];
 } mlcc_model_table;
+
+/* The function of an entry point, for example "prefill"; NULL if the variant has none. */
+static inline mlcc_step mlcc_find_entry(const mlcc_variant *variant, const char *name) {
+  uint64_t i, k;
+  for (i = 0; i < variant->n_entries; i++) {
+    const mlcc_entry *entry = &variant->entries[i];
+    for (k = 0; k < entry->name.len && name[k] == entry->name.ptr[k] && name[k]; k++) {
+    }
+    if (k == entry->name.len && !name[k]) return entry->function;
+  }
+  return NULL;
+}
 
 /* Finds a section of the artifact, given the whole file in memory (mmap it). NULL if there is none or the file is
  * damaged. Payload sections are aligned to MLCC_SECTION_ALIGN in the file. */

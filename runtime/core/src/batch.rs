@@ -4,10 +4,10 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch, missing_entry_error};
-use crate::session::EntryPoint;
 use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{CachePages, Error, Model, Result, Session};
+use mlcc_abi::EntryPoint;
 
 /// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
 /// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.
@@ -40,7 +40,8 @@ pub struct SessionBatch {
     /// How many floats of them the last step has made.
     logits_len: usize,
     sequences: Vec<Sequence>,
-    /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where they are aligned.
+    /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where
+    /// they are aligned.
     token_ids: Vec<i32>,
     row_indices: Vec<i32>,
     /// What a session that went alone says of itself ([`Session::performance_warning`]).
@@ -51,8 +52,8 @@ pub struct SessionBatch {
     trace: Option<Box<StepTrace>>,
 }
 
-// SAFETY: the pointers in `sequences` mean something only within a call of `decode` or `step`, which takes them from its
-// arguments.
+// SAFETY: the pointers in `sequences` mean something only within a call of `decode` or `step`, which takes
+// them from its arguments.
 unsafe impl Send for SessionBatch {}
 
 /// What a step feeds to a session, which has one piece in a step: it is borrowed.
@@ -155,8 +156,8 @@ impl SessionBatch {
         &self.logits.as_floats()[..self.logits_len]
     }
 
-    /// Something that makes the steps slower than they could be and that the user may want to know, if there is any: as
-    /// [`Session::performance_warning`], also of sessions that were fed alone.
+    /// Something that makes the steps slower than they could be and that the user may want to know, if there
+    /// is any: as [`Session::performance_warning`], also of sessions that were fed alone.
     pub fn performance_warning(&self) -> Option<String> {
         self.on_device
             .as_ref()
@@ -164,23 +165,25 @@ impl SessionBatch {
             .or_else(|| self.session_warning.clone())
     }
 
-    /// Keeps what a session says that has gone alone; the first one speaks for all, which have the same device.
+    /// Keeps what a session says that has gone alone; the first one speaks for all, which have the same
+    /// device.
     fn keep_performance_warning(&mut self, session: &Session) {
         if self.session_warning.is_none() {
             self.session_warning = session.performance_warning().map(String::from);
         }
     }
 
-    /// Takes times of the step's items from now on, or no longer; gives what was taken so far. Single sequences take their
-    /// own ([`Session::trace`]).
+    /// Takes times of the step's items from now on, or no longer; gives what was taken so far. Single
+    /// sequences take their own ([`Session::trace`]).
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.into_times());
         self.trace = on.then(|| Box::new(StepTrace::new(self.model.threads())));
         taken
     }
 
-    /// Feeds `tokens[i]` to `sessions[i]` and returns the logits, one row of `vocab` floats per session; every session has
-    /// its own as well ([`Session::logits`]). If a token or session is refused, no session has changed.
+    /// Feeds `tokens[i]` to `sessions[i]` and returns the logits, one row of `vocab` floats per session;
+    /// every session has its own as well ([`Session::logits`]). If a token or session is refused, no session
+    /// has changed.
     pub fn decode(&mut self, sessions: &mut [&mut Session], tokens: &[i32]) -> Result<&[f32]> {
         self.logits_len = 0;
         let n = sessions.len();
@@ -209,17 +212,18 @@ impl SessionBatch {
         Ok(self.logits())
     }
 
-    /// Feeds every session its tokens and returns the logits that are wanted: rows of `vocab` floats, in the order of `rows`
-    /// and of the tokens in each. A session has the logits of its last token as well ([`Session::logits`]), unless nothing was
-    /// wanted of it. All tokens together may be as many as [`Model::max_step_tokens`]. If a token or session is refused, no
-    /// session has changed.
+    /// Feeds every session its tokens and returns the logits that are wanted: rows of `vocab` floats, in the
+    /// order of `rows` and of the tokens in each. A session has the logits of its last token as well
+    /// ([`Session::logits`]), unless nothing was wanted of it. All tokens together may be as many as
+    /// [`Model::max_step_tokens`]. If a token or session is refused, no session has changed.
     pub fn step(&mut self, rows: &mut [SessionInput<'_>]) -> Result<&[f32]> {
         self.step_accepting(rows, None)
     }
 
-    /// As [`SessionBatch::step`]. Where the device finds the likeliest next tokens itself (steps of one token of each session), `enough` gets those of
-    /// each row by its number, as in [`Session::decode_top_k`]; rows of which it says true are not copied to the host and undefined in what
-    /// is returned, and their sessions have the logits of an earlier token.
+    /// As [`SessionBatch::step`]. Where the device finds the likeliest next tokens itself (steps of one token
+    /// of each session), `enough` gets those of each row by its number, as in [`Session::decode_top_k`]; rows
+    /// of which it says true are not copied to the host and undefined in what is returned, and their sessions
+    /// have the logits of an earlier token.
     pub fn step_top_k(
         &mut self,
         rows: &mut [SessionInput<'_>],
@@ -325,8 +329,8 @@ impl SessionBatch {
         Ok(())
     }
 
-    /// The error of a step that was not computed. Where pages were missing, or memory for them, those that some sequences got are free again, and the
-    /// numbers are those of the whole step.
+    /// The error of a step that was not computed. Where pages were missing, or memory for them, those that
+    /// some sequences got are free again, and the numbers are those of the whole step.
     fn explain_refusal<'s>(
         &self,
         error: Error,
@@ -359,7 +363,8 @@ impl SessionBatch {
         Ok(())
     }
 
-    /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a single one.
+    /// The step of a single token, or of an artifact that has no code for several sequences, and so takes a
+    /// single one.
     fn step_single(
         &mut self,
         rows: &mut [SessionInput<'_>],
@@ -416,12 +421,12 @@ impl SessionBatch {
         }
         // Numbers of all rows: behind those that are wanted any.
         let filled = self.output_rows.copy_padded(tokens.len(), wanted);
-        let n_wanted = if step == EntryPoint::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
+        let n_outputs = if step == EntryPoint::DecodeBatch { tokens.len() } else { wanted.len().max(1) };
         let call = |tokens| BatchCall {
             sequences: &self.sequences,
             tokens,
             output_rows: filled,
-            n_outputs: n_wanted,
+            n_outputs,
             adapted,
         };
         if let Some(device) = &mut self.on_device {
@@ -429,14 +434,16 @@ impl SessionBatch {
         }
         let cpu = self.model.device().cpu().ok_or_else(|| missing_entry_error(&self.model, step))?;
         let call = call(self.tokens.copy_from(tokens));
-        // SAFETY: the sessions are borrowed mutably, so the states and tables that were lent are alive, distinct and used by
-        // nobody else, and so are the pages for new rows; each has memory for its rows, tokens and numbers of rows are in range, and there are as many as the plan
-        // permits. The logits have room for the rows that are wanted.
+        // SAFETY: the sessions are borrowed mutably, so the states and tables that were lent are alive,
+        // distinct and used by nobody else, and so are the pages for new rows; each has memory for its rows,
+        // tokens and numbers of rows are in range, and there are as many as the plan permits. The logits have
+        // room for the rows that are wanted.
         unsafe { cpu.run_batch(&self.model, step, &call, &mut self.logits, self.trace.as_deref_mut()) }
     }
 }
 
-/// The source texts of the sequences that begin with this step, one after the other; what is behind them is left.
+/// The source texts of the sequences that begin with this step, one after the other; what is behind them is
+/// left.
 fn read_sources(rows: &mut [SessionInput<'_>]) -> Result<()> {
     for (index, piece) in rows.iter_mut().enumerate() {
         piece.tokens = piece.session.read_source(piece.tokens).map_err(|e| sequence_error(index, e))?;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mlcc_abi::{Ctx, Entries, Sequence, StepFn, status};
+use mlcc_abi::{Ctx, EntryPoint, Sequence, StepFn, status};
 
 use crate::arena::ArenaPool;
 use crate::buffer::AlignedBuffer;
@@ -20,8 +20,7 @@ use crate::page_pool::{PageCounts, PagePool};
 use crate::pool::{Barrier, ChunkScheduler, StepKind, WorkerPool};
 use crate::processes::{ProcessGroup, RankLeader, RankMessageKind as MessageKind, StepGuard};
 use crate::ranks::{RankLink, all_gather_callback};
-use crate::session::EntryPoint;
-use crate::table::{ArtifactTable, CpuVariant, ModelPlan};
+use crate::table::{ArtifactTable, CpuEntries, CpuVariant, ModelPlan};
 use crate::trace::StepTrace;
 use ranks::CpuRanks;
 use session::CpuSession;
@@ -31,7 +30,7 @@ use crate::{CachePages, Error, HugePages, LoadOptions, Model, Result, WorkerThre
 /// The code for this CPU and the workers that run it.
 pub(crate) struct CpuDevice {
     name: String,
-    entries: Entries,
+    entries: CpuEntries,
     workers: WorkerThreads,
     /// Workers that the memory plan knows of.
     max_workers: usize,
@@ -89,7 +88,7 @@ impl CpuDevice {
         let pages = PageCounts::from_plan(plan, options.cache_pages)
             .map(|counts| HostPages::pool(plan.page_bytes, counts, huge, parts).map(Arc::new))
             .transpose()?;
-        let (name, entries) = (variant.name.clone(), variant.entries);
+        let (name, entries) = (variant.name.clone(), variant.entries.clone());
         let ranks = match process {
             Some(_) => None,
             None => CpuRanks::new(plan, &workers, most_workers)?,
@@ -110,7 +109,8 @@ impl CpuDevice {
         let copy = Mutex::new(Vec::new());
         self.pool().run(&|worker| {
             if worker == 0 {
-                // SAFETY: nothing else runs on the pool meanwhile, and the other workers of this run do nothing.
+                // SAFETY: nothing else runs on the pool meanwhile, and the other workers of this run do
+                // nothing.
                 let bytes = unsafe { self.arenas.shared_contents() };
                 *copy.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
             }
@@ -128,30 +128,16 @@ impl CpuDevice {
 
     /// The code of a step; that for sequences with adapters, where some have one.
     pub fn entry_function(&self, step: EntryPoint, adapted: bool) -> Option<StepFn> {
-        match step {
-            EntryPoint::Prefill if adapted => self.entries.adapted_prefill,
-            EntryPoint::Decode if adapted => self.entries.adapted_decode,
-            EntryPoint::PrefillLogits if adapted => self.entries.adapted_prefill_logits,
-            EntryPoint::DecodeBatch if adapted => self.entries.adapted_decode_batch,
-            EntryPoint::Step if adapted => self.entries.adapted_step,
-            EntryPoint::Prefill => self.entries.prefill,
-            EntryPoint::Decode => self.entries.decode,
-            EntryPoint::PrefillLogits => self.entries.prefill_logits,
-            EntryPoint::DecodeBatch => self.entries.decode_batch,
-            EntryPoint::Step => self.entries.step,
-            EntryPoint::Create => self.entries.create_kv_cache,
-            EntryPoint::Reset => self.entries.reset_kv_cache,
-            EntryPoint::Softmax => self.entries.softmax_with_temperature,
-            EntryPoint::Encode => self.entries.encode,
-        }
+        self.entries.function(step, adapted)
     }
 
     /// Runs a step of several sequences.
     ///
     /// # Safety
     ///
-    /// As [`CpuDevice::run`]; what the sequences point to is alive and used by nobody else, tokens and wanted rows lie in a
-    /// [`AlignedBuffer`] (code relies on its alignment), and the logits have room for the wanted rows.
+    /// As [`CpuDevice::run`]; what the sequences point to is alive and used by nobody else, tokens and wanted
+    /// rows lie in a [`AlignedBuffer`] (code relies on its alignment), and the logits have room for the
+    /// wanted rows.
     pub unsafe fn run_batch(
         &self,
         model: &Model,
@@ -164,30 +150,15 @@ impl CpuDevice {
             self.entry_function(step, call.adapted).ok_or_else(|| missing_entry_error(model, step))?;
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
-            arena: std::ptr::null_mut(),
-            state: std::ptr::null_mut(),
             tokens: call.tokens.as_ptr(),
             n: call.tokens.len() as i64,
-            past: 0,
             logits: logits.as_mut_ptr().cast(),
-            probs: std::ptr::null_mut(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
-            temperature: 1.0,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
             sequences: call.sequences.as_ptr(),
-            take: None,
-            take_self: std::ptr::null_mut(),
             b: call.sequences.len() as i64,
-            wanted: call.output_rows.as_ptr(),
-            n_wanted: call.n_outputs as i64,
-            pages: std::ptr::null_mut(),
-            page_table: std::ptr::null(),
-            exchange: None,
-            exchange_self: std::ptr::null_mut(),
+            output_rows: call.output_rows.as_ptr(),
+            n_outputs: call.n_outputs as i64,
             adapters: model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
+            ..Ctx::EMPTY
         };
         // SAFETY: by contract.
         unsafe { self.run(model, step, entry, &mut ctx, trace) }?;
@@ -195,7 +166,8 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Sequences that go on together begin pages together: those get their memory little by little, at the ends of the steps before.
+    /// Sequences that go on together begin pages together: those get their memory little by little, at the
+    /// ends of the steps before.
     fn commit_pages_ahead(&self, model: &Model, call: &BatchCall<'_>) {
         let Some(pages) = &self.pages else { return };
         let most = model.plan().pages();
@@ -221,12 +193,13 @@ impl CpuDevice {
         if !ctx.pages.is_null() {
             ctx.pages = ctx.pages.wrapping_add(process.page_offset);
         }
-        ctx.exchange = Some(all_gather_callback);
-        ctx.exchange_self = std::ptr::from_ref(&process.link).cast_mut().cast();
+        ctx.all_gather = Some(all_gather_callback);
+        ctx.all_gather_self = std::ptr::from_ref(&process.link).cast_mut().cast();
         stepping
     }
 
-    /// After a step: once there were enough of them, each worker moves a piece of the weights into huge pages.
+    /// After a step: once there were enough of them, each worker moves a piece of the weights into huge
+    /// pages.
     fn move_weights(&self, model: &Model, step: EntryPoint) -> Result<()> {
         if matches!(step, EntryPoint::Decode | EntryPoint::DecodeBatch | EntryPoint::Step)
             && let Some(mover) = model.migrator()
@@ -241,8 +214,8 @@ impl CpuDevice {
 
     /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.
     ///
-    /// # Safety
-    /// `function` is the entry point of `step` in the variant of `model` that fits this CPU, and `ctx` fulfils its contract.
+    /// # Safety `function` is the entry point of `step` in the variant of `model` that fits this CPU, and
+    /// `ctx` fulfils its contract.
     pub unsafe fn run(
         &self,
         model: &Model,
@@ -267,8 +240,8 @@ impl CpuDevice {
         }
         ctx.barrier = Some(wait_at_barrier);
         ctx.barrier_self = std::ptr::from_ref(pool.barrier()).cast_mut().cast();
-        ctx.take = Some(take_chunk);
-        ctx.take_self = std::ptr::from_ref(pool.chunks()).cast_mut().cast();
+        ctx.next_chunk = Some(take_chunk);
+        ctx.next_chunk_self = std::ptr::from_ref(pool.chunks()).cast_mut().cast();
         let trace: Option<&StepTrace> = trace.map(|t| t.start_entry(entry));
         ctx.trace = trace.map(|_| record_item as mlcc_abi::TraceFn);
         ctx.trace_self = trace.map_or(std::ptr::null_mut(), |t| std::ptr::from_ref(t).cast_mut().cast());
@@ -287,7 +260,7 @@ impl CpuDevice {
         };
         let (most, kind) = (self.max_workers, StepKind { model: model.id(), step: entry, tokens });
         let done = match trace {
-            None if step.takes_tokens() => pool.run_step(kind, most, &call),
+            None if step.kind().takes_tokens() => pool.run_step(kind, most, &call),
             None => pool.run_suited_first(most, &call),
             // Profiles are of all workers.
             Some(_) => pool.run_first(most, &call),
@@ -329,7 +302,8 @@ impl Device for CpuDevice {
         self.entry_function(step, false).is_some()
     }
 
-    /// Other processes have slots of their own. They get a piece at a time: what steps have to say may come between.
+    /// Other processes have slots of their own. They get a piece at a time: what steps have to say may come
+    /// between.
     fn write_adapters(&self, bytes: &[u8], changed: &[Range<usize>]) -> Result<()> {
         const PIECE: usize = 1 << 20;
         let Some(lead) = self.leader() else { return Ok(()) };
@@ -367,7 +341,8 @@ impl SharedContext {
     }
 }
 
-// SAFETY: the contract of a step: workers only read `ctx`, and write disjoint parts of the buffers between barriers.
+// SAFETY: the contract of a step: workers only read `ctx`, and write disjoint parts of the buffers between
+// barriers.
 unsafe impl Sync for SharedContext {}
 
 /// `ctx.barrier`.
@@ -377,11 +352,11 @@ unsafe extern "C" fn wait_at_barrier(barrier: *mut c_void, worker: u32) {
     barrier.wait(worker as usize);
 }
 
-/// `ctx.take`.
+/// `ctx.next_chunk`.
 unsafe extern "C" fn take_chunk(pieces: *mut c_void, worker: u32, each: u32) -> u32 {
-    // SAFETY: `take_self` is the pool's dealer of pieces, which outlives the run.
+    // SAFETY: `next_chunk_self` is the pool's dealer of pieces, which outlives the run.
     let pieces = unsafe { &*pieces.cast::<ChunkScheduler>() };
-    pieces.take_chunk(worker as usize, each).unwrap_or(mlcc_abi::NO_PIECE)
+    pieces.take_chunk(worker as usize, each).unwrap_or(mlcc_abi::NO_CHUNK)
 }
 
 /// `ctx.trace`.

@@ -1,5 +1,5 @@
-//! What runs the steps of a model, and what it keeps for one sequence: the one interface of models and sessions to the worker
-//! pool of a CPU and to a GPU.
+//! What runs the steps of a model, and what it keeps for one sequence: the one interface of models and
+//! sessions to the worker pool of a CPU and to a GPU.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -10,11 +10,11 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
 use crate::cpu::CpuDevice;
-use crate::session::EntryPoint;
 use crate::table::StateInfo;
 use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::StepTimes;
 use crate::{CachePages, Error, Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// Runs the steps of one loaded model, for all its sessions.
 pub(crate) trait Device: Send + Sync {
@@ -47,7 +47,8 @@ pub(crate) trait Device: Send + Sync {
         Ok(None)
     }
 
-    /// Takes what slots for adapters have become, where there are copies of them: all of them, and where bytes differ from before.
+    /// Takes what slots for adapters have become, where there are copies of them: all of them, and where
+    /// bytes differ from before.
     fn write_adapters(&self, _bytes: &[u8], _changed: &[Range<usize>]) -> Result<()> {
         Ok(())
     }
@@ -79,13 +80,14 @@ pub(crate) trait DeviceSession: Send {
     /// Runs a step that eats tokens.
     fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()>;
 
-    /// [`DeviceSession::forward`] of tokens that others of the same prompt follow: a device may leave their logits out.
+    /// [`DeviceSession::forward`] of tokens that others of the same prompt follow: a device may leave their
+    /// logits out.
     fn feed_without_logits(&mut self, model: &Model, tokens: &[i32], past: u64) -> Result<()> {
         self.forward(model, EntryPoint::Prefill, tokens, past)
     }
 
-    /// [`DeviceSession::forward`] of one token to decode. Where the device finds the likeliest tokens itself, `enough` gets them; if it
-    /// says true, so does this, and the logits stay where they were made.
+    /// [`DeviceSession::forward`] of one token to decode. Where the device finds the likeliest tokens itself,
+    /// `enough` gets them; if it says true, so does this, and the logits stay where they were made.
     fn decode_top_k(
         &mut self,
         model: &Model,
@@ -99,7 +101,8 @@ pub(crate) trait DeviceSession: Send {
     /// `softmax(logits / temperature)` of the last logits.
     fn softmax(&mut self, model: &Model, temperature: f32) -> Result<&[f32]>;
 
-    /// The state's initial values: by the entry point `step` where the device has it, else by the model's table.
+    /// The state's initial values: by the entry point `step` where the device has it, else by the model's
+    /// table.
     fn initialise(&mut self, model: &Model, step: EntryPoint) -> Result<()>;
 
     /// `vocab` logits of the last position.
@@ -114,7 +117,8 @@ pub(crate) trait DeviceSession: Send {
     /// A state; of a cache the first `rows` rows, which have memory.
     fn state(&self, state: &StateInfo, rows: u64) -> Result<Cow<'_, [u8]>>;
 
-    /// Replaces states; of caches the first `rows` rows, which get memory before. If there is none, nothing has changed.
+    /// Replaces states; of caches the first `rows` rows, which get memory before. If there is none, nothing
+    /// has changed.
     fn set_state(&mut self, model: &Model, rows: u64, states: &[(&StateInfo, &[u8])]) -> Result<()>;
 
     /// Writes a state of four bytes.
@@ -125,13 +129,14 @@ pub(crate) trait DeviceSession: Send {
         None
     }
 
-    /// Gives back the pages `pages` of every cache; later ones move to their places. `counter` as in [`DeviceSession::drop_rows`].
+    /// Gives back the pages `pages` of every cache; later ones move to their places. `counter` as in
+    /// [`DeviceSession::drop_rows`].
     fn drop_pages(&mut self, _pages: Range<u64>, counter: &StateInfo, dropped: i32) -> Result<()> {
         self.write_word(counter, dropped)
     }
 
-    /// Moves rows of every cache to the places `moved`, from `count` rows after them; `counter` gets the number of rows that
-    /// were dropped so far.
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them; `counter` gets the
+    /// number of rows that were dropped so far.
     fn drop_rows(
         &mut self,
         model: &Model,
@@ -144,7 +149,8 @@ pub(crate) trait DeviceSession: Send {
     /// The scratch memory as the last step has left it, on a CPU that of any session of the model.
     fn arena(&self) -> Result<Cow<'_, [u8]>>;
 
-    /// `n` rows of every cache after `past` will be needed. If there is no memory for them, nothing has changed.
+    /// `n` rows of every cache after `past` will be needed. If there is no memory for them, nothing has
+    /// changed.
     fn reserve(&mut self, _model: &Model, _past: u64, _n: u64) -> Result<()> {
         Ok(())
     }
@@ -186,9 +192,9 @@ pub(crate) trait DeviceSession: Send {
 
 /// Runs steps of several sequences on a device.
 pub(crate) trait DeviceBatch: Send {
-    /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is at least one. What the
-    /// sequences point to is alive and used by nobody else.
-    /// Rows of which `enough` has said true, if the device asks, get none.
+    /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is
+    /// at least one. What the sequences point to is alive and used by nobody else. Rows of which `enough` has
+    /// said true, if the device asks, get none.
     fn run(
         &mut self,
         step: EntryPoint,

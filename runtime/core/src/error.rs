@@ -26,9 +26,9 @@ pub enum Error {
     WrongMachine { path: PathBuf, found: String, expected: &'static str },
     #[error(
         "{path} has ABI version {found} (written by {compiler}), this runtime reads version {expected}. Build the \
-         model again with the mlcc that belongs to this runtime."
+         model again with the mlcc that belongs to this runtime: {rebuild}"
     )]
-    AbiVersion { path: PathBuf, found: u32, expected: u32, compiler: String },
+    AbiVersion { path: PathBuf, found: u32, expected: u32, compiler: String, rebuild: String },
     #[error("the code of {path} cannot be loaded: {what}")]
     Map { path: PathBuf, what: String },
     #[error("MLCC_LOADER is `{found}`, which is not a loader: set it to `own` or `system`, or not at all")]

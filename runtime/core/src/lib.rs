@@ -41,6 +41,7 @@ mod perf_map;
 pub mod pool;
 mod processes;
 mod ranks;
+mod rebuild;
 mod requirements;
 mod session;
 mod state_file;

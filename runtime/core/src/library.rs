@@ -1,7 +1,7 @@
 //! The code of an artifact in memory, by one of two loaders.
 //!
-//! The own loader ([`mlcc_loader`]) is used everywhere. The system's, chosen by [`LoaderKind::System`] or `MLCC_LOADER=system`, is for
-//! debuggers and for comparison: both run the same bytes.
+//! The own loader ([`mlcc_loader`]) is used everywhere. The system's, chosen by [`LoaderKind::System`] or
+//! `MLCC_LOADER=system`, is for debuggers and for comparison: both run the same bytes.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,6 +12,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use mlcc_abi::{MODEL_SYMBOL, ModelTable};
 use mlcc_loader::{CodeImage, LoadedImage};
 
+use crate::rebuild::rebuild_command;
 use crate::table::{ArtifactTable, TableError, TableReader};
 use crate::{Artifact, Error, Result, perf_map};
 
@@ -77,7 +78,8 @@ pub(crate) fn load_code(
         }
     };
     let place = TableReader { image: &image, table, metadata: artifact.metadata() };
-    // SAFETY: the symbol's bytes are mapped, which `CodeImage::check` has verified, and stay so as long as the code.
+    // SAFETY: the symbol's bytes are mapped, which `CodeImage::check` has verified, and stay so as long as
+    // the code.
     let table = unsafe { ArtifactTable::read(&place) }.map_err(|e| match e {
         TableError::Magic => {
             Error::NotArtifact { path: path(), what: "its model table has no magic number".into() }
@@ -87,6 +89,7 @@ pub(crate) fn load_code(
             found,
             expected: mlcc_abi::ABI_VERSION,
             compiler: if compiler.is_empty() { "an unknown compiler".into() } else { compiler },
+            rebuild: rebuild_command(artifact.path(), artifact.metadata()),
         },
         TableError::Malformed(what) => Error::Corrupt { path: path(), what },
     })?;
@@ -95,9 +98,10 @@ pub(crate) fn load_code(
 
 /// Lets the system's loader map a checked artifact.
 ///
-/// The file is named to `dlopen` through its open descriptor, and every time in another spelling: the loader remembers
-/// libraries by every name they were opened by, and would otherwise answer with an old one where a model was built
-/// again under the same name, or where a descriptor's number came back while a library it once named is still loaded.
+/// The file is named to `dlopen` through its open descriptor, and every time in another spelling: the loader
+/// remembers libraries by every name they were opened by, and would otherwise answer with an old one where a
+/// model was built again under the same name, or where a descriptor's number came back while a library it
+/// once named is still loaded.
 fn open_library(artifact: &Artifact) -> Result<(Library, *const ModelTable)> {
     let path = || artifact.path().to_path_buf();
     let by_descriptor = unused_name(artifact.file().as_raw_fd());
@@ -106,8 +110,8 @@ fn open_library(artifact: &Artifact) -> Result<(Library, *const ModelTable)> {
     } else {
         std::path::absolute(artifact.path()).unwrap_or_else(|_| path())
     };
-    // SAFETY: the artifact's structure and code hash were verified, it has no initialisers, and its relocations stay
-    // inside of the model table.
+    // SAFETY: the artifact's structure and code hash were verified, it has no initialisers, and its
+    // relocations stay inside of the model table.
     let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.map_err(|e| {
         let what = e.to_string().replace(&*name.to_string_lossy(), "the file");
         Error::Map { path: path(), what }
@@ -122,8 +126,8 @@ fn open_library(artifact: &Artifact) -> Result<(Library, *const ModelTable)> {
     Ok((library, table))
 }
 
-/// A path of an open descriptor that this process has not used before: `.` and empty components, which mean nothing,
-/// spell a counter.
+/// A path of an open descriptor that this process has not used before: `.` and empty components, which mean
+/// nothing, spell a counter.
 fn unused_name(descriptor: RawFd) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -132,8 +136,8 @@ fn unused_name(descriptor: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}{descriptor}", bits.collect::<String>()))
 }
 
-/// The model table of an artifact, for those who only look at it: no weights are made and no device is asked for. What it says of CPU code is
-/// not in it, since that code is not there any more.
+/// The model table of an artifact, for those who only look at it: no weights are made and no device is asked
+/// for. What it says of CPU code is not in it, since that code is not there any more.
 pub fn read_table(artifact: &Artifact) -> Result<ArtifactTable> {
     let (_code, mut table) = load_code(artifact, None)?;
     table.variants.clear();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use mlcc_abi::section;
+use mlcc_abi::{EntryPoint, section};
 
 use crate::adapters::AdapterSlotTable;
 use crate::cpu::CpuDevice;
@@ -25,11 +25,13 @@ use crate::{Artifact, Error, Result, Session, WorkerThreads, physical_cores};
 pub struct LoadOptions {
     /// Workers; default: physical cores that this process may use.
     pub threads: Option<usize>,
-    /// Each worker stays on a core of its own, the thread that calls a step while the step lasts. By default the system chooses.
+    /// Each worker stays on a core of its own, the thread that calls a step while the step lasts. By default
+    /// the system chooses.
     pub pin: bool,
     /// On which NUMA node the weights lie, once they are in huge pages.
     pub numa: NumaPolicy,
-    /// Workers that exist already, for example those of another model ([`Model::workers`]); `threads` and `pin` are theirs then.
+    /// Workers that exist already, for example those of another model ([`Model::workers`]); `threads` and
+    /// `pin` are theirs then.
     pub workers: Option<WorkerThreads>,
     /// Name of a CPU level or variant; default: the variable `MLCC_CPU_LEVEL`, else the best one.
     pub cpu_level: Option<String>,
@@ -39,14 +41,15 @@ pub struct LoadOptions {
     pub huge_pages: HugePages,
     /// Number of the GPU, for artifacts that need one; default 0.
     pub device: Option<u32>,
-    /// Most pages of 64 tokens that all sequences together may have; at least those of one full context. Default: as many as 64 full
-    /// contexts have, or those of four full batches, if the system has the addresses; on a GPU no more than nine tenths of its free
-    /// memory hold. They take memory once they are used.
+    /// Most pages of 64 tokens that all sequences together may have; at least those of one full context.
+    /// Default: as many as 64 full contexts have, or those of four full batches, if the system has the
+    /// addresses; on a GPU no more than nine tenths of its free memory hold. They take memory once they are
+    /// used.
     pub cache_pages: Option<u64>,
     /// Who maps the code; default: the variable `MLCC_LOADER`, else [`LoaderKind::Own`].
     pub loader: Option<LoaderKind>,
-    /// Processes that were started together: each is one rank of the model, and `threads` are those of one. By default all ranks are
-    /// groups of threads of this process.
+    /// Processes that were started together: each is one rank of the model, and `threads` are those of one.
+    /// By default all ranks are groups of threads of this process.
     pub processes: Option<ProcessGroup>,
 }
 
@@ -137,8 +140,8 @@ impl Model {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Of a process that was started together with others and is not the first: takes part in all steps of the first one, until that has no use
-    /// for the model any more. Nothing else may be done with the model.
+    /// Of a process that was started together with others and is not the first: takes part in all steps of
+    /// the first one, until that has no use for the model any more. Nothing else may be done with the model.
     pub fn follow_leader(&self) -> Result<()> {
         Arc::clone(&self.0.device).follow_leader(self)
     }
@@ -160,7 +163,8 @@ impl Model {
         &self.0.table.plan
     }
 
-    /// How many of its ranks are on this machine: all of them, unless other machines have some ([`LoadOptions::processes`]).
+    /// How many of its ranks are on this machine: all of them, unless other machines have some
+    /// ([`LoadOptions::processes`]).
     pub fn ranks_here(&self) -> u64 {
         self.0.ranks_here
     }
@@ -184,13 +188,14 @@ impl Model {
         self.0.device.name()
     }
 
-    /// Bytes per second that the GPU reads and writes while it copies its memory, measured now; `None` on CPUs.
+    /// Bytes per second that the GPU reads and writes while it copies its memory, measured now; `None` on
+    /// CPUs.
     pub fn copy_bandwidth(&self) -> Result<Option<f64>> {
         self.0.device.copy_bandwidth()
     }
 
-    /// Pages of 64 rows that the caches of all sessions together may have, and those that are free; none where caches are dense
-    /// or the model has none.
+    /// Pages of 64 rows that the caches of all sessions together may have, and those that are free; none
+    /// where caches are dense or the model has none.
     pub fn cache_pages(&self) -> CachePages {
         self.0.device.cache_pages()
     }
@@ -205,8 +210,8 @@ impl Model {
         self.0.device.cpu().map(|cpu| cpu.workers().clone())
     }
 
-    /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several nodes, weights in a file
-    /// that may move into huge pages).
+    /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several
+    /// nodes, weights in a file that may move into huge pages).
     pub fn placement(&self) -> Option<WeightPlacement> {
         let (mover, homes) = (self.migrator()?, self.numa_placer()?);
         let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved_bytes()).collect();
@@ -215,8 +220,9 @@ impl Model {
         Some(WeightPlacement { nodes, in_file: all as u64 - moved, near_share: homes.near_share() })
     }
 
-    /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all sessions; with `None`,
-    /// as after loading, as many as are fastest beside what else runs on this machine. Results do not depend on it.
+    /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all
+    /// sessions; with `None`, as after loading, as many as are fastest beside what else runs on this machine.
+    /// Results do not depend on it.
     pub fn fix_workers(&self, workers: Option<usize>) {
         self.0.device.fix_workers(workers);
     }
@@ -256,8 +262,8 @@ impl Model {
         self.0.generated_weights.as_deref().or(self.section(section::WEIGHTS)).unwrap_or(&[])
     }
 
-    /// Differs between models whose states are not the same numbers after the same tokens: other weights, code (of another
-    /// level too), ABI, or pages. Narrower than what [`Session::load_state`] asks for.
+    /// Differs between models whose states are not the same numbers after the same tokens: other weights,
+    /// code (of another level too), ABI, or pages. Narrower than what [`Session::load_state`] asks for.
     pub fn prefix_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(&self.state_identity().to_le_bytes());
@@ -270,7 +276,8 @@ impl Model {
         hash.digest128()
     }
 
-    /// What a saved state must agree with: the weights, and the states but not how many rows they are planned for.
+    /// What a saved state must agree with: the weights, and the states but not how many rows they are planned
+    /// for.
     pub(crate) fn state_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         for rank in 0..self.plan().ranks as usize {
@@ -407,12 +414,9 @@ fn cpu_device(
         }
     })?;
     let entries = &table.variants[variant].entries;
-    let (entry, needed) = match table.plan.text_width {
-        0 => ("decode", entries.decode),
-        _ => ("step", entries.step),
-    };
-    if needed.is_none() {
-        return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry });
+    let needed = if table.plan.text_width == 0 { EntryPoint::Decode } else { EntryPoint::Step };
+    if entries.function(needed, false).is_none() {
+        return Err(Error::MissingEntry { path: artifact.path().to_path_buf(), entry: needed.name() });
     }
     let most = if table.plan.max_workers == 0 { usize::MAX } else { table.plan.max_workers as usize };
     let ranks = ranks_here(table, options).len();

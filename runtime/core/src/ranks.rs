@@ -29,7 +29,7 @@ pub(crate) fn rank_of_section(name: &str) -> Option<usize> {
     }
 }
 
-/// What a rank gives to an exchange, and where it wants what all give ([`mlcc_abi::ExchangeFn`]).
+/// What a rank gives to an exchange, and where it wants what all give ([`mlcc_abi::AllGatherFn`]).
 #[derive(Clone, Copy)]
 pub(crate) struct AllGatherBuffers {
     pub from: *const u8,
@@ -42,9 +42,8 @@ pub(crate) struct AllGatherBuffers {
 pub(crate) trait Communicator: Send + Sync {
     /// Joins the rows of all ranks.
     ///
-    /// # Safety
-    /// `part` has `rows * row_bytes` bytes that nobody writes meanwhile, and room for those of all ranks that nobody else uses. All ranks
-    /// give parts of one size.
+    /// # Safety `part` has `rows * row_bytes` bytes that nobody writes meanwhile, and room for those of all
+    /// ranks that nobody else uses. All ranks give parts of one size.
     unsafe fn all_gather_rows(&self, rank: usize, part: AllGatherBuffers);
 }
 
@@ -53,8 +52,9 @@ const ASIDE: usize = 64 << 10;
 
 /// Ranks that are threads of one process: each copies from the memory of the others.
 ///
-/// A small part is put aside first. So whoever gave it may go on, and ranks meet once: there is room for two, and who puts the third
-/// one aside has met all who had yet to copy the first. A large part is copied from where it is, and ranks meet again when all have it.
+/// A small part is put aside first. So whoever gave it may go on, and ranks meet once: there is room for two,
+/// and who puts the third one aside has met all who had yet to copy the first. A large part is copied from
+/// where it is, and ranks meet again when all have it.
 pub(crate) struct ThreadCommunicator {
     ranks: Vec<CachePadded<ThreadRankSlot>>,
     barrier: Barrier,
@@ -91,8 +91,8 @@ impl ThreadCommunicator {
 
     /// Copies to where the rows of all ranks go.
     ///
-    /// # Safety
-    /// `part.all` as in [`Communicator::all_gather_rows`]; at `from` the rows of `rank`, which stay while this runs.
+    /// # Safety `part.all` as in [`Communicator::all_gather_rows`]; at `from` the rows of `rank`, which stay
+    /// while this runs.
     unsafe fn scatter_rows(&self, rank: usize, from: *const u8, part: &AllGatherBuffers) {
         for row in 0..part.rows {
             // SAFETY: by contract; the rooms of the rows of a rank do not overlap.
@@ -111,12 +111,13 @@ impl Communicator for ThreadCommunicator {
         if bytes <= ASIDE {
             let turn = self.aside_half(rank);
             let aside = |rank: usize| self.ranks[rank].0.aside.as_ptr().wrapping_add(turn);
-            // SAFETY: nobody reads this half now, since all have come to a later exchange than the one that used it last.
+            // SAFETY: nobody reads this half now, since all have come to a later exchange than the one that
+            // used it last.
             unsafe { std::ptr::copy_nonoverlapping(part.from, aside(rank), bytes) };
             self.barrier.wait(rank);
             for other in 0..self.ranks.len() {
-                // SAFETY: by contract of this call and of those of the others, which have met; nobody writes to this half before all have met
-                // again.
+                // SAFETY: by contract of this call and of those of the others, which have met; nobody writes
+                // to this half before all have met again.
                 unsafe { self.scatter_rows(other, aside(other), &part) };
             }
         } else {
@@ -132,13 +133,13 @@ impl Communicator for ThreadCommunicator {
     }
 }
 
-/// `ctx.exchange_self` of a rank.
+/// `ctx.all_gather_self` of a rank.
 pub(crate) struct RankLink {
     pub communicator: Arc<dyn Communicator>,
     pub rank: usize,
 }
 
-/// `ctx.exchange`.
+/// `ctx.all_gather`.
 ///
 /// # Safety
 /// `link` is a [`RankLink`] that outlives the step, and the rest as in [`Communicator::all_gather_rows`].

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mlcc_abi::section;
+use mlcc_abi::{EntryPoint, section};
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession};
@@ -19,51 +19,6 @@ pub use copies::SessionSnapshot;
 pub use logits::OwnedLogits;
 pub use source::source_rows;
 
-/// The steps that a session runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EntryPoint {
-    Prefill,
-    Decode,
-    PrefillLogits,
-    DecodeBatch,
-    /// Rows of several sequences.
-    Step,
-    Create,
-    Reset,
-    Softmax,
-    /// Of the source text of an encoder-decoder model.
-    Encode,
-}
-
-impl EntryPoint {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::PrefillLogits => "prefill_logits",
-            Self::DecodeBatch => "decode_batch",
-            Self::Step => "step",
-            Self::Create => "create_kv_cache",
-            Self::Reset => "reset_kv_cache",
-            Self::Softmax => "softmax_with_temperature",
-            Self::Encode => mlcc_abi::ENCODE,
-        }
-    }
-
-    /// Whether it feeds tokens to the model.
-    pub fn takes_tokens(self) -> bool {
-        match self {
-            Self::Prefill
-            | Self::Decode
-            | Self::PrefillLogits
-            | Self::DecodeBatch
-            | Self::Step
-            | Self::Encode => true,
-            Self::Create | Self::Reset | Self::Softmax => false,
-        }
-    }
-}
-
 /// One sequence of a model. Everything that decoding needs is allocated when it is created.
 pub struct Session {
     /// Before the model, whose code it runs.
@@ -73,7 +28,8 @@ pub struct Session {
     rows: u64,
     /// Rows that were dropped from the start of the caches.
     dropped: u64,
-    /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean nothing.
+    /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean
+    /// nothing.
     window_row: u64,
     /// What its rows go through beside the weights.
     adapter: Option<LoadedAdapter>,
@@ -103,7 +59,7 @@ impl Session {
         let model = model.clone();
         let mut session =
             Self { model, memory, rows: 0, dropped: 0, window_row: 0, adapter: None, all_logits: None };
-        session.initialise(EntryPoint::Create)?;
+        session.initialise(EntryPoint::CreateKvCache)?;
         Ok(session)
     }
 
@@ -118,8 +74,8 @@ impl Session {
 
     /// Feeds `tokens` (any number, at least one) and returns the logits of the last position.
     ///
-    /// A sequence of an encoder-decoder model begins with the whole source text and the token that the decoder starts with
-    /// ([`crate::ModelPlan::decoder_start`]), in one call.
+    /// A sequence of an encoder-decoder model begins with the whole source text and the token that the
+    /// decoder starts with ([`crate::ModelPlan::decoder_start`]), in one call.
     pub fn prefill(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check_tokens(tokens)?;
         self.forward_after_source(tokens, Session::forward_chunks)?;
@@ -148,9 +104,10 @@ impl Session {
         Ok(self.logits())
     }
 
-    /// Feeds one token. A device that finds the likeliest tokens itself gives these to `enough`, in falling order of their logits, equal ones
-    /// by their number; those that are not numbers come last. If that says true the logits of all tokens are not copied to the host and
-    /// this is `None`: [`Session::logits`] are those of an earlier token then. Else, and on other devices, it is as [`Session::decode`].
+    /// Feeds one token. A device that finds the likeliest tokens itself gives these to `enough`, in falling
+    /// order of their logits, equal ones by their number; those that are not numbers come last. If that says
+    /// true the logits of all tokens are not copied to the host and this is `None`: [`Session::logits`] are
+    /// those of an earlier token then. Else, and on other devices, it is as [`Session::decode`].
     pub fn decode_top_k(
         &mut self,
         token: i32,
@@ -163,8 +120,8 @@ impl Session {
         Ok((!enough).then(|| self.logits()))
     }
 
-    /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other. Those of a source text have
-    /// none.
+    /// Feeds `tokens` and returns the logits of every position, one row of `vocab` floats after the other.
+    /// Those of a source text have none.
     pub fn prefill_logits(&mut self, tokens: &[i32]) -> Result<&[f32]> {
         self.check_tokens(tokens)?;
         let mut wanted = 0;
@@ -221,13 +178,14 @@ impl Session {
     pub fn reset(&mut self) -> Result<()> {
         (self.rows, self.dropped) = (0, 0);
         self.shrink();
-        self.initialise(EntryPoint::Reset)
+        self.initialise(EntryPoint::ResetKvCache)
     }
 
     /// Goes back to the first `past` tokens. The logits are not those of the last of them: feed a token next.
     ///
-    /// A cache forgets rows by counting fewer of them; a model with a recurrent state can only go back to 0, and one that
-    /// dropped rows (see [`Session::window`]) only as far as it still has what the next token will see.
+    /// A cache forgets rows by counting fewer of them; a model with a recurrent state can only go back to 0,
+    /// and one that dropped rows (see [`Session::window`]) only as far as it still has what the next token
+    /// will see.
     pub fn truncate(&mut self, past: u64) -> Result<()> {
         let seen = self.past();
         if past > seen {
@@ -271,7 +229,8 @@ impl Session {
         self.model.table().recurrent_state().is_none()
     }
 
-    /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older ones.
+    /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older
+    /// ones.
     pub fn window(&self) -> Option<u64> {
         self.model.table().sliding_window().map(|(window, _)| window.newest)
     }
@@ -304,8 +263,8 @@ impl Session {
         }
     }
 
-    /// Something that makes this session slower than it could be and that its user may want to know, if there is any: on a GPU,
-    /// that the driver does not record tokens as CUDA graphs.
+    /// Something that makes this session slower than it could be and that its user may want to know, if there
+    /// is any: on a GPU, that the driver does not record tokens as CUDA graphs.
     pub fn performance_warning(&self) -> Option<&str> {
         self.memory.performance_warning()
     }
@@ -314,14 +273,15 @@ impl Session {
         self.memory.shrink(self.rows);
     }
 
-    /// The scratch memory as the last step has left it; on a CPU all sessions of a model share it. Its contents are undefined, except in an artifact built with
-    /// `--debug-taps`, whose metadata tells where the outputs of layers stay.
+    /// The scratch memory as the last step has left it; on a CPU all sessions of a model share it. Its
+    /// contents are undefined, except in an artifact built with `--debug-taps`, whose metadata tells where
+    /// the outputs of layers stay.
     pub fn scratch(&self) -> Result<Cow<'_, [u8]>> {
         self.memory.arena()
     }
 
-    /// Takes the times of the launches and barriers of every step from now on (or no longer), and gives those taken so
-    /// far, by entry point. On a CPU only: elsewhere there are none.
+    /// Takes the times of the launches and barriers of every step from now on (or no longer), and gives those
+    /// taken so far, by entry point. On a CPU only: elsewhere there are none.
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         self.memory.trace(on)
     }
@@ -355,8 +315,8 @@ impl Session {
         self.visible_rows().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }
 
-    /// Feeds a prompt; where it comes in pieces, the model is told before how long the sequence will be. When a piece
-    /// fails that is taken back: the sequence has ended before it.
+    /// Feeds a prompt; where it comes in pieces, the model is told before how long the sequence will be. When
+    /// a piece fails that is taken back: the sequence has ended before it.
     fn forward_announced(
         &mut self,
         tokens: usize,
@@ -383,9 +343,10 @@ impl Session {
         self.memory.write_word(state, length)
     }
 
-    /// Makes sure that the next `tokens` tokens have memory in the caches, as far as the context goes: steps that feed them want no pages
-    /// of the pool any more, until the session is truncated, reset or forked. If there is none ([`Error::NoPages`]), nothing has
-    /// changed. A model with a window counts on as many as go into one call.
+    /// Makes sure that the next `tokens` tokens have memory in the caches, as far as the context goes: steps
+    /// that feed them want no pages of the pool any more, until the session is truncated, reset or forked. If
+    /// there is none ([`Error::NoPages`]), nothing has changed. A model with a window counts on as many as go
+    /// into one call.
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         let context = self.model.plan().context;
         if context == 0 {
@@ -469,13 +430,15 @@ impl Session {
         Ok(())
     }
 
-    /// Makes ready for so many more tokens that were checked, as a sequence of a batch: gives their rows memory.
+    /// Makes ready for so many more tokens that were checked, as a sequence of a batch: gives their rows
+    /// memory.
     pub(crate) fn join_batch(&mut self, tokens: usize) -> Result<BatchMember<'_>> {
         self.drop_oldest_rows(tokens as u64)?;
         self.memory.join_batch(&self.model, self.rows, tokens as u64)
     }
 
-    /// Takes back what `join_batch` has reserved, of a batch that was not computed; gives the pages that so many tokens want.
+    /// Takes back what `join_batch` has reserved, of a batch that was not computed; gives the pages that so
+    /// many tokens want.
     pub(crate) fn rollback_batch(&mut self, tokens: usize) -> usize {
         self.shrink();
         self.memory.missing_pages(self.rows, tokens as u64)
@@ -502,8 +465,8 @@ impl Session {
         self.adapter.as_ref()
     }
 
-    /// Chooses the adapter of a sequence that has no tokens yet; it stays chosen when the session is reset. Others of the model, and those of
-    /// sessions in the same batch, do not matter.
+    /// Chooses the adapter of a sequence that has no tokens yet; it stays chosen when the session is reset.
+    /// Others of the model, and those of sessions in the same batch, do not matter.
     pub fn set_adapter(&mut self, adapter: Option<&LoadedAdapter>) -> Result<()> {
         if self.past() > 0 {
             return Err(Error::AdapterTooLate { past: self.past() });

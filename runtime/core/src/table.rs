@@ -1,95 +1,21 @@
 //! The model table as owned, checked data.
 //!
-//! Invariant: after [`ArtifactTable::read`] every parameter lies in the weights, every piece of state in the state block, and
-//! the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1) and those of the metadata. Nothing
-//! relies on a hash: addresses lie in the table ([`TableReader`]), entry points in the code, numbers in their bounds (`check`).
+//! Invariant: after [`ArtifactTable::read`] every parameter lies in the weights, every piece of state in the
+//! state block, and the plan's numbers are usable (alignment a power of two, chunk and vocabulary at least 1)
+//! and those of the metadata. Nothing relies on a hash: addresses lie in the table ([`TableReader`]), entry
+//! points in the code, numbers in their bounds (`check`).
 
 mod check;
 mod reader;
 
-use mlcc_abi::{self as abi, DimExpr, Entries, LaunchArg, ModelTable, Str};
+use mlcc_abi::{self as abi, DimExpr, EntryPoint, LaunchArg, ModelTable, StepFn, Str};
+
+pub use mlcc_abi::ModelPlan;
 
 pub(crate) use reader::TableReader;
 
 /// Most arguments of one kernel launch.
 pub(crate) const MAX_LAUNCH_ARGS: usize = 64;
-
-/// The memory plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelPlan {
-    pub weights_bytes: u64,
-    pub arena_bytes: u64,
-    pub state_bytes: u64,
-    pub alignment: u64,
-    /// Most tokens in one prefill call.
-    pub chunk: u64,
-    /// Most tokens in the state; 0 = unbounded.
-    pub context: u64,
-    pub batch: u64,
-    pub vocab: u64,
-    /// 0 = any number.
-    pub max_workers: u64,
-    /// Of a page with [`mlcc_abi::PAGE_ROWS`] rows of every cache; 0 where there are none.
-    pub page_bytes: u64,
-    /// Floats of the vector of a text; 0 for a model that makes logits.
-    pub text_width: u64,
-    /// Ranks that the model is split among, at least 1. Weights, scratch and states are those of one, pages those of all.
-    pub ranks: u64,
-    /// Adapters that fit beside each other; 0: there are no slots.
-    pub adapter_slots: u64,
-    /// The rank that each has room for.
-    pub adapter_rank: u64,
-    /// Bytes of the matrices of all slots.
-    pub adapter_bytes: u64,
-    /// Of an encoder-decoder model the token that its decoder starts with, plus 1; else 0.
-    pub decoder_start: u64,
-}
-
-impl ModelPlan {
-    /// Pages of a sequence that fills the context.
-    pub fn pages(&self) -> u64 {
-        if self.page_bytes == 0 { 0 } else { self.context.div_ceil(abi::PAGE_ROWS) }
-    }
-
-    /// The state of such a sequence, on all ranks.
-    pub fn sequence_bytes(&self) -> u64 {
-        let states = self.state_bytes.saturating_mul(self.ranks.max(1));
-        self.pages().saturating_mul(self.page_bytes).saturating_add(states)
-    }
-
-    /// What so many of the ranks have.
-    pub fn for_ranks(&self, ranks: u64) -> ModelPlan {
-        let page_bytes = self.page_bytes / self.ranks.max(1) * ranks;
-        ModelPlan { ranks, page_bytes, ..self.clone() }
-    }
-
-    /// The token that the decoder of an encoder-decoder model starts with: the tokens before it are the source text.
-    pub fn decoder_start(&self) -> Option<i32> {
-        self.decoder_start.checked_sub(1).and_then(|token| i32::try_from(token).ok())
-    }
-
-    /// Scratch memory of a model on CPUs: the arenas of all ranks, and the results of those after the first.
-    pub fn scratch_bytes(&self) -> u64 {
-        if self.ranks < 2 {
-            return self.arena_bytes;
-        }
-        let results = (self.ranks - 1).saturating_mul(self.result_bytes());
-        self.ranks.saturating_mul(self.rank_arena_bytes()).saturating_add(results)
-    }
-
-    /// The arena of a rank, with a whole number of lines.
-    pub(crate) fn rank_arena_bytes(&self) -> u64 {
-        let align = self.alignment.max(abi::BUFFER_ALIGN as u64);
-        self.arena_bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
-    }
-
-    /// Logits of the largest call, or vectors.
-    pub(crate) fn result_bytes(&self) -> u64 {
-        let rows = self.chunk.max(self.batch).saturating_mul(4);
-        let bytes = self.vocab.max(self.text_width).saturating_mul(rows);
-        bytes.checked_next_multiple_of(abi::BUFFER_ALIGN as u64).unwrap_or(u64::MAX)
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParamInfo {
@@ -115,7 +41,8 @@ pub struct StateInfo {
     pub format: String,
     /// Rows of a KV cache; `None` = another state.
     pub cache: Option<CacheShape>,
-    /// The number of rows dropped from the start of every cache, of a model that sees only so many newest rows.
+    /// The number of rows dropped from the start of every cache, of a model that sees only so many newest
+    /// rows.
     pub dropped_beyond: Option<SlidingWindow>,
     /// True for the number of tokens that the sequence will have after the prompt that is being fed.
     pub is_length: bool,
@@ -167,7 +94,32 @@ pub struct CpuVariant {
     pub name: String,
     /// Bits of [`mlcc_abi::feature`].
     pub features: u64,
-    pub(crate) entries: Entries,
+    pub(crate) entries: CpuEntries,
+}
+
+/// The functions of a variant, by entry point.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CpuEntries([Option<CpuEntry>; EntryPoint::COUNT]);
+
+/// The functions of an entry point.
+#[derive(Clone, Copy, Debug)]
+struct CpuEntry {
+    function: StepFn,
+    adapted: Option<StepFn>,
+}
+
+impl CpuEntries {
+    /// The function of an entry point; in a call with adapters the adapted one, where the entry point has
+    /// such.
+    pub fn function(&self, entry: EntryPoint, adapted: bool) -> Option<StepFn> {
+        let found = self.0[entry as usize].as_ref()?;
+        if adapted && entry.has_adapted() { found.adapted } else { Some(found.function) }
+    }
+
+    /// Whether an entry point has a function for calls with adapters.
+    pub fn has_adapted(&self, entry: EntryPoint) -> bool {
+        self.0[entry as usize].is_some_and(|found| found.adapted.is_some())
+    }
 }
 
 /// Device code.
@@ -190,7 +142,7 @@ pub struct KernelLaunch {
     pub shared_bytes: u32,
     pub args: Vec<LaunchArg>,
     pub repeat: LaunchRepeat,
-    /// No kernel: see [`abi::repeat::EXCHANGE`].
+    /// No kernel: see [`abi::repeat::ALL_GATHER`].
     pub is_all_gather: bool,
 }
 
@@ -198,15 +150,15 @@ pub struct KernelLaunch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaunchRepeat {
     Once,
-    Wanted,
+    Outputs,
     EachSequence,
 }
 
 impl LaunchRepeat {
     fn read(launch: &abi::Launch) -> TableResult<LaunchRepeat> {
         match launch.repeat {
-            abi::repeat::ONCE | abi::repeat::EXCHANGE => Ok(LaunchRepeat::Once),
-            abi::repeat::WANTED | abi::repeat::EXCHANGE_WANTED => Ok(LaunchRepeat::Wanted),
+            abi::repeat::ONCE | abi::repeat::ALL_GATHER => Ok(LaunchRepeat::Once),
+            abi::repeat::OUTPUTS | abi::repeat::ALL_GATHER_OUTPUTS => Ok(LaunchRepeat::Outputs),
             abi::repeat::EACH_SEQUENCE => Ok(LaunchRepeat::EachSequence),
             other => malformed(format!("a launch is for something unknown ({other})")),
         }
@@ -296,7 +248,7 @@ impl ArtifactTable {
                 states: read_states(place, t)?,
                 images: read_images(place, t)?,
                 device_entries: read_device_entries(place, t)?,
-                plan: read_plan(t),
+                plan: ModelPlan { ranks: t.plan.ranks.max(1), ..t.plan.clone() },
                 whole_prompts: t.flags & abi::table_flag::WHOLE_PROMPTS != 0,
             }
         };
@@ -308,8 +260,8 @@ impl ArtifactTable {
         Ok(read)
     }
 
-    /// States of the other ranks behind those of rank 0: of the same memory of a session, and of the same pages. Caches are in the part of a
-    /// page that is their rank's.
+    /// States of the other ranks behind those of rank 0: of the same memory of a session, and of the same
+    /// pages. Caches are in the part of a page that is their rank's.
     fn add_ranks(&mut self) {
         let (own, plan) = (self.states.clone(), &self.plan);
         for rank in 1..plan.ranks {
@@ -337,13 +289,14 @@ impl ArtifactTable {
         })
     }
 
-    /// The state that says how long the sequence will be after the prompt that is being fed, of a model that wants to
-    /// know.
+    /// The state that says how long the sequence will be after the prompt that is being fed, of a model that
+    /// wants to know.
     pub fn length_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_length)
     }
 
-    /// The state that says how many first rows of the caches are of the source text, of an encoder-decoder model.
+    /// The state that says how many first rows of the caches are of the source text, of an encoder-decoder
+    /// model.
     pub fn source_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_source)
     }
@@ -363,27 +316,6 @@ impl ArtifactTable {
     }
 }
 
-fn read_plan(t: &ModelTable) -> ModelPlan {
-    ModelPlan {
-        weights_bytes: t.weights_bytes,
-        arena_bytes: t.arena_bytes,
-        state_bytes: t.state_bytes,
-        alignment: t.alignment,
-        chunk: t.chunk,
-        context: t.context,
-        batch: t.batch,
-        vocab: t.vocab,
-        max_workers: t.max_workers,
-        page_bytes: t.page_bytes,
-        text_width: t.text_width,
-        ranks: t.ranks.max(1),
-        adapter_slots: t.adapter_slots,
-        adapter_rank: t.adapter_rank,
-        adapter_bytes: t.adapter_bytes,
-        decoder_start: t.decoder_start,
-    }
-}
-
 /// # Safety
 /// As [`ArtifactTable::read`]; also for the functions below.
 unsafe fn read_variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<CpuVariant>> {
@@ -393,10 +325,39 @@ unsafe fn read_variants(place: &TableReader<'_>, t: &ModelTable) -> TableResult<
     let one = |v: &abi::Variant| {
         // SAFETY: by contract.
         let name = unsafe { place.name(v.name) }?;
-        place.check_entries(&name, &v.entries)?;
-        Ok(CpuVariant { name, features: v.features, entries: v.entries })
+        let rows = unsafe { place.bounded_array(v.entries, v.n_entries, "entry points") }?;
+        // SAFETY: by contract.
+        let entries = unsafe { read_entries(place, &name, rows) }?;
+        Ok(CpuVariant { name, features: v.features, entries })
     };
     list.iter().map(one).collect()
+}
+
+/// The entry points of a variant that this runtime knows. Those of all rows are functions of their names.
+unsafe fn read_entries(
+    place: &TableReader<'_>,
+    variant: &str,
+    rows: &[abi::VariantEntry],
+) -> TableResult<CpuEntries> {
+    let mut entries = CpuEntries::default();
+    for row in rows {
+        // SAFETY: by contract.
+        let name = unsafe { place.name(row.name) }?;
+        let Some(function) = row.function else {
+            return malformed(format!("the entry point {name} of {variant} has no function"));
+        };
+        place.check_function(variant, &name, function)?;
+        if let Some(adapted) = row.adapted {
+            place.check_function(variant, &format!("{}{name}", abi::ADAPTED), adapted)?;
+        }
+        let Some(entry) = EntryPoint::from_name(&name) else { continue };
+        let known = &mut entries.0[entry as usize];
+        if row.kind != entry.kind() as u32 || row.reserved != 0 || known.is_some() {
+            return malformed(format!("the entry point {name} of {variant} is not called as expected"));
+        }
+        *known = Some(CpuEntry { function, adapted: row.adapted });
+    }
+    Ok(entries)
 }
 
 unsafe fn read_params(place: &TableReader<'_>, t: &ModelTable) -> TableResult<Vec<ParamInfo>> {
@@ -492,7 +453,7 @@ unsafe fn read_device_entries(place: &TableReader<'_>, t: &ModelTable) -> TableR
             (place.name(l.kernel)?, place.bounded_array(l.args, l.n_args, "launch arguments")?.to_vec())
         };
         let (grid, block, shared_bytes) = (l.grid, l.block, l.shared_bytes);
-        let exchange = matches!(l.repeat, abi::repeat::EXCHANGE | abi::repeat::EXCHANGE_WANTED);
+        let exchange = matches!(l.repeat, abi::repeat::ALL_GATHER | abi::repeat::ALL_GATHER_OUTPUTS);
         Ok(KernelLaunch {
             kernel,
             grid,
@@ -510,47 +471,4 @@ unsafe fn read_device_entries(place: &TableReader<'_>, t: &ModelTable) -> TableR
         Ok(LaunchList { name, launches: launches.iter().map(launch).collect::<TableResult<_>>()? })
     };
     list.iter().map(one).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scratch_is_that_of_all_ranks_and_their_results() {
-        assert_eq!(plan(1).scratch_bytes(), 1000, "results belong to sessions");
-        assert_eq!(plan(2).scratch_bytes(), 2 * 1024 + 128);
-        assert_eq!(plan(4).scratch_bytes(), 4 * 1024 + 3 * 128);
-        let absurd = ModelPlan { arena_bytes: u64::MAX, ..plan(2) };
-        assert_eq!(absurd.scratch_bytes(), u64::MAX);
-    }
-
-    #[test]
-    fn some_of_the_ranks_have_their_part() {
-        let plan = plan(4);
-        let two = ModelPlan { page_bytes: 512, ..plan.clone() }.for_ranks(2);
-        assert_eq!((two.ranks, two.page_bytes, two.weights_bytes), (2, 256, plan.weights_bytes));
-        assert_eq!(two.scratch_bytes(), 2 * 1024 + 128);
-    }
-
-    fn plan(ranks: u64) -> ModelPlan {
-        ModelPlan {
-            weights_bytes: 0,
-            arena_bytes: 1000,
-            state_bytes: 0,
-            alignment: 64,
-            chunk: 3,
-            context: 0,
-            batch: 2,
-            vocab: 10,
-            max_workers: 0,
-            page_bytes: 0,
-            text_width: 0,
-            ranks,
-            adapter_slots: 0,
-            adapter_rank: 0,
-            adapter_bytes: 0,
-            decoder_start: 0,
-        }
-    }
 }

@@ -1,5 +1,5 @@
-//! Vectors of texts: embeddings, or scores of a classification. Whole texts are read, several in one call, and nothing of them is
-//! kept: there are no caches and no states.
+//! Vectors of texts: embeddings, or scores of a classification. Whole texts are read, several in one call,
+//! and nothing of them is kept: there are no caches and no states.
 
 use std::path::Path;
 
@@ -7,9 +7,9 @@ use mlcc_abi::Sequence;
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, missing_entry_error};
-use crate::session::EntryPoint;
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Error, Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
 ///
@@ -88,9 +88,9 @@ impl TextEmbedder {
         &self.model
     }
 
-    /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at least one token and at
-    /// most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT) token `t` of type `k` is `t + k * vocabulary`.
-    /// If one is refused, nothing was computed.
+    /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at
+    /// least one token and at most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT)
+    /// token `t` of type `k` is `t + k * vocabulary`. If one is refused, nothing was computed.
     pub fn embed(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
         self.vectors.clear();
         for (index, text) in texts.iter().enumerate() {
@@ -112,7 +112,8 @@ impl TextEmbedder {
         Ok(&self.vectors)
     }
 
-    /// Takes the time of each item of the steps from now on, or no longer. Gives what was taken so far, as [`crate::Session::trace`].
+    /// Takes the time of each item of the steps from now on, or no longer. Gives what was taken so far, as
+    /// [`crate::Session::trace`].
     pub fn trace(&mut self, on: bool) -> Vec<StepTimes> {
         let taken = self.trace.take().map_or(Vec::new(), |trace| trace.into_times());
         self.trace = on.then(|| Box::new(StepTrace::new(self.model.threads())));
@@ -153,8 +154,9 @@ impl TextEmbedder {
         let wanted = self.output_rows.copy_padded(self.token_ids.len(), &self.last_rows);
         let call =
             BatchCall { sequences, tokens, output_rows: wanted, n_outputs: texts.len(), adapted: false };
-        // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in range, there are as many
-        // rows and texts as the plan permits, and there is room for a vector of each.
+        // SAFETY: the code has no states and no pages (checked in the table), tokens and lengths are in
+        // range, there are as many rows and texts as the plan permits, and there is room for a vector of
+        // each.
         unsafe {
             cpu.run_batch(&self.model, step, &call, &mut self.call_vectors, self.trace.as_deref_mut())?
         };

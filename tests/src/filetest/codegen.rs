@@ -6,7 +6,7 @@
 
 use super::FileTest;
 use mlcc_codegen::llvm::EmitFormat;
-use mlcc_codegen::table::{PlanDesc, TableDesc};
+use mlcc_codegen::table::{ModelPlan, TableDesc};
 use mlcc_codegen::{CodegenInput, LevelInput, emit};
 use mlcc_passes::LoweredProgram;
 
@@ -43,14 +43,14 @@ fn compile_to_assembly(program: &LoweredProgram, target: &str) -> Result<String,
     let levels = target.levels.iter().zip(&program.levels);
     let levels =
         levels.map(|(level, code)| LevelInput { level, kernels: &code.lowered.kernels, steps: &code.steps });
-    let plan = PlanDesc {
+    let plan = ModelPlan {
         weights_bytes: memory.weights_bytes,
         arena_bytes: memory.arena_bytes(),
         state_bytes: memory.state_bytes,
         chunk: 16,
         batch: 1,
         vocab: 1,
-        ..PlanDesc::default()
+        ..ModelPlan::default()
     };
     let table = TableDesc { plan, ..TableDesc::default() };
     let input = CodegenInput { target: &target, levels: levels.collect(), assembler: None, table };

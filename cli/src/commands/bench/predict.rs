@@ -289,7 +289,7 @@ impl SpeedPredictor {
         }
         let of = match launch.repeat {
             LaunchRepeat::Once => repeat::ONCE,
-            LaunchRepeat::Wanted => repeat::WANTED,
+            LaunchRepeat::Outputs => repeat::OUTPUTS,
             LaunchRepeat::EachSequence => repeat::EACH_SEQUENCE,
         };
         let grid = launch::evaluate_grid(&launch.grid, of, call);

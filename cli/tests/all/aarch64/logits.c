@@ -23,15 +23,15 @@ int main(int argc, char **argv) {
   void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   if (!library) return fail(dlerror());
   const mlcc_model_table *model = dlsym(library, "mlcc_model");
-  const mlcc_entries *entries = NULL;
+  const mlcc_variant *variant = NULL;
   for (uint64_t i = 0; i < model->n_variants; i++) {
-    const mlcc_variant *variant = &model->variants[i];
-    if (variant->name.len == strlen(argv[2]) && !memcmp(variant->name.ptr, argv[2], variant->name.len)) {
-      if (variant->features & ~mlcc_host_features()) return fail("this CPU lacks the level");
-      entries = &variant->entries;
+    const mlcc_variant *one = &model->variants[i];
+    if (one->name.len == strlen(argv[2]) && !memcmp(one->name.ptr, argv[2], one->name.len)) {
+      if (one->features & ~mlcc_host_features()) return fail("this CPU lacks the level");
+      variant = one;
     }
   }
-  if (!entries) return fail("the artifact lacks the level");
+  if (!variant) return fail("the artifact lacks the level");
 
   struct stat info;
   int file = open(argv[1], O_RDONLY);
@@ -42,28 +42,28 @@ int main(int argc, char **argv) {
   mlcc_ctx ctx;
   memset(&ctx, 0, sizeof ctx);
   ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
-  ctx.arena = aligned(model->arena_bytes);
-  ctx.state = aligned(model->state_bytes);
-  const uint64_t pages = model->page_bytes ? (model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
+  ctx.arena = aligned(model->plan.arena_bytes);
+  ctx.state = aligned(model->plan.state_bytes);
+  const uint64_t pages = model->plan.page_bytes ? (model->plan.context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS : 0;
   int32_t *table = aligned(pages * sizeof(int32_t));
-  ctx.pages = aligned(pages * model->page_bytes);
+  ctx.pages = aligned(pages * model->plan.page_bytes);
   if (!ctx.pages || !table) return fail("no memory");
   for (uint64_t i = 0; i < pages; i++) table[i] = (int32_t)i;
   ctx.page_table = table;
-  ctx.logits = aligned(model->vocab * sizeof(float));
-  int32_t *tokens = aligned(model->chunk * sizeof(int32_t));
+  ctx.logits = aligned(model->plan.vocab * sizeof(float));
+  int32_t *tokens = aligned(model->plan.chunk * sizeof(int32_t));
   if (!ctx.weights || !ctx.arena || !ctx.state || !ctx.logits || !tokens) return fail("no weights or no memory");
-  entries->create_kv_cache(&ctx, 0, 1);
+  mlcc_find_entry(variant, "create_kv_cache")(&ctx, 0, 1);
 
   int piece = atoi(argv[3]);
-  if (piece < 1 || (uint64_t)piece > model->chunk) return fail("pieces have 1 to `chunk` tokens");
+  if (piece < 1 || (uint64_t)piece > model->plan.chunk) return fail("pieces have 1 to `chunk` tokens");
   for (int at = 4; at < argc; at += (int)ctx.n) {
     ctx.n = argc - at < piece ? argc - at : piece;
     for (int i = 0; i < ctx.n; i++) tokens[i] = atoi(argv[at + i]);
     ctx.tokens = tokens;
-    mlcc_step step = ctx.n == 1 ? entries->decode : entries->prefill;
+    mlcc_step step = mlcc_find_entry(variant, ctx.n == 1 ? "decode" : "prefill");
     if (step(&ctx, 0, 1) != MLCC_OK) return fail("a step failed");
     ctx.past += ctx.n;
   }
-  return fwrite(ctx.logits, sizeof(float), model->vocab, stdout) != model->vocab;
+  return fwrite(ctx.logits, sizeof(float), model->plan.vocab, stdout) != model->plan.vocab;
 }

@@ -36,10 +36,10 @@ int main(int argc, char **argv) {
   void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   if (!library) return fail(dlerror());
   const mlcc_model_table *model = dlsym(library, "mlcc_model");
-  const mlcc_entries *entries = NULL;
-  for (uint64_t i = 0; i < model->n_variants && !entries; i++)
-    if (!(model->variants[i].features & ~mlcc_host_features())) entries = &model->variants[i].entries;
-  if (!entries) return fail("no variant for this CPU");
+  const mlcc_variant *variant = NULL;
+  for (uint64_t i = 0; i < model->n_variants && !variant; i++)
+    if (!(model->variants[i].features & ~mlcc_host_features())) variant = &model->variants[i];
+  if (!variant) return fail("no variant for this CPU");
 
   struct stat info;
   int file = open(argv[1], O_RDONLY);
@@ -48,14 +48,14 @@ int main(int argc, char **argv) {
   if (bytes == MAP_FAILED) return fail("cannot map the model");
   mlcc_ctx ctx;
   memset(&ctx, 0, sizeof ctx);
-  uint64_t weights_bytes = 0, row_bytes = model->vocab * sizeof(float);
+  uint64_t weights_bytes = 0, row_bytes = model->plan.vocab * sizeof(float);
   ctx.weights = mlcc_section(bytes, (uint64_t)info.st_size, MLCC_SECTION_WEIGHTS, &weights_bytes);
-  ctx.arena = filled(model->arena_bytes);
-  uint8_t *before = filled(BEFORE + model->state_bytes);
+  ctx.arena = filled(model->plan.arena_bytes);
+  uint8_t *before = filled(BEFORE + model->plan.state_bytes);
   ctx.state = before + BEFORE;
   /* Pages of the sequence in another order than its rows. */
-  const int64_t pages = model->page_bytes ? (int64_t)((model->context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS) : 0;
-  uint8_t *before_pages = filled(BEFORE + (uint64_t)pages * model->page_bytes);
+  const int64_t pages = model->plan.page_bytes ? (int64_t)((model->plan.context + MLCC_PAGE_ROWS - 1) / MLCC_PAGE_ROWS) : 0;
+  uint8_t *before_pages = filled(BEFORE + (uint64_t)pages * model->plan.page_bytes);
   int32_t *table = (int32_t *)filled((uint64_t)pages * sizeof(int32_t));
   for (int64_t i = 0; i < pages; i++) table[i] = (int32_t)(pages - 1 - i);
   ctx.pages = before_pages + BEFORE;
@@ -63,13 +63,13 @@ int main(int argc, char **argv) {
   ctx.logits = (float *)filled(row_bytes);
   _Alignas(MLCC_BUFFER_ALIGN) int32_t tokens[2] = {0, 0};
   ctx.tokens = tokens;
-  if (entries->create_kv_cache(&ctx, 0, 1) != MLCC_OK) return fail("create_kv_cache");
+  if (mlcc_find_entry(variant, "create_kv_cache")(&ctx, 0, 1) != MLCC_OK) return fail("create_kv_cache");
   ctx.n = 1;
   for (int i = 3; i < argc; i++, ctx.past++) {
     tokens[0] = atoi(argv[i]);
-    if (entries->decode(&ctx, 0, 1) != MLCC_OK) return fail("decode");
+    if (mlcc_find_entry(variant, "decode")(&ctx, 0, 1) != MLCC_OK) return fail("decode");
   }
-  for (uint64_t i = 0; i < model->vocab; i++) {
+  for (uint64_t i = 0; i < model->plan.vocab; i++) {
     uint32_t bits;
     memcpy(&bits, &ctx.logits[i], sizeof bits);
     printf("%08x ", bits);
@@ -79,25 +79,25 @@ int main(int argc, char **argv) {
   /* Rows that differ. */
   float *rows = (float *)filled(ROWS * row_bytes), *together = (float *)filled(ROWS * row_bytes);
   float *single = (float *)filled(row_bytes), *row = (float *)filled(row_bytes);
-  for (uint64_t i = 0; i < ROWS * model->vocab; i++) rows[i] = (float)((i * 7919 + i / model->vocab) % 101) / 10;
+  for (uint64_t i = 0; i < ROWS * model->plan.vocab; i++) rows[i] = (float)((i * 7919 + i / model->plan.vocab) % 101) / 10;
   mlcc_ctx rest = ctx;
   rest.temperature = 0.7f;
   rest.n = ROWS, rest.logits = rows, rest.probs = together;
-  if (entries->softmax_with_temperature(&rest, 0, 1) != MLCC_OK) return fail("softmax_with_temperature");
+  if (mlcc_find_entry(variant, "softmax_with_temperature")(&rest, 0, 1) != MLCC_OK) return fail("softmax_with_temperature");
   for (int i = 0; i < ROWS; i++) {
-    memcpy(row, rows + (uint64_t)i * model->vocab, row_bytes);
+    memcpy(row, rows + (uint64_t)i * model->plan.vocab, row_bytes);
     rest.n = 1, rest.logits = row, rest.probs = single;
-    if (entries->softmax_with_temperature(&rest, 0, 1) != MLCC_OK) return fail("softmax_with_temperature");
-    if (memcmp(single, together + (uint64_t)i * model->vocab, row_bytes)) return fail("rows of probabilities differ");
+    if (mlcc_find_entry(variant, "softmax_with_temperature")(&rest, 0, 1) != MLCC_OK) return fail("softmax_with_temperature");
+    if (memcmp(single, together + (uint64_t)i * model->plan.vocab, row_bytes)) return fail("rows of probabilities differ");
   }
 
   /* A sequence cannot have seen fewer tokens than none. */
   for (int64_t past = -2; past < 0; past++) {
     ctx.past = past;
     ctx.n = 1;
-    if (entries->decode(&ctx, 0, 1) != MLCC_CONTEXT_FULL) return fail("decode took a negative past");
-    ctx.n = model->chunk > 1 ? 2 : 1;
-    if (entries->prefill(&ctx, 0, 1) != MLCC_CONTEXT_FULL) return fail("prefill took a negative past");
+    if (mlcc_find_entry(variant, "decode")(&ctx, 0, 1) != MLCC_CONTEXT_FULL) return fail("decode took a negative past");
+    ctx.n = model->plan.chunk > 1 ? 2 : 1;
+    if (mlcc_find_entry(variant, "prefill")(&ctx, 0, 1) != MLCC_CONTEXT_FULL) return fail("prefill took a negative past");
   }
   for (int i = 0; i < BEFORE; i++)
     if (before[i] != (uint8_t)fill || before_pages[i] != (uint8_t)fill)

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use mlcc_codegen::artifact::{ArtifactWriter, WeightDestination};
-use mlcc_codegen::table::{CacheDesc, PlanDesc, StateDesc, TableDesc};
+use mlcc_codegen::table::{CacheDesc, ModelPlan, StateDesc, TableDesc};
 use mlcc_codegen::{CodegenInput, LevelInput};
 use mlcc_driver::compile::Backend;
 use mlcc_interp::equivalence::RandomWeights;
@@ -368,7 +368,7 @@ pub fn artifact(
         target: "x86-64".into(),
         metadata: "{}".into(),
         states: program.module.states.iter().map(describe).collect(),
-        plan: PlanDesc {
+        plan: ModelPlan {
             weights_bytes: plan.weights_bytes,
             arena_bytes: plan.arena_bytes(),
             state_bytes: plan.state_bytes,
@@ -381,7 +381,7 @@ pub fn artifact(
             page_bytes: plan.page_bytes,
             text_width: 0,
             ranks: 1,
-            ..PlanDesc::default()
+            ..ModelPlan::default()
         },
         ..TableDesc::default()
     };

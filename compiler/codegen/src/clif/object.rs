@@ -6,25 +6,23 @@ use super::isa::CraneliftIsa;
 use super::step::{self, CalleeTable, KernelCallee};
 use crate::error::CodegenError;
 use crate::halfs::{HalfSupport, lower_halfs};
-use crate::model::{EntryLimits, METADATA_FUNCTION, caller_symbol, entry_symbol, kernel_symbol};
+use crate::model::{EntryLimits, caller_symbol, entry_symbol, kernel_symbol};
 use crate::objects::{KERNEL_SYMBOL, ObjectKey, ObjectStore};
 use crate::table::{RelocTarget, TableImage};
 use crate::units::{CodeGenerator, ObjectUnit};
 use cranelift_codegen::ir::{
-    AbiParam, ExternalName, Function, GlobalValueData, InstBuilder, MemFlagsData, Signature, UserFuncName,
-    types,
+    AbiParam, ExternalName, Function, InstBuilder, MemFlagsData, Signature, UserFuncName, types,
 };
 use cranelift_codegen::isa::CallConv;
 use cranelift_codegen::{Context, FinalizedRelocTarget};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
-use cranelift_module::{DataDescription, DataId, FuncId, Linkage, Module, default_libcall_names};
+use cranelift_module::{DataDescription, FuncId, Linkage, Module, default_libcall_names};
 use cranelift_object::{ObjectBuilder, ObjectModule};
-use mlcc_abi::{MODEL_SYMBOL, ModelTable, Str};
+use mlcc_abi::MODEL_SYMBOL;
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::rewrite::expand_instrs;
 use mlcc_ir::step::StepProgram;
 use mlcc_target::{Arch, FeatureLevel};
-use std::mem::offset_of;
 
 /// Cranelift for the CPUs of an artifact.
 pub struct CraneliftGenerator {
@@ -73,12 +71,11 @@ impl CodeGenerator for CraneliftGenerator {
     }
 }
 
-/// Compiles the model table and `get_metadata`; `level` is the weakest one, as its code runs anywhere.
+/// Compiles the model table; `level` is the weakest one, as its code runs anywhere.
 pub fn table_object(arch: Arch, level: &FeatureLevel, image: &TableImage) -> Result<Vec<u8>, CodegenError> {
     let mut object = ObjectEmitter::new(arch, level)?;
     let error = |e| cranelift_error(MODEL_SYMBOL, &e);
     let id = object.module.declare_data(MODEL_SYMBOL, Linkage::Export, true, false).map_err(error)?;
-    object.metadata(id)?;
     let mut data = DataDescription::new();
     data.define(image.bytes.clone().into());
     data.set_align(TableImage::ALIGN);
@@ -189,31 +186,6 @@ impl ObjectEmitter {
             callee
         };
         step::step_function(step, limits, callees, machine, builder, declare)
-    }
-
-    /// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.
-    fn metadata(&mut self, table: DataId) -> Result<(), CodegenError> {
-        let mut signature = Signature::new(CallConv::SystemV);
-        signature.params.push(AbiParam::new(types::I64));
-        signature.returns.push(AbiParam::new(types::I64));
-        let mut func = Function::with_name_signature(UserFuncName::default(), signature.clone());
-        let table = self.module.declare_data_in_func(table, &mut func);
-        // An exported symbol is reached through the offset table only: linkers refuse direct references to
-        // it.
-        if let GlobalValueData::Symbol { colocated, .. } = &mut func.global_values[table] {
-            *colocated = false;
-        }
-        self.body(&mut func, |fb, args| {
-            let flags = MemFlagsData::trusted();
-            let table = fb.ins().symbol_value(types::I64, table);
-            let field = |offset: usize| (offset_of!(ModelTable, metadata) + offset) as i32;
-            let len = fb.ins().load(types::I64, flags, table, field(offset_of!(Str, len)));
-            fb.ins().store(flags, len, args[0], 0);
-            let text = fb.ins().load(types::I64, flags, table, field(offset_of!(Str, ptr)));
-            fb.ins().return_(&[text]);
-        });
-        self.define_function(METADATA_FUNCTION, &signature, func, Linkage::Hidden)?;
-        Ok(())
     }
 
     /// A function of the table: one of this object, or a step of another.

@@ -12,7 +12,7 @@ use cranelift_codegen::ir::{
 use cranelift_codegen::isa::CallConv;
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_module::FuncId;
-use mlcc_abi::{Ctx, NO_PIECE};
+use mlcc_abi::{Ctx, NO_CHUNK};
 use mlcc_ir::kernel::Kernel;
 use mlcc_ir::step::{GuidedChunks, LaunchItem, StepItem, StepProgram};
 use std::collections::BTreeMap;
@@ -289,8 +289,8 @@ impl StepCode for ClifStepEmitter<'_, '_> {
         let types = [types::I64, types::I32, types::I64, types::I64, types::I64, types::I64];
         signature.params.extend(types.map(AbiParam::new));
         let signature = self.fb.import_signature(signature);
-        let function = self.field(offset_of!(Ctx, exchange));
-        let this = self.field(offset_of!(Ctx, exchange_self));
+        let function = self.field(offset_of!(Ctx, all_gather));
+        let this = self.field(offset_of!(Ctx, all_gather_self));
         let item = self.fb.ins().iconst(types::I32, i64::from(item));
         self.fb.ins().call_indirect(signature, function, &[this, item, part, all, rows, bytes]);
         Ok(())
@@ -313,7 +313,7 @@ impl StepCode for ClifStepEmitter<'_, '_> {
     fn claim_chunk(&mut self, pieces: Value) -> EmitResult<Value> {
         let [take, piece, whole, done] = [(); 4].map(|()| self.fb.create_block());
         let taken = self.fb.append_block_param(done, types::I32);
-        let function = self.field(offset_of!(Ctx, take));
+        let function = self.field(offset_of!(Ctx, next_chunk));
         let (dynamic, each, equal) = self.chunk_counts(function, pieces);
         self.branch(dynamic, take, whole)?;
 
@@ -321,9 +321,9 @@ impl StepCode for ClifStepEmitter<'_, '_> {
         self.store_claim(self.wide, ClaimedWork::Share, done);
 
         self.enter(take);
-        let number = self.call_back(function, offset_of!(Ctx, take_self), &[self.worker, each], true);
+        let number = self.call_back(function, offset_of!(Ctx, next_chunk_self), &[self.worker, each], true);
         let number = number.ok_or_else(|| EmitError::new("no number of a piece"))?;
-        let none = self.fb.ins().icmp_imm_s(IntCC::Equal, number, i64::from(NO_PIECE as i32));
+        let none = self.fb.ins().icmp_imm_s(IntCC::Equal, number, i64::from(NO_CHUNK as i32));
         let nothing = self.fb.ins().iconst(types::I32, ClaimedWork::None as i64);
         self.fb.ins().brif(none, done, &[BlockArg::from(nothing)], piece, &[]);
 

@@ -13,7 +13,7 @@ use inkwell::module::{Linkage, Module};
 use inkwell::types::{ArrayType, BasicMetadataTypeEnum, BasicTypeEnum, FunctionType};
 use inkwell::values::{FunctionValue, InstructionOpcode as Op, PointerValue};
 use inkwell::{AddressSpace, IntPredicate};
-use mlcc_abi::{Ctx, NO_PIECE};
+use mlcc_abi::{Ctx, NO_CHUNK};
 use mlcc_ir::step::GuidedChunks;
 use std::mem::offset_of;
 
@@ -123,7 +123,7 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         let (ctx, share) = (self.e.ctx, share.into_pointer_value());
         let [take, whole, piece, none] =
             ["take", "whole", "piece", "none"].map(|name| ctx.append_basic_block(self.function, name));
-        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, take))?;
+        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, next_chunk))?;
         let smallest = self.e.op(Op::UDiv, pieces, workers)?;
         let by_eight = self.e.op(Op::UDiv, smallest, self.e.i32(GuidedChunks::SMALLEST as u32))?;
         let one: LlvmValue<'c> = self.e.i32(1);
@@ -141,14 +141,14 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
         self.return_claim(share, worker, workers, ClaimedWork::Share)?;
 
         self.e.b.position_at_end(take);
-        let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, take_self))?;
+        let this = self.e.pointer_field(self.ctx, offset_of!(Ctx, next_chunk_self))?;
         let (pointer, i32) = (ctx.ptr_type(AddressSpace::default()), ctx.i32_type());
         let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
         let args = [this.into(), worker.into(), each.into()];
         let taken = self.e.b.build_indirect_call(ty, function, &args, "")?;
         let number =
             taken.try_as_basic_value().basic().ok_or_else(|| EmitError::new("no number of a piece"))?;
-        let nothing = self.e.icmp(IntPredicate::EQ, number, self.e.i32(NO_PIECE))?;
+        let nothing = self.e.icmp(IntPredicate::EQ, number, self.e.i32(NO_CHUNK))?;
         self.e.b.build_conditional_branch(nothing.into_int_value(), none, piece)?;
 
         self.e.b.position_at_end(piece);

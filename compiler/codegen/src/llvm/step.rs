@@ -223,8 +223,8 @@ impl<'c> StepCode for LlvmStepEmitter<'_, 'c> {
         let item_type = self.e.ctx.i32_type();
         let types =
             [pointer.into(), item_type.into(), pointer.into(), pointer.into(), long.into(), long.into()];
-        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange))?;
-        let this: LlvmValue<'c> = self.e.pointer_field(self.ctx, offset_of!(Ctx, exchange_self))?.into();
+        let function = self.e.pointer_field(self.ctx, offset_of!(Ctx, all_gather))?;
+        let this: LlvmValue<'c> = self.e.pointer_field(self.ctx, offset_of!(Ctx, all_gather_self))?.into();
         let [part, all, rows, bytes] = args;
         let passed = [this, self.e.i32(item), part, all, rows, bytes].map(BasicMetadataValueEnum::from);
         let ty = self.e.ctx.void_type().fn_type(&types, false);

@@ -1,18 +1,14 @@
-//! The model table as an object: the exported data symbol and `get_metadata`.
+//! The model table as an object: the exported data symbol.
 
-use super::emit::LlvmBuilder;
 use super::target::LlvmMachine;
 use crate::error::{CodegenError, EmitError};
-use crate::model::METADATA_FUNCTION;
 use crate::table::{ImageRun, RelocTarget, TableImage};
-use inkwell::attributes::AttributeLoc;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
 use inkwell::types::BasicTypeEnum;
-use inkwell::values::{BasicValue, BasicValueEnum, GlobalValue};
+use inkwell::values::{BasicValueEnum, GlobalValue};
 use inkwell::{AddressSpace, GlobalVisibility};
-use mlcc_abi::{MODEL_SYMBOL, ModelTable, Str};
-use std::mem::offset_of;
+use mlcc_abi::MODEL_SYMBOL;
 
 /// Builds the module that defines [`MODEL_SYMBOL`].
 pub fn table_module<'c>(
@@ -38,8 +34,6 @@ fn build<'c>(ctx: &'c Context, module: &Module<'c>, image: &TableImage) -> Resul
         .collect();
     let ty = ctx.struct_type(&types, true);
     let global = module.add_global(ty, None, MODEL_SYMBOL);
-    // Before the table's content, which refers to it.
-    metadata_function(&LlvmBuilder::new(ctx, module), global)?;
     let values: Vec<BasicValueEnum<'c>> = pieces
         .iter()
         .map(|p| match p {
@@ -75,24 +69,4 @@ fn address<'c>(
             function.as_global_value().as_pointer_value()
         }
     }
-}
-
-/// `const uint8_t *get_metadata(uint64_t *len)`: reads the table's own field.
-fn metadata_function<'c>(e: &LlvmBuilder<'c, '_>, table: GlobalValue<'c>) -> Result<(), EmitError> {
-    let pointer = e.ctx.ptr_type(AddressSpace::default());
-    let ty = pointer.fn_type(&[pointer.into()], false);
-    let function = e.module.add_function(METADATA_FUNCTION, ty, Some(Linkage::External));
-    function.as_global_value().set_visibility(GlobalVisibility::Hidden);
-    function.add_attribute(AttributeLoc::Function, e.flag("nounwind"));
-    e.b.position_at_end(e.ctx.append_basic_block(function, "entry"));
-    let out = function.get_nth_param(0).ok_or_else(|| EmitError::new("no parameter"))?;
-    let field = |offset: usize| {
-        let at = e.i64((offset_of!(ModelTable, metadata) + offset) as i64);
-        e.element(table.as_pointer_value(), e.ctx.i8_type().into(), at, true)
-    };
-    let len = e.load(e.ctx.i64_type().into(), field(offset_of!(Str, len))?, 8)?;
-    e.store(len, out.into_pointer_value(), 8)?;
-    let text = e.load(pointer.into(), field(offset_of!(Str, ptr))?, 8)?;
-    e.b.build_return(Some(&text.as_basic_value_enum()))?;
-    Ok(())
 }

@@ -2,9 +2,10 @@
 //! result.
 #![cfg(feature = "llvm")]
 
+use crate::entry_calls::refuses_bad_arguments;
 use crate::toy::{self, reference};
 use crate::toy_kernels::{IterationPlace, kernels, steps, table};
-use mlcc_abi::{Ctx, ModelTable, status};
+use mlcc_abi::ModelTable;
 use mlcc_codegen::artifact::WeightDestination;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::link::find_linker;
@@ -107,64 +108,7 @@ fn entry_points_refuse_bad_arguments() {
     // SAFETY: the library was just made and has no initialisers; its one symbol is the table.
     let loaded = unsafe { libloading::Library::new(library.path()).unwrap() };
     let table = unsafe { &**loaded.get::<*const ModelTable>(b"mlcc_model").unwrap() };
-    // SAFETY: the table has variants, the weakest last.
-    let weakest = unsafe { &*table.variants.add(table.n_variants as usize - 1) };
-    let weights = toy::weights();
-    let (mut arena, mut state, mut logits, mut probs) = ([0f32; 24], [0f32; 8], [0f32; 5], [0f32; 5]);
-    let mut call = |step: mlcc_abi::StepFn, tokens: &[i32], past: i64| {
-        let mut ctx = Ctx {
-            weights: weights.as_ptr(),
-            arena: arena.as_mut_ptr().cast(),
-            state: state.as_mut_ptr().cast(),
-            tokens: tokens.as_ptr(),
-            n: tokens.len() as i64,
-            past,
-            logits: logits.as_mut_ptr(),
-            probs: probs.as_mut_ptr(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
-            temperature: 2.0,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
-            sequences: std::ptr::null(),
-            take: None,
-            take_self: std::ptr::null_mut(),
-            b: 1,
-            wanted: std::ptr::null(),
-            n_wanted: 0,
-            pages: std::ptr::null_mut(),
-            page_table: std::ptr::null(),
-            exchange: None,
-            exchange_self: std::ptr::null_mut(),
-            adapters: std::ptr::null(),
-        };
-        // SAFETY: every buffer is as large as the plan says.
-        unsafe { step(&mut ctx, 0, 1) }
-    };
-    let (full, ok) = (status::CONTEXT_FULL, status::OK);
-    let entries = &weakest.entries;
-    let (prefill, decode) = (entries.prefill.unwrap(), entries.decode.unwrap());
-    assert_eq!(call(entries.create_kv_cache.unwrap(), &[], 0), status::OK);
-    assert_eq!(call(prefill, &[1, 5], 0), status::BAD_TOKEN);
-    assert_eq!(call(prefill, &[-1], 0), status::BAD_TOKEN);
-    assert_eq!(call(prefill, &[], 0), status::BAD_LENGTH);
-    assert_eq!(call(prefill, &[0; 4], 0), status::BAD_LENGTH);
-    assert_eq!(call(decode, &[0; 2], 0), status::BAD_LENGTH);
-    for (past, outcome) in [(-1, full), (-2, full), (i64::MIN, full), (i64::MAX, full), (7, ok)] {
-        assert_eq!(call(prefill, &TOKENS[..2], past), outcome, "past {past}");
-        assert_eq!(call(decode, &TOKENS[..1], past), outcome, "past {past}");
-    }
-    assert_eq!(call(entries.create_kv_cache.unwrap(), &[], 0), status::OK);
-    assert_eq!(call(decode, &TOKENS[..1], 0), status::OK);
-    assert_eq!(call(entries.softmax_with_temperature.unwrap(), &[0], 0), status::OK);
-    assert_eq!(logits.to_vec(), reference(&TOKENS[..1])[0]);
-    let sum: f32 = logits.iter().map(|x| x / 2.0).sum();
-    assert_eq!(probs.to_vec(), logits.map(|x| x / 2.0 / sum).to_vec());
-    let mut len = 0;
-    // SAFETY: `len` lives through the call, and the text as long as the library.
-    let text = unsafe { std::slice::from_raw_parts(entries.get_metadata.unwrap()(&mut len), len as usize) };
-    assert_eq!(text, table_metadata().as_bytes());
+    refuses_bad_arguments(table, &table_metadata());
 }
 
 fn table_metadata() -> String {

@@ -9,6 +9,7 @@ mod cases;
 mod clif;
 mod core_kinds;
 mod cuda_runtime;
+mod entry_calls;
 mod examples;
 mod handwritten_kernel;
 mod llvm_aarch64;
@@ -23,6 +24,7 @@ mod llvm_ptx;
 #[cfg(feature = "llvm")]
 #[path = "../../../../cli/tests/all/cases/objects.rs"]
 mod objects;
+mod old_artifacts;
 mod page_histories;
 mod runtime;
 #[cfg(feature = "llvm")]

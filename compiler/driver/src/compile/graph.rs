@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use miniz_oxide::deflate::compress_to_vec_zlib;
 use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
+use mlcc_abi::EntryPoint;
 use mlcc_ir::module::{FuncId, Module};
 use mlcc_ir::ops::Op;
 use mlcc_ir::text::{parse_module, print_module};
@@ -26,7 +27,7 @@ const LIMIT: usize = 1 << 28;
 /// the function. With that of the source text, if there is one.
 pub(super) fn to_section(module: &Module) -> Option<Vec<u8>> {
     let (entry, _) = module.function(ENTRY).or_else(|| module.function(TEXTS_ENTRY))?;
-    let encode = module.function(mlcc_abi::ENCODE).map(|(id, _)| id);
+    let encode = module.function(EntryPoint::Encode.name()).map(|(id, _)| id);
     let kept = retain_functions(module, std::iter::once(entry).chain(encode).collect());
     Some(compress_to_vec_zlib(print_module(&kept).as_bytes(), LEVEL))
 }

@@ -1,6 +1,6 @@
 //! The program as the model table describes it.
 
-use mlcc_codegen::table::{CacheDesc, ParamDesc, PlanDesc, StateDesc, TableDesc, WindowDesc};
+use mlcc_codegen::table::{CacheDesc, ModelPlan, ParamDesc, StateDesc, TableDesc, WindowDesc};
 use mlcc_ir::entity::EntityId;
 use mlcc_ir::types::{Packing, TensorType};
 use mlcc_models::transformer::{ADAPTER_SLOT, DROPPED_ROWS, SEQUENCE_LENGTH, SOURCE_LENGTH};
@@ -37,7 +37,7 @@ pub fn describe_model(
         metadata,
         params: param_descs(program, memory),
         states: state_descs(source, program, memory),
-        plan: PlanDesc {
+        plan: ModelPlan {
             weights_bytes: memory.weights_bytes,
             arena_bytes: memory.arena_bytes(),
             state_bytes: memory.state_bytes,

@@ -107,7 +107,7 @@ pub(super) fn choose_long(
     };
     let outputs = || f.outputs.iter().map(|_| arg(ParamAccess::Out));
     let plan = format!("the largest {} by blocks, {} tiles of a row", choice.count, choice.tile_count());
-    let emitted = |args, plan| TemplateResult { args, generator: "likeliest", plan };
+    let emitted = |args, plan| TemplateResult { args, generator: "top_k", plan };
     if choice.tile_count() == 1 {
         let [values, ids] = results(&mut kb);
         Recorder::within(&mut kb, |k| choice.emit(inliner, k, x, TopKOutput::Results { values, ids }));

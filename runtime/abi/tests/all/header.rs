@@ -1,5 +1,5 @@
-//! `runtime/core/include/mlcc.h` and this crate are one contract: the C compiler checks every size, offset and constant
-//! that Rust has.
+//! `runtime/core/include/mlcc.h` and this crate are one contract: the C compiler checks every size, offset
+//! and constant that Rust has.
 
 use mlcc_abi::*;
 use std::fmt::Write;
@@ -41,46 +41,48 @@ fn layouts(out: &mut String) {
         trace,
         trace_self,
         sequences,
-        take,
-        take_self,
+        next_chunk,
+        next_chunk_self,
         b,
-        wanted,
-        n_wanted,
+        output_rows,
+        n_outputs,
         pages,
         page_table,
-        exchange,
-        exchange_self,
+        all_gather,
+        all_gather_self,
         adapters
     );
     layout!(out, Sequence, "mlcc_sequence", state, page_table, past, first, rows);
-    layout!(
-        out,
-        Entries,
-        "mlcc_entries",
-        prefill,
-        decode,
-        prefill_logits,
-        decode_batch,
-        step,
-        create_kv_cache,
-        reset_kv_cache,
-        softmax_with_temperature,
-        get_metadata,
-        adapted_prefill,
-        adapted_decode,
-        adapted_prefill_logits,
-        adapted_decode_batch,
-        adapted_step,
-        encode
-    );
-    layout!(out, Variant, "mlcc_variant", name, features, entries);
+    layout!(out, VariantEntry, "mlcc_entry", name, kind, reserved, function, adapted);
+    layout!(out, Variant, "mlcc_variant", name, features, entries, n_entries);
     layout!(out, Param, "mlcc_param", name, format, packing, ndim, of_slots, dims, offset, bytes);
     layout!(out, State, "mlcc_state", name, offset, bytes, init, fill, format, kind, sinks, rows, row_bytes);
     layout!(out, DeviceImage, "mlcc_device_image", kind, sm, scope, ptr, len);
     layout!(out, DimExpr, "mlcc_dim_expr", coef_n, coef_past, constant, div);
-    layout!(out, Control, "mlcc_control", n, past, b, n_wanted, temperature, reserved);
+    layout!(out, Control, "mlcc_control", n, past, b, n_outputs, temperature, reserved);
     layout!(out, LaunchArg, "mlcc_launch_arg", kind, reserved, offset);
     layout!(out, Launch, "mlcc_launch", kernel, grid, block, shared_bytes, args, n_args, repeat, reserved);
+    layout!(
+        out,
+        ModelPlan,
+        "mlcc_plan",
+        weights_bytes,
+        arena_bytes,
+        state_bytes,
+        alignment,
+        chunk,
+        context,
+        batch,
+        vocab,
+        max_workers,
+        page_bytes,
+        text_width,
+        ranks,
+        adapter_slots,
+        adapter_rank,
+        adapter_bytes,
+        decoder_start
+    );
     layout!(out, DeviceEntry, "mlcc_device_entry", name, launches, n_launches);
     layout!(
         out,
@@ -103,22 +105,7 @@ fn layouts(out: &mut String) {
         n_images,
         device_entries,
         n_device_entries,
-        weights_bytes,
-        arena_bytes,
-        state_bytes,
-        alignment,
-        chunk,
-        context,
-        batch,
-        vocab,
-        max_workers,
-        page_bytes,
-        text_width,
-        ranks,
-        adapter_slots,
-        adapter_rank,
-        adapter_bytes,
-        decoder_start,
+        plan,
         reserved
     );
 }
@@ -126,7 +113,7 @@ fn layouts(out: &mut String) {
 fn constants(out: &mut String) {
     constant(out, "MLCC_MAGIC", MAGIC);
     constant(out, "MLCC_ABI_VERSION", u64::from(ABI_VERSION));
-    constant(out, "MLCC_NO_PIECE", u64::from(NO_PIECE));
+    constant(out, "MLCC_NO_CHUNK", u64::from(NO_CHUNK));
     constant(out, "MLCC_BUFFER_ALIGN", BUFFER_ALIGN as u64);
     constant(out, "MLCC_PAGE_ROWS", PAGE_ROWS);
     constant(out, "MLCC_SECTION_ALIGN", SECTION_ALIGN);
@@ -146,6 +133,17 @@ fn constants(out: &mut String) {
     constant(out, "MLCC_DEVICE_LATER", u64::from(device_scope::LATER));
     constant(out, "MLCC_DEVICE_EXACT", u64::from(device_scope::EXACT));
     constant(out, "MLCC_DEVICE_FAMILY", u64::from(device_scope::FAMILY));
+    for kind in EntryForm::ALL {
+        let name: String = format!("{kind:?}").chars().fold(String::new(), |mut name, c| {
+            if c.is_uppercase() && !name.is_empty() {
+                name.push('_');
+            }
+            name.push(c.to_ascii_uppercase());
+            name
+        });
+        constant(out, &format!("MLCC_ENTRY_{name}"), kind as u64);
+        assert_eq!(EntryForm::from_value(kind as u32), Some(kind));
+    }
     let args = [
         ("WEIGHTS", arg::WEIGHTS),
         ("ARENA", arg::ARENA),
@@ -154,7 +152,7 @@ fn constants(out: &mut String) {
         ("LOGITS", arg::LOGITS),
         ("PROBS", arg::PROBS),
         ("CONTROL", arg::CONTROL),
-        ("WANTED", arg::WANTED),
+        ("OUTPUT_ROWS", arg::OUTPUT_ROWS),
         ("SEQUENCES", arg::SEQUENCES),
         ("PAGES", arg::PAGES),
         ("PAGE_TABLE", arg::PAGE_TABLE),
@@ -163,7 +161,7 @@ fn constants(out: &mut String) {
         constant(out, &format!("MLCC_ARG_{name}"), u64::from(value));
     }
     constant(out, "MLCC_REPEAT_ONCE", u64::from(repeat::ONCE));
-    constant(out, "MLCC_REPEAT_WANTED", u64::from(repeat::WANTED));
+    constant(out, "MLCC_REPEAT_OUTPUTS", u64::from(repeat::OUTPUTS));
     constant(out, "MLCC_REPEAT_EACH_SEQUENCE", u64::from(repeat::EACH_SEQUENCE));
     for (bit, name) in feature::ALL {
         let name = name.replace("sse4.", "sse4_").replace('-', "_").to_uppercase();
@@ -211,4 +209,23 @@ fn section_names_agree() {
         assert!(header.lines().any(|l| l == line), "the header lacks: {line}");
         assert!(value.starts_with(section::PREFIX));
     }
+}
+
+#[test]
+fn entry_points_are_found_by_their_names() {
+    let header = include_str!("../../../core/include/mlcc.h");
+    for point in EntryPoint::all() {
+        assert_eq!(EntryPoint::from_name(point.name()), Some(point));
+        assert_eq!(EntryPoint::of_function(point.name()), Some((point, false)));
+        let adapted = format!("{ADAPTED}{}", point.name());
+        assert_eq!(EntryPoint::of_function(&adapted), point.has_adapted().then_some((point, true)));
+        // Those of devices alone are not called from C.
+        assert!(
+            point == EntryPoint::TopK || header.contains(point.name()),
+            "{} is not in mlcc.h",
+            point.name()
+        );
+    }
+    assert_eq!(EntryPoint::from_name("hidden_states"), None);
+    assert_eq!(EntryForm::from_value(EntryForm::ALL.len() as u32), None);
 }

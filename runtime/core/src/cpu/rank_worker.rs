@@ -9,8 +9,8 @@ use crate::buffer::AlignedBuffer;
 use crate::device::missing_entry_error;
 use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, ProcessGroup, RankMessageKind};
-use crate::session::EntryPoint;
 use crate::{Error, Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// What rank 0 has told so far.
 struct CpuRankWorker<'a> {
@@ -177,7 +177,7 @@ impl CpuRankWorker<'_> {
 
     fn handle_step(&mut self, mut reader: MessageReader<'_>) -> Result<()> {
         let read = self.inputs.read_step(&mut reader, self.model, &self.states);
-        let Some(StepHeader { step, past, batch, n, n_outputs: n_wanted, adapted }) = read else {
+        let Some(StepHeader { step, past, batch, n, n_outputs, adapted }) = read else {
             return Err(Error::RankMessage);
         };
         let entry =
@@ -185,7 +185,7 @@ impl CpuRankWorker<'_> {
         let plan = self.model.plan();
         let rows = match step {
             EntryPoint::PrefillLogits => n,
-            EntryPoint::DecodeBatch | EntryPoint::Step => n_wanted.max(1),
+            EntryPoint::DecodeBatch | EntryPoint::Step => n_outputs.max(1),
             _ => 1,
         };
         let floats = rows as u64 * plan.vocab.max(plan.text_width);
@@ -194,34 +194,21 @@ impl CpuRankWorker<'_> {
         }
         let one = self.inputs.sequences.first().filter(|_| !batch);
         let mut ctx = Ctx {
-            weights: std::ptr::null(),
-            arena: std::ptr::null_mut(),
             state: one.map_or(std::ptr::null_mut(), |one| one.state),
             tokens: self.inputs.tokens.as_ptr().cast(),
             n: n as i64,
             past,
             logits: self.logits.as_mut_ptr().cast(),
-            probs: std::ptr::null_mut(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
-            temperature: 1.0,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
             sequences: if batch { self.inputs.sequences.as_ptr() } else { std::ptr::null() },
-            take: None,
-            take_self: std::ptr::null_mut(),
             b: self.inputs.sequences.len() as i64,
-            wanted: if batch { self.inputs.output_rows.as_ptr().cast() } else { std::ptr::null() },
-            n_wanted: n_wanted as i64,
-            pages: std::ptr::null_mut(),
+            output_rows: if batch { self.inputs.output_rows.as_ptr().cast() } else { std::ptr::null() },
+            n_outputs: n_outputs as i64,
             page_table: one.map_or(std::ptr::null(), |one| one.page_table),
-            exchange: None,
-            exchange_self: std::ptr::null_mut(),
             adapters: self.model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
+            ..Ctx::EMPTY
         };
-        // SAFETY: what rank 0 may give to this step by its contract: the same tokens, rows and pages, whose numbers were looked at, and states
-        // of the same size.
+        // SAFETY: what rank 0 may give to this step by its contract: the same tokens, rows and pages, whose
+        // numbers were looked at, and states of the same size.
         unsafe { self.device.run(self.model, step, entry, &mut ctx, None) }
     }
 }
@@ -260,7 +247,7 @@ impl StepInputs {
         let (step, past) = (reader.read_step()?, reader.read_number()? as i64);
         let n = read_list(reader, &mut self.numbers, &mut self.tokens)?;
         read_list(reader, &mut self.numbers, &mut self.output_rows)?;
-        let [n_wanted, batch, count] = reader.read_numbers()?;
+        let [n_outputs, batch, count] = reader.read_numbers()?;
         self.pages.clear();
         self.sequences.clear();
         let most = model.cache_pages().all;
@@ -292,7 +279,7 @@ impl StepInputs {
                 sequence.page_table = self.pages[begin..].as_ptr();
             }
         }
-        Some(StepHeader { step, past, batch: batch > 0, n, n_outputs: n_wanted as usize, adapted })
+        Some(StepHeader { step, past, batch: batch > 0, n, n_outputs: n_outputs as usize, adapted })
     }
 }
 

@@ -1,7 +1,9 @@
-//! Steps of a model that is split: equal groups of the workers of one pool run it, each as one rank with memory of its own.
+//! Steps of a model that is split: equal groups of the workers of one pool run it, each as one rank with
+//! memory of its own.
 //!
-//! A session has the states of all ranks one behind the other, and pages have the rows of all. Tokens and tables of pages are
-//! the same for all. Rank 0 writes the results; the others have the same ones and keep them in scratch.
+//! A session has the states of all ranks one behind the other, and pages have the rows of all. Tokens and
+//! tables of pages are the same for all. Rank 0 writes the results; the others have the same ones and keep
+//! them in scratch.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +13,10 @@ use mlcc_abi::{Ctx, Sequence, StepFn, status};
 use super::{CpuDevice, SharedContext, record_item, take_chunk, wait_at_barrier};
 use crate::pool::{Barrier, ChunkScheduler};
 use crate::ranks::{Communicator, MOST_RANKS, RankLink, ThreadCommunicator, all_gather_callback};
-use crate::session::EntryPoint;
 use crate::table::ModelPlan;
 use crate::trace::StepTrace;
 use crate::{Error, Model, Result, WorkerThreads};
+use mlcc_abi::EntryPoint;
 
 /// Workers by rank, and how far what belongs to a rank lies from that of the one before.
 pub(super) struct CpuRanks {
@@ -101,10 +103,10 @@ impl CpuRanks {
             state: self.rank_state(ctx.state, rank),
             barrier: Some(wait_at_barrier),
             barrier_self: std::ptr::from_ref(&group.barrier).cast_mut().cast(),
-            take: Some(take_chunk),
-            take_self: std::ptr::from_ref(&group.chunks).cast_mut().cast(),
-            exchange: Some(all_gather_callback),
-            exchange_self: std::ptr::from_ref(&group.link).cast_mut().cast(),
+            next_chunk: Some(take_chunk),
+            next_chunk_self: std::ptr::from_ref(&group.chunks).cast_mut().cast(),
+            all_gather: Some(all_gather_callback),
+            all_gather_self: std::ptr::from_ref(&group.link).cast_mut().cast(),
             ..*ctx
         };
         if !own.pages.is_null() {
@@ -152,8 +154,8 @@ impl CpuDevice {
             if let (0, Some(trace)) = (rank, trace) {
                 trace.start_worker(own);
             }
-            // SAFETY: by contract; the workers of a rank make the same call, each rank has a context and memory of its own, and the contexts
-            // outlive the run.
+            // SAFETY: by contract; the workers of a rank make the same call, each rank has a context and
+            // memory of its own, and the contexts outlive the run.
             let result = unsafe { function(shared[rank].get(), own as u32, ranks.workers as u32) };
             if result != status::OK {
                 failed.store(result, Ordering::Relaxed);

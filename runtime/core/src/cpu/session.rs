@@ -13,10 +13,10 @@ use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession, missing_entry_error};
 use crate::host_pages::HostPages;
 use crate::page_table::PageTable;
-use crate::session::EntryPoint;
 use crate::table::StateInfo;
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// Memory of one sequence on the CPU.
 pub(super) struct CpuSession {
@@ -89,30 +89,17 @@ impl CpuSession {
         };
         let mut ctx = Ctx {
             weights: model.weights().as_ptr(),
-            arena: std::ptr::null_mut(),
             state: self.state.as_mut_ptr(),
             tokens: self.tokens.copy_from(call.tokens).as_ptr(),
             n: call.n as i64,
             past: call.past as i64,
             logits: logits.cast(),
             probs: self.probs.as_mut().map_or(std::ptr::null_mut(), AlignedBuffer::as_mut_ptr).cast(),
-            barrier: None,
-            barrier_self: std::ptr::null_mut(),
             temperature: call.temperature,
-            reserved0: 0,
-            trace: None,
-            trace_self: std::ptr::null_mut(),
-            sequences: std::ptr::null(),
-            take: None,
-            take_self: std::ptr::null_mut(),
             b: 1,
-            wanted: std::ptr::null(),
-            n_wanted: 0,
-            pages: std::ptr::null_mut(),
             page_table: self.page_table(),
-            exchange: None,
-            exchange_self: std::ptr::null_mut(),
             adapters: model.slots().map_or(std::ptr::null(), |slots| slots.as_ptr()),
+            ..Ctx::EMPTY
         };
         // SAFETY: the buffers have the sizes and alignment of the plan, the tokens are in range.
         unsafe { self.device.run(model, call.step, step, &mut ctx, self.trace.as_deref_mut()) }

@@ -6,8 +6,8 @@ use super::device::CudaDevice;
 use crate::Result;
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch};
-use crate::session::EntryPoint;
 use crate::top_k::AcceptTopK;
+use mlcc_abi::EntryPoint;
 
 pub(crate) struct CudaBatch {
     device: Arc<CudaDevice>,

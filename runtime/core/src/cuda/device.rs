@@ -17,9 +17,9 @@ use super::session::CudaSession;
 use super::upload::upload;
 use crate::device::{Device, DeviceBatch, DeviceSession};
 use crate::page_pool::PagePool;
-use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, GpuImage, LaunchList};
 use crate::{CachePages, Error, LoadOptions, Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// The device's context; the last owner releases it.
 pub(crate) struct CudaContext {
@@ -29,7 +29,8 @@ pub(crate) struct CudaContext {
     virtual_memory: bool,
 }
 
-// SAFETY: a CUDA context may be used from any thread that makes it current, and the driver API is thread-safe.
+// SAFETY: a CUDA context may be used from any thread that makes it current, and the driver API is
+// thread-safe.
 unsafe impl Send for CudaContext {}
 // SAFETY: as above.
 unsafe impl Sync for CudaContext {}
@@ -104,9 +105,16 @@ impl Drop for DeviceBuffer {
     }
 }
 
+/// The launches of an entry point, or of the one for calls with adapters.
+struct LaunchEntry {
+    point: EntryPoint,
+    adapted: bool,
+    kernels: Vec<ResolvedLaunch>,
+}
+
 pub(crate) struct CudaDevice {
     name: String,
-    entries: Vec<(String, Vec<ResolvedLaunch>)>,
+    entries: Vec<LaunchEntry>,
     decode_loaded: KernelsLoaded,
     /// The same of tokens of sequences with adapters.
     adapted_loaded: KernelsLoaded,
@@ -164,7 +172,7 @@ impl Device for CudaDevice {
     }
 
     fn has_batch(&self, step: EntryPoint) -> bool {
-        self.entry_kernels(step.name()).is_some()
+        self.entry_kernels(step, false).is_some()
     }
 
     fn batch(self: Arc<Self>, _: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
@@ -216,18 +224,19 @@ impl CudaDevice {
         };
         let (module, weights) = load_and_upload(load, || upload(&context, weights))?;
         let resolve = |entry: &LaunchList| {
+            let (point, adapted) = EntryPoint::of_function(&entry.name)?;
             let kernels = entry.launches.iter().map(|l| ResolvedLaunch::resolve(&context, module.handle, l));
-            Ok((entry.name.clone(), kernels.collect::<Result<Vec<ResolvedLaunch>>>()?))
+            Some(kernels.collect::<Result<_>>().map(|kernels| LaunchEntry { point, adapted, kernels }))
         };
-        let entries: Vec<_> = table.device_entries.iter().map(resolve).collect::<Result<_>>()?;
-        if !entries.iter().any(|(name, _)| name == "decode") {
-            return Err(Error::MissingEntry { path: path.to_path_buf(), entry: "decode" });
+        let entries: Vec<_> = table.device_entries.iter().filter_map(resolve).collect::<Result<_>>()?;
+        let find = |point: EntryPoint| find_launches(&entries, point, false);
+        if find(EntryPoint::Decode).is_none() {
+            return Err(Error::MissingEntry { path: path.to_path_buf(), entry: EntryPoint::Decode.name() });
         }
-        let of = |name: &str| entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice());
-        let and_likeliest =
-            |name| of(name).zip(of(mlcc_abi::LIKELIEST_ENTRY)).map(|(step, choice)| [step, choice].concat());
-        let decode_likeliest = and_likeliest("decode").map(|kernels| (kernels, KernelsLoaded::default()));
-        let batch_likeliest = and_likeliest(EntryPoint::DecodeBatch.name());
+        let with_top_k =
+            |point| find(point).zip(find(EntryPoint::TopK)).map(|(step, top_k)| [step, top_k].concat());
+        let decode_top_k = with_top_k(EntryPoint::Decode).map(|kernels| (kernels, KernelsLoaded::default()));
+        let batch_top_k = with_top_k(EntryPoint::DecodeBatch);
         // Before the pages, which take most of what is left.
         let executor = CudaExecutor::new(&context, table)?;
         let adapters = match table.plan.adapter_bytes {
@@ -249,8 +258,8 @@ impl CudaDevice {
             entries,
             decode_loaded,
             adapted_loaded,
-            decode_top_k: decode_likeliest,
-            batch_top_k: batch_likeliest,
+            decode_top_k,
+            batch_top_k,
             executor,
             weights,
             adapters,
@@ -304,10 +313,16 @@ impl CudaDevice {
         self.batch_top_k.as_deref()
     }
 
-    /// The launch list of an entry point.
-    pub fn entry_kernels(&self, name: &str) -> Option<&[ResolvedLaunch]> {
-        self.entries.iter().find(|(n, _)| n == name).map(|(_, kernels)| kernels.as_slice())
+    /// The launch list of an entry point; in a call with adapters the adapted one, where the entry point has
+    /// such.
+    pub fn entry_kernels(&self, point: EntryPoint, adapted: bool) -> Option<&[ResolvedLaunch]> {
+        find_launches(&self.entries, point, adapted && point.has_adapted())
     }
+}
+
+fn find_launches(entries: &[LaunchEntry], point: EntryPoint, adapted: bool) -> Option<&[ResolvedLaunch]> {
+    let found = entries.iter().find(|entry| (entry.point, entry.adapted) == (point, adapted))?;
+    Some(&found.kernels)
 }
 
 /// Both at once: the driver may have to compile the module, and weights take the bus meanwhile.

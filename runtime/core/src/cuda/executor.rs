@@ -1,5 +1,5 @@
-//! What the steps of all sequences of a model work with on a GPU, one step after the other: a stream, scratch memory, what a call is
-//! told, and its results. A sequence has nothing but its state and its pages.
+//! What the steps of all sequences of a model work with on a GPU, one step after the other: a stream, scratch
+//! memory, what a call is told, and its results. A sequence has nothing but its state and its pages.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use super::top_k::TopKTokens;
 use crate::Result;
 use crate::buffer::AlignedBuffer;
 use crate::device::BatchCall;
-use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, ModelPlan};
 use crate::top_k::AcceptTopK;
+use mlcc_abi::EntryPoint;
 
 const LOGITS: &str = "logits of several rows on the GPU";
 
@@ -127,7 +127,8 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Runs a step of several sequences, the logits of which go to `logits`, but for rows of which `enough` says true.
+    /// Runs a step of several sequences, the logits of which go to `logits`, but for rows of which `enough`
+    /// says true.
     pub fn run_batch(
         &mut self,
         device: &CudaDevice,
@@ -142,7 +143,7 @@ impl CudaExecutor {
             .zip(device.batch_top_k())
             .filter(|_| step == EntryPoint::DecodeBatch && !call.adapted && fits);
         let (enough, kernels) = asked.unzip();
-        let BatchCall { sequences, tokens, output_rows: wanted, n_outputs: n_wanted, .. } = *call;
+        let BatchCall { sequences, tokens, output_rows: wanted, n_outputs, .. } = *call;
         let likeliest = kernels.is_some();
         let told = StepMessage {
             step,
@@ -150,7 +151,7 @@ impl CudaExecutor {
             batch: true,
             tokens,
             output_rows: wanted,
-            n_outputs: n_wanted,
+            n_outputs,
             sequences,
         };
         let _together = device.ranks().map(|ranks| (ranks.send_step(&told), ranks.guard_wait()));
@@ -216,8 +217,8 @@ impl CudaExecutor {
         let (n, b) = (call.tokens.len() as i64, call.sequences.len() as i64);
         let wanted = call.n_outputs as i64;
         let of_step = step == EntryPoint::Step;
-        let n_wanted = if of_step { wanted } else { 0 };
-        let control = Control { n, b, n_wanted, temperature: 1.0, ..Control::default() };
+        let n_outputs = if of_step { wanted } else { 0 };
+        let control = Control { n, b, n_outputs, temperature: 1.0, ..Control::default() };
         let wanted_rows = if of_step { call.output_rows } else { &[] };
         let inputs = CallInputs { sequences: call.sequences, tokens: call.tokens, output_rows: wanted_rows };
         self.control.write(&control, inputs, self.stream.handle())?;

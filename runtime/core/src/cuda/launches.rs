@@ -7,9 +7,9 @@ use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
 
 use super::device::{CudaContext, CudaDevice};
 use super::driver::{self, DevicePtr, DriverHandle};
-use crate::session::EntryPoint;
 use crate::table::{KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS};
 use crate::{Error, Result};
+use mlcc_abi::EntryPoint;
 
 /// Dynamic shared memory beyond this must be asked for.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;
@@ -92,7 +92,8 @@ impl CudaDevice {
             }
             let mut pointers = addresses.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
             let [bx, by, bz] = kernel.launch.block;
-            // SAFETY: one pointer per argument, in the order that the compiler recorded for this kernel; all are addresses.
+            // SAFETY: one pointer per argument, in the order that the compiler recorded for this kernel; all
+            // are addresses.
             let status = unsafe {
                 (driver.functions.launch)(
                     kernel.function,
@@ -146,7 +147,7 @@ impl CudaDevice {
             arg::STATE => bases.state,
             arg::PAGE_TABLE => bases.page_table,
             arg::PAGES => self.pages().map_or(0, |pages| pages.memory().base()),
-            arg::WANTED => bases.output_rows,
+            arg::OUTPUT_ROWS => bases.output_rows,
             arg::SEQUENCES => bases.sequences,
             arg::TOKENS => bases.tokens,
             arg::LOGITS => bases.logits,
@@ -198,19 +199,11 @@ pub(super) fn entry_kernels(
     step: EntryPoint,
     adapted: bool,
 ) -> Result<&[ResolvedLaunch]> {
-    let name = match step {
-        EntryPoint::Prefill if adapted => "adapted_prefill",
-        EntryPoint::Decode if adapted => "adapted_decode",
-        EntryPoint::PrefillLogits if adapted => "adapted_prefill_logits",
-        EntryPoint::DecodeBatch if adapted => "adapted_decode_batch",
-        EntryPoint::Step if adapted => "adapted_step",
-        step => step.name(),
-    };
     let missing = || Error::Driver {
         call: "launch list",
-        what: format!("the artifact has no launches for `{name}`; build it again"),
+        what: format!("the artifact has no launches for `{}`; build it again", step.name()),
     };
-    device.entry_kernels(name).ok_or_else(missing)
+    device.entry_kernels(step, adapted).ok_or_else(missing)
 }
 
 /// The grid, `None` if it is empty.
@@ -218,7 +211,7 @@ fn grid_dims(launch: &KernelLaunch, sizes: &GridSizes) -> Result<Option<[u32; 3]
     let mut out = [0; 3];
     let n = match launch.repeat {
         LaunchRepeat::Once => sizes.n,
-        LaunchRepeat::Wanted => sizes.batch.outputs,
+        LaunchRepeat::Outputs => sizes.batch.outputs,
         LaunchRepeat::EachSequence => sizes.batch.max_rows,
     };
     for (i, (to, expr)) in out.iter_mut().zip(&launch.grid).enumerate() {
@@ -301,7 +294,7 @@ mod tests {
         let sizes = GridSizes { n: 9, batch, ..GridSizes::default() };
         let with = |repeat| super::grid_dims(&launch_of([rows, one, one], repeat), &sizes).unwrap();
         assert_eq!(with(LaunchRepeat::Once), Some([9, 1, 1]));
-        assert_eq!(with(LaunchRepeat::Wanted), Some([2, 1, 1]));
+        assert_eq!(with(LaunchRepeat::Outputs), Some([2, 1, 1]));
         assert_eq!(with(LaunchRepeat::EachSequence), Some([5, 1, 3]));
     }
 

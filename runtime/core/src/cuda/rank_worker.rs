@@ -1,4 +1,5 @@
-//! A process that follows rank 0 on a GPU of its own: it has the same sessions, and puts the same launches on its stream.
+//! A process that follows rank 0 on a GPU of its own: it has the same sessions, and puts the same launches on
+//! its stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use super::session::CudaSession;
 use crate::device::{BatchCall, DeviceSession};
 use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, MessageWriter, RankMessageKind, StepGuard, step_number};
-use crate::session::EntryPoint;
 use crate::{Error, Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// A step as rank 0 tells it.
 #[derive(Clone, Copy)]
@@ -214,16 +215,15 @@ impl GpuRankWorker<'_> {
             };
             let here: Option<Vec<Sequence>> = sequences.iter().map(place).collect();
             let sequences = &here.ok_or(Error::RankMessage)?[..];
-            let StepMessage { tokens, output_rows: wanted, n_outputs: n_wanted, .. } = told;
-            let call =
-                BatchCall { sequences, tokens, output_rows: wanted, n_outputs: n_wanted, adapted: false };
+            let StepMessage { tokens, output_rows: wanted, n_outputs, .. } = told;
+            let call = BatchCall { sequences, tokens, output_rows: wanted, n_outputs, adapted: false };
             return self.device.executor().run_worker_batch(&self.device, told.step, &call, told.top_k);
         }
         let one = sequences.first().ok_or(Error::RankMessage)?;
         let number = one.state.addr() as u64;
         let session = self.sessions.get_mut(&number).ok_or(Error::RankMessage)?;
         match told.step {
-            EntryPoint::Create | EntryPoint::Reset => session.initialise(self.model, told.step),
+            EntryPoint::CreateKvCache | EntryPoint::ResetKvCache => session.initialise(self.model, told.step),
             step => session.run_worker_step(step, told.top_k, &self.tokens, one.past as u64),
         }
     }
@@ -231,7 +231,7 @@ impl GpuRankWorker<'_> {
     /// `None` where the message makes no sense for this model.
     fn read_step(&mut self, reader: &mut MessageReader<'_>) -> Option<(StepMessage<'static>, Vec<Sequence>)> {
         let step = reader.read_step()?;
-        let [likeliest, batch, n_wanted] = reader.read_numbers()?;
+        let [likeliest, batch, n_outputs] = reader.read_numbers()?;
         self.tokens.clear();
         self.output_rows.clear();
         let n = reader.read_list(&mut self.tokens)?;
@@ -248,11 +248,11 @@ impl GpuRankWorker<'_> {
             }
             sequences.push(Sequence { state, page_table: std::ptr::null(), past, first, rows });
         }
-        let n_wanted = n_wanted as usize;
+        let n_outputs = n_outputs as usize;
         let vocab = i32::try_from(self.model.plan().vocab).unwrap_or(i32::MAX);
         let known = self.tokens.iter().all(|token| (0..vocab).contains(token))
             && self.output_rows.iter().all(|&row| (0..n.max(1) as i32).contains(&row))
-            && n_wanted <= n;
+            && n_outputs <= n;
         let (likeliest, batch) = (likeliest != 0, batch != 0);
         known.then_some((
             StepMessage {
@@ -261,7 +261,7 @@ impl GpuRankWorker<'_> {
                 batch,
                 tokens: &[],
                 output_rows: &[],
-                n_outputs: n_wanted,
+                n_outputs,
                 sequences: &[],
             },
             sequences,

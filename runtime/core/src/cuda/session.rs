@@ -21,10 +21,10 @@ use crate::buffer::AlignedBuffer;
 use crate::device::{BatchMember, DeviceSession};
 use crate::page_table::PageTable;
 use crate::processes::{RankLeader, RankMessageKind, StepGuard};
-use crate::session::EntryPoint;
 use crate::table::{ArtifactTable, ModelPlan, StateInfo};
 use crate::top_k::TokenCandidate;
 use crate::{Model, Result};
+use mlcc_abi::EntryPoint;
 
 /// Between two calls nothing runs on it, so its pages may go to other sequences.
 pub(crate) struct CudaSession {
@@ -46,7 +46,8 @@ pub(crate) struct CudaSession {
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: graphs belong to this session alone; the driver API is thread-safe and every operation makes the context current first.
+// SAFETY: graphs belong to this session alone; the driver API is thread-safe and every operation makes the
+// context current first.
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
@@ -270,7 +271,7 @@ impl CudaSession {
 
 impl DeviceSession for CudaSession {
     fn has_entry(&self, step: EntryPoint) -> bool {
-        self.device.entry_kernels(step.name()).is_some()
+        self.device.entry_kernels(step, false).is_some()
     }
 
     fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use mlcc_abi::{LIKELIEST, LIKELIEST_ENTRY, arg};
+use mlcc_abi::{EntryPoint, TOP_K, arg};
 
 use super::device::{CudaContext, DeviceBuffer};
 use super::driver::DevicePtr;
@@ -14,9 +14,9 @@ use crate::top_k::TokenCandidate;
 
 const WHAT: &str = "the likeliest tokens on the GPU";
 /// Bytes of a row, of logits and of numbers of tokens alike.
-const ROW: usize = LIKELIEST * 4;
+const ROW: usize = TOP_K * 4;
 
-/// Results of [`LIKELIEST_ENTRY`].
+/// Results of [`EntryPoint::TopK`].
 pub(crate) struct TopKTokens {
     /// Logits of `rows` rows, then their tokens.
     on_device: DeviceBuffer,
@@ -30,7 +30,8 @@ pub(crate) struct TopKTokens {
 impl TopKTokens {
     /// `None` if the artifact has no code that finds them.
     pub fn new(context: &Arc<CudaContext>, table: &ArtifactTable) -> Result<Option<Self>> {
-        let Some(entry) = table.device_entries.iter().find(|entry| entry.name == LIKELIEST_ENTRY) else {
+        let Some(entry) = table.device_entries.iter().find(|entry| entry.name == EntryPoint::TopK.name())
+        else {
             return Ok(None);
         };
         // Tokens begin behind the logits of all rows.
@@ -47,7 +48,7 @@ impl TopKTokens {
         // SAFETY: a place for the result.
         let status = unsafe { (driver.functions.host_alloc)(&mut staged, on_device.len(), 0) };
         driver.check_memory("cuMemHostAlloc", status, WHAT, bytes)?;
-        let (rows, list) = (rows as usize, Vec::with_capacity(LIKELIEST));
+        let (rows, list) = (rows as usize, Vec::with_capacity(TOP_K));
         Ok(Some(Self {
             on_device,
             rows,
@@ -75,7 +76,8 @@ impl TopKTokens {
         let rows = rows.min(self.rows);
         let driver = stream.make_current()?;
         for begin in [0, self.rows * ROW] {
-            // SAFETY: both ranges have room for as many rows from there on, and nobody reads the host's before the wait below.
+            // SAFETY: both ranges have room for as many rows from there on, and nobody reads the host's
+            // before the wait below.
             let status = unsafe {
                 let to = self.staged.add(begin).cast();
                 (driver.functions.to_host)(to, self.ptr() + begin as u64, rows * ROW, stream.handle())
@@ -87,15 +89,15 @@ impl TopKTokens {
 
     /// Those of a row that was received.
     pub fn row_candidates(&mut self, row: usize) -> &[TokenCandidate] {
-        let row = row.min(self.rows - 1) * LIKELIEST;
-        // SAFETY: allocated for that many of each, aligned to pages, and written by the copy that was waited for; any bits are
-        // values of these types.
+        let row = row.min(self.rows - 1) * TOP_K;
+        // SAFETY: allocated for that many of each, aligned to pages, and written by the copy that was waited
+        // for; any bits are values of these types.
         let (logits, tokens) = unsafe {
             let logits = self.staged.cast::<f32>();
-            let tokens = logits.add(self.rows * LIKELIEST).cast::<i32>();
+            let tokens = logits.add(self.rows * TOP_K).cast::<i32>();
             (
-                std::slice::from_raw_parts(logits.add(row), LIKELIEST),
-                std::slice::from_raw_parts(tokens.add(row), LIKELIEST),
+                std::slice::from_raw_parts(logits.add(row), TOP_K),
+                std::slice::from_raw_parts(tokens.add(row), TOP_K),
             )
         };
         self.candidates.clear();

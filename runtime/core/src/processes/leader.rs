@@ -9,8 +9,8 @@ use mlcc_abi::{Ctx, PAGE_ROWS, Sequence};
 
 use super::ProcessGroup;
 use super::wire::{MessageWriter, RankMessageKind, step_number};
-use crate::session::EntryPoint;
 use crate::{Error, Result};
+use mlcc_abi::EntryPoint;
 
 /// First part of a message: its length, and as much of it as fits. Most messages are no longer.
 const FIRST: usize = 4096;
@@ -100,8 +100,8 @@ impl RankLeader {
         };
         message
             .push_list(numbers(ctx.tokens))
-            .push_list(numbers(ctx.wanted))
-            .push_number(ctx.n_wanted as u64);
+            .push_list(numbers(ctx.output_rows))
+            .push_number(ctx.n_outputs as u64);
         let own =
             Sequence { state: ctx.state, page_table: ctx.page_table, past: ctx.past, first: 0, rows: ctx.n };
         let sequences = match ctx.sequences.is_null() {

@@ -1,6 +1,6 @@
 //! What rank 0 tells the others, as bytes: a kind, then numbers of eight bytes and lists.
 
-use crate::session::EntryPoint;
+use mlcc_abi::{EntryForm, EntryPoint};
 
 /// What a message is about. The numbers that follow stand beside; places are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,21 +57,9 @@ impl RankMessageKind {
     ];
 }
 
-/// Steps by number.
-const STEPS: [EntryPoint; 8] = [
-    EntryPoint::Prefill,
-    EntryPoint::Decode,
-    EntryPoint::PrefillLogits,
-    EntryPoint::DecodeBatch,
-    EntryPoint::Step,
-    EntryPoint::Create,
-    EntryPoint::Reset,
-    EntryPoint::Encode,
-];
-
-/// The number of a step that ranks take together; `None` of one that each can take alone.
+/// The number of a step that ranks take together; `None` for one that each can take alone.
 pub(crate) fn step_number(step: EntryPoint) -> Option<u64> {
-    STEPS.iter().position(|&known| known == step).map(|at| at as u64)
+    (step.kind() != EntryForm::Rows).then_some(step as u64)
 }
 
 /// A message that is being written; its memory stays for the next one.
@@ -133,7 +121,8 @@ impl<'a> MessageReader<'a> {
     }
 
     pub fn read_step(&mut self) -> Option<EntryPoint> {
-        STEPS.get(self.read_number()? as usize).copied()
+        let number = self.read_number()?;
+        EntryPoint::all().find(|&step| step_number(step) == Some(number))
     }
 
     /// Adds the values of a list; says how many.
@@ -171,12 +160,13 @@ mod tests {
             assert_eq!((reader.read_numbers(), reader.read_list(&mut list)), (Some([u64::MAX]), Some(0)));
             assert_eq!((&list[..], reader.remaining_bytes()), (&[9, 1, -2, i32::MAX][..], &b"end"[..]));
         }
-        for (at, step) in STEPS.into_iter().enumerate() {
+        for step in EntryPoint::all().filter(|step| step.kind() != EntryForm::Rows) {
             message.start_message(RankMessageKind::Step).push_number(step_number(step).unwrap());
-            assert_eq!(step_number(step), Some(at as u64));
             assert_eq!(MessageReader::new(message.bytes()).and_then(|(_, mut r)| r.read_step()), Some(step));
         }
         assert_eq!(step_number(EntryPoint::Softmax), None);
+        message.start_message(RankMessageKind::Step).push_number(EntryPoint::Softmax as u64);
+        assert_eq!(MessageReader::new(message.bytes()).and_then(|(_, mut r)| r.read_step()), None);
     }
 
     #[test]

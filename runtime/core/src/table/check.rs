@@ -1,6 +1,6 @@
 //! The numbers of a table, held against each other and against the metadata.
 
-use mlcc_abi::{self as abi, Control, DimExpr, LaunchArg, PAGE_ROWS, arg};
+use mlcc_abi::{self as abi, Control, DimExpr, EntryForm, EntryPoint, LaunchArg, PAGE_ROWS, arg};
 
 use super::{
     ArtifactTable, CpuVariant, KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS, ModelPlan, ParamInfo,
@@ -36,10 +36,6 @@ impl ArtifactTable {
             }
         }
         for entry in &self.device_entries {
-            let name = entry.name.as_str();
-            if !abi::ENTRY_NAMES.contains(&name) && name != abi::LIKELIEST_ENTRY {
-                return malformed(format!("a device entry has the unknown name `{}`", entry.name));
-            }
             entry.launches.iter().try_for_each(|launch| check_launch(launch, &entry.name, &self.plan))?;
         }
         Ok(())
@@ -74,26 +70,12 @@ impl ArtifactTable {
         Ok(())
     }
 
-    /// The metadata have the plan too, in another form: one of the two is wrong where they differ. Buffers are allocated by the
-    /// plan, and the code fills them whatever it says.
+    /// The metadata have the plan too, in another form: one of the two is wrong where they differ. Buffers
+    /// are allocated by the plan, and the code fills them whatever it says.
     fn check_metadata(&self) -> TableResult<()> {
         let p = &self.plan;
-        let numbers = [
-            ("weights_bytes", p.weights_bytes),
-            ("arena_bytes", p.arena_bytes),
-            ("state_bytes", p.state_bytes),
-            ("chunk", p.chunk),
-            ("batch", p.batch),
-            ("vocab", p.vocab),
-            ("max_workers", p.max_workers),
-            ("page_bytes", p.page_bytes),
-            ("text_width", p.text_width),
-            ("ranks", p.ranks),
-            ("adapter_slots", p.adapter_slots),
-            ("adapter_rank", p.adapter_rank),
-            ("adapter_bytes", p.adapter_bytes),
-            ("decoder_start", p.decoder_start),
-        ];
+        // The context of the metadata is the one that was asked for.
+        let numbers = p.named_fields().into_iter().filter(|(name, _)| *name != "context");
         for (name, here) in numbers {
             match json::find_value(&self.metadata, &["memory", name]) {
                 Some(there) if there.parse() != Ok(here) => {
@@ -109,15 +91,11 @@ impl ArtifactTable {
     fn check_slots(&self) -> TableResult<()> {
         let slots = self.plan.adapter_slots;
         let entries = |v: &CpuVariant| {
-            let e = &v.entries;
-            let pairs = [
-                (e.prefill, e.adapted_prefill),
-                (e.decode, e.adapted_decode),
-                (e.prefill_logits, e.adapted_prefill_logits),
-                (e.decode_batch, e.adapted_decode_batch),
-                (e.step, e.adapted_step),
-            ];
-            pairs.iter().all(|(plain, adapted)| adapted.is_some() == (slots > 0 && plain.is_some()))
+            let adapted = |entry: EntryPoint| {
+                let expected = slots > 0 && entry.has_adapted() && v.entries.function(entry, false).is_some();
+                v.entries.has_adapted(entry) == expected
+            };
+            EntryPoint::all().all(adapted)
         };
         let choice = self.states.iter().filter(|s| s.is_slot);
         let matrices = self.params.iter().filter(|p| p.in_adapter_slots);
@@ -135,7 +113,8 @@ impl ArtifactTable {
         }
     }
 
-    /// An encoder: its code, the token behind the source text and the state with the length of that are there together.
+    /// An encoder: its code, the token behind the source text and the state with the length of that are there
+    /// together.
     fn check_encoder(&self) -> TableResult<()> {
         let start = self.plan.decoder_start;
         let lengths = self.states.iter().filter(|s| s.is_source);
@@ -147,7 +126,12 @@ impl ArtifactTable {
                 && lengths.clone().count() == 1
                 && lengths.clone().all(|s| s.bytes == 4 && s.fill.is_none() && s.cache.is_none())
         };
-        match right && self.variants.iter().all(|v| v.entries.encode.is_some() == (start > 0)) {
+        match right
+            && self
+                .variants
+                .iter()
+                .all(|v| v.entries.function(EntryPoint::Encode, false).is_some() == (start > 0))
+        {
             true => Ok(()),
             false => malformed("its encoder is not usable"),
         }
@@ -212,9 +196,10 @@ fn check_state(state: &StateInfo, p: &ModelPlan) -> TableResult<()> {
 }
 
 fn check_launch(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> TableResult<()> {
-    let of_batch = ["decode_batch", "step", "adapted_decode_batch", "adapted_step"].contains(&entry);
+    let known = EntryPoint::of_function(entry).map(|(entry, _)| entry.kind());
+    let of_batch = known.is_some_and(EntryForm::takes_sequences);
     let fits = launch.repeat == LaunchRepeat::Once || of_batch;
-    let batched = |a: &LaunchArg| matches!(a.kind, arg::WANTED | arg::SEQUENCES);
+    let batched = |a: &LaunchArg| matches!(a.kind, arg::OUTPUT_ROWS | arg::SEQUENCES);
     if !fits || (!of_batch && launch.args.iter().any(batched)) {
         return malformed(format!("`{entry}` is of one sequence, kernel {} of several", launch.kernel));
     }
@@ -272,10 +257,10 @@ fn is_valid_argument(a: &LaunchArg, plan: &ModelPlan) -> bool {
         arg::ADAPTERS => plan.adapter_bytes,
         arg::ARENA => plan.arena_bytes,
         arg::STATE => plan.state_bytes,
-        arg::TOKENS | arg::WANTED => rows.saturating_mul(4),
+        arg::TOKENS | arg::OUTPUT_ROWS => rows.saturating_mul(4),
         arg::SEQUENCES => plan.batch.saturating_mul(size_of::<mlcc_abi::Sequence>() as u64),
         arg::LOGITS => plan.vocab.saturating_mul(rows).saturating_mul(4),
-        arg::PROBS => plan.vocab.max(2 * abi::LIKELIEST as u64).saturating_mul(rows).saturating_mul(4),
+        arg::PROBS => plan.vocab.max(2 * abi::TOP_K as u64).saturating_mul(rows).saturating_mul(4),
         arg::CONTROL => size_of::<Control>() as u64,
         arg::PAGES | arg::PAGE_TABLE if plan.page_bytes == 0 => return false,
         // On a GPU a page has the rows of one rank.

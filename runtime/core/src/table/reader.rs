@@ -1,6 +1,6 @@
 //! Where the parts of a loaded table lie.
 
-use mlcc_abi::{self as abi, Entries, ModelTable, Str};
+use mlcc_abi::{EntryPoint, ModelTable, StepFn, Str};
 use mlcc_loader::CodeImage;
 
 use super::{TableResult, malformed};
@@ -16,15 +16,15 @@ pub(crate) struct TableReader<'a> {
 
 /// Longest name, of anything.
 const MOST_NAME_BYTES: u64 = 4096;
-/// Most variants, device images and device entries: their contents may overlap, so each may be as large as the table.
+/// Most variants, device images and device entries: their contents may overlap, so each may be as large as
+/// the table.
 const MOST_LARGE: u64 = 64;
 
 impl<'a> TableReader<'a> {
     /// The values at an address of the table.
     ///
-    /// # Safety
-    /// The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`, and not written any more; any
-    /// bits are a value of `T`.
+    /// # Safety The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`,
+    /// and not written any more; any bits are a value of `T`.
     pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
         if n == 0 {
             return Ok(&[]);
@@ -69,42 +69,19 @@ impl<'a> TableReader<'a> {
         unsafe { self.array(at, n, what) }
     }
 
-    /// Every entry point of a variant is code, and of that name.
-    pub fn check_entries(&self, variant: &str, entries: &Entries) -> TableResult<()> {
+    /// Refuses a function of a variant that is not the one that an entry point of that name has.
+    pub fn check_function(&self, variant: &str, name: &str, function: StepFn) -> TableResult<()> {
         let level = variant.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
-        let [prefill, decode, logits, batch, step, create, reset, softmax, metadata, adapted @ ..] =
-            abi::ENTRY_NAMES;
-        let [with_prefill, with_decode, with_logits, with_batch, with_step, encode] = adapted;
-        let steps = [
-            (prefill, entries.prefill),
-            (decode, entries.decode),
-            (logits, entries.prefill_logits),
-            (batch, entries.decode_batch),
-            (step, entries.step),
-            (create, entries.create_kv_cache),
-            (reset, entries.reset_kv_cache),
-            (softmax, entries.softmax_with_temperature),
-            (with_prefill, entries.adapted_prefill),
-            (with_decode, entries.adapted_decode),
-            (with_logits, entries.adapted_prefill_logits),
-            (with_batch, entries.adapted_decode_batch),
-            (with_step, entries.adapted_step),
-            (encode, entries.encode),
-        ];
-        let steps =
-            steps.map(|(name, step)| (name, step.map(|f| f as *const ()), format!("mlcc_{name}_{level}")));
-        let metadata = (metadata, entries.get_metadata.map(|f| f as *const ()), format!("mlcc_{metadata}"));
         // One function may do for both: a fresh state is like one that was used before.
-        let create = format!("mlcc_{create}_{level}");
-        for (name, function, symbol) in steps.iter().chain([&metadata]) {
-            let Some(function) = function else { continue };
-            let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
-            let names = [symbol.as_str(), if *name == reset { create.as_str() } else { symbol }];
-            if !self.image.is_function((function.addr() as u64).wrapping_sub(base), &names) {
-                return malformed(format!(
-                    "the entry point {name} of {variant} is not a function of that name"
-                ));
-            }
+        let names = match EntryPoint::from_name(name) {
+            Some(EntryPoint::ResetKvCache) => [name, EntryPoint::CreateKvCache.name()],
+            _ => [name, name],
+        };
+        let symbols = names.map(|name| format!("mlcc_{name}_{level}"));
+        let base = (self.table.addr() as u64).wrapping_sub(self.image.model_table().start);
+        let at = ((function as *const ()).addr() as u64).wrapping_sub(base);
+        if !self.image.is_function(at, &[&symbols[0], &symbols[1]]) {
+            return malformed(format!("the entry point {name} of {variant} is not a function of that name"));
         }
         Ok(())
     }

@@ -120,15 +120,12 @@ static int32_t together(const mlcc_ctx *c, int wanted) {
     const int32_t status = feed(c, s, logits + first * VOCAB, 1);
     if (status != MLCC_OK) return status;
   }
-  for (int64_t i = 0; i < (wanted ? c->n_wanted : c->n); i++)
-    for (int v = 0; v < VOCAB; v++) c->logits[i * VOCAB + v] = logits[(wanted ? c->wanted[i] : i) * VOCAB + v];
+  for (int64_t i = 0; i < (wanted ? c->n_outputs : c->n); i++)
+    for (int v = 0; v < VOCAB; v++) c->logits[i * VOCAB + v] = logits[(wanted ? c->output_rows[i] : i) * VOCAB + v];
   return MLCC_OK;
 }
 static int32_t decode_all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : together(c, 0); }
 static int32_t step_all(mlcc_ctx *c, uint32_t w, uint32_t ws) { return (void)ws, w ? MLCC_OK : together(c, 1); }
-#else
-#define decode_all 0
-#define step_all 0
 #endif
 static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   (void)ws;
@@ -136,10 +133,6 @@ static int32_t create(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   return MLCC_OK;
 }
 static const char metadata_text[] = "{\"model\":\"toy\"}";
-static const char *metadata(uint64_t *len) {
-  *len = sizeof(metadata_text) - 1;
-  return metadata_text;
-}
 
 #ifndef TOY_BAD_ROWS
 #define TOY_BAD_ROWS TOY_CONTEXT
@@ -147,7 +140,18 @@ static const char *metadata(uint64_t *len) {
 #define STR(s) {s, sizeof(s) - 1}
 #define CACHE(name, at) {STR(name), at, CACHE_BYTES, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_CACHE, 0, TOY_BAD_ROWS, ROW_BYTES}
 
-static const mlcc_variant variants[] = {{STR("baseline"), 0, {once, once, all, decode_all, step_all, create, create, 0, metadata, 0, 0, 0, 0, 0, 0}}};
+static const mlcc_entry entries[] = {
+  {STR("prefill"), MLCC_ENTRY_LAST_LOGITS, 0, once, 0},
+  {STR("decode"), MLCC_ENTRY_LAST_LOGITS, 0, once, 0},
+  {STR("prefill_logits"), MLCC_ENTRY_ALL_LOGITS, 0, all, 0},
+#if TOY_BATCH > 1
+  {STR("decode_batch"), MLCC_ENTRY_BATCH, 0, decode_all, 0},
+  {STR("step"), MLCC_ENTRY_RAGGED, 0, step_all, 0},
+#endif
+  {STR("create_kv_cache"), MLCC_ENTRY_STATE, 0, create, 0},
+  {STR("reset_kv_cache"), MLCC_ENTRY_STATE, 0, create, 0},
+};
+static const mlcc_variant variants[] = {{STR("baseline"), 0, entries, sizeof(entries) / sizeof(entries[0])}};
 static const mlcc_state states[] = {
 #ifdef TOY_MIXED
   {STR("sum"), 0, 4, MLCC_INIT_ZERO, 0, STR("f32"), MLCC_STATE_RECURRENT, 0, 0, 0},
@@ -174,12 +178,12 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .n_variants = 1,
   .states = states,
   .n_states = sizeof(states) / sizeof(states[0]),
-  .weights_bytes = VOCAB * WIDTH * 4,
-  .state_bytes = 64,
-  .page_bytes = PAGE_BYTES,
-  .alignment = 64,
-  .chunk = TOY_CHUNK,
-  .context = TOY_CONTEXT,
-  .batch = TOY_BATCH,
-  .vocab = VOCAB,
+  .plan.weights_bytes = VOCAB * WIDTH * 4,
+  .plan.state_bytes = 64,
+  .plan.page_bytes = PAGE_BYTES,
+  .plan.alignment = 64,
+  .plan.chunk = TOY_CHUNK,
+  .plan.context = TOY_CONTEXT,
+  .plan.batch = TOY_BATCH,
+  .plan.vocab = VOCAB,
 };

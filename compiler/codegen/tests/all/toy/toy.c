@@ -81,18 +81,22 @@ static int32_t softmax(mlcc_ctx *c, uint32_t w, uint32_t ws) {
   return MLCC_OK;
 }
 
-static const char metadata_text[] = "{\"model\":\"toy\"}";
-static const char *metadata(uint64_t *len) {
-  *len = sizeof(metadata_text) - 1;
-  return metadata_text;
-}
-#define ENTRIES {prefill, decode, prefill_logits, 0, 0, create, create, softmax, metadata, 0, 0, 0, 0, 0, 0}
-#else
-static const char metadata_text[] = "{\"model\":\"toy\"}";
-#define ENTRIES {0, decode, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #endif
+static const char metadata_text[] = "{\"model\":\"toy\"}";
 
 #define STR(s) {s, sizeof(s) - 1}
+
+static const mlcc_entry entries[] = {
+  {STR("decode"), MLCC_ENTRY_LAST_LOGITS, 0, decode, 0},
+#ifndef TOY_MINIMAL
+  {STR("prefill"), MLCC_ENTRY_LAST_LOGITS, 0, prefill, 0},
+  {STR("prefill_logits"), MLCC_ENTRY_ALL_LOGITS, 0, prefill_logits, 0},
+  {STR("create_kv_cache"), MLCC_ENTRY_STATE, 0, create, 0},
+  {STR("reset_kv_cache"), MLCC_ENTRY_STATE, 0, create, 0},
+  {STR("softmax_with_temperature"), MLCC_ENTRY_ROWS, 0, softmax, 0},
+#endif
+};
+#define ENTRIES entries, sizeof(entries) / sizeof(entries[0])
 
 static const mlcc_variant variants[] = {
   {STR("best"), TOY_FEATURES, ENTRIES},
@@ -120,12 +124,12 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .n_params = 1,
   .states = states,
   .n_states = 1,
-  .weights_bytes = VOCAB * WIDTH * 4,
-  .arena_bytes = WIDTH * 4,
-  .state_bytes = WIDTH * 4,
-  .alignment = 64,
-  .chunk = CHUNK,
-  .context = TOY_CONTEXT,
-  .batch = 1,
-  .vocab = VOCAB,
+  .plan.weights_bytes = VOCAB * WIDTH * 4,
+  .plan.arena_bytes = WIDTH * 4,
+  .plan.state_bytes = WIDTH * 4,
+  .plan.alignment = 64,
+  .plan.chunk = CHUNK,
+  .plan.context = TOY_CONTEXT,
+  .plan.batch = 1,
+  .plan.vocab = VOCAB,
 };

@@ -16,7 +16,7 @@
 #ifdef TOY_PAST
 #define ROWS CONTROL(past)
 #else
-#define ROWS CONTROL(n_wanted)
+#define ROWS CONTROL(n_outputs)
 #endif
 
 static const mlcc_launch_arg feed_args[] = {
@@ -62,11 +62,11 @@ __attribute__((visibility("default"))) const mlcc_model_table mlcc_model = {
   .n_images = 1,
   .device_entries = entries,
   .n_device_entries = COUNT(entries),
-  .weights_bytes = VOCAB * WIDTH * 4,
-  .arena_bytes = 64,
-  .state_bytes = WIDTH * 4,
-  .alignment = 64,
-  .chunk = 3,
-  .batch = 1,
-  .vocab = VOCAB,
+  .plan.weights_bytes = VOCAB * WIDTH * 4,
+  .plan.arena_bytes = 64,
+  .plan.state_bytes = WIDTH * 4,
+  .plan.alignment = 64,
+  .plan.chunk = 3,
+  .plan.batch = 1,
+  .plan.vocab = VOCAB,
 };

@@ -1,7 +1,7 @@
 //! The toy model of `tests/toy` as kernels and steps, for CPU and for GPU.
 
 use crate::toy::{VOCAB, WIDTH};
-use mlcc_codegen::table::{ParamDesc, PlanDesc, StateDesc, TableDesc};
+use mlcc_codegen::table::{ModelPlan, ParamDesc, StateDesc, TableDesc};
 use mlcc_ir::builder::KernelBuilder;
 use mlcc_ir::dim::{Dim, SizeSymbol};
 use mlcc_ir::kernel::{BinOp, ExprId, ForKind, Kernel, MemorySpace, ParamAccess};
@@ -220,14 +220,14 @@ pub fn table(target: &str) -> TableDesc {
             fill: Some(-1.0),
             ..Default::default()
         }],
-        plan: PlanDesc {
+        plan: ModelPlan {
             weights_bytes: (VOCAB * WIDTH * 4) as u64,
             arena_bytes: (CHUNK * WIDTH * 4) as u64,
             state_bytes: (WIDTH * 4) as u64,
             chunk: CHUNK as u64,
             batch: 1,
             vocab: VOCAB as u64,
-            ..PlanDesc::default()
+            ..ModelPlan::default()
         },
         ..TableDesc::default()
     }
