@@ -12,7 +12,7 @@ use crate::metrics::ServerMetrics;
 use crate::model_registry::{ModelRegistry, entry};
 use crate::request_memory::RequestMemory;
 use crate::responses::ResponseStore;
-use crate::serve::ServeOptions;
+use crate::serve_options::ServeOptions;
 use crate::served_model::ServedModel;
 use serde_json::Value;
 

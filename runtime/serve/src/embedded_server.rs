@@ -17,7 +17,7 @@ use crate::memory::{MemoryNeed, server_memory};
 use crate::model_library::{ModelLibrary, ReadyModel};
 use crate::model_registry::ModelRegistry;
 use crate::routes::router;
-use crate::serve::{FAREWELL, ServeError, ServeOptions, ShutdownOutcome};
+use crate::serve_options::{FAREWELL, ServeError, ServeOptions, ShutdownOutcome};
 use crate::served_model::{LoadedModel, ServedModel};
 
 /// Models with their engines, and what answers requests. Dropping it ends all texts.

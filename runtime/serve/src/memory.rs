@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mlcc_runtime::{Model, ModelPlan, ModelRequirements};
 
 use crate::request_memory::USUAL_REQUESTS;
-use crate::serve::ServeOptions;
+use crate::serve_options::ServeOptions;
 
 /// The requirements with those of all ranks on this machine: its memory is theirs.
 fn outline_on_this_machine(model: &Model) -> ModelRequirements {

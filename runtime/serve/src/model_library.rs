@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use crate::adapters::ReadAdapter;
 use crate::memory::{MemoryNeed, WithDraft, limit_beside, mib, prefix_cache_states};
-use crate::serve::{ServeError, ServeOptions};
+use crate::serve_options::{ServeError, ServeOptions};
 
 /// Most sequences by default.
 const USUAL_SEQUENCES: usize = 16;

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::api_route::{ApiRoute, RouteMethod};
 use crate::known_fields::{self, KnownField};
-use crate::routes::{ApiRoute, RouteMethod};
 
 /// Names and JSON types of fields; `*` marks those that have to be there.
 type FieldList = &'static [(&'static str, &'static str)];

@@ -1,74 +1,32 @@
 //! The routes, and what happens around every request.
 
-use std::convert::Infallible;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, FromRequestParts, MatchedPath, Path, Query, Request, State};
-use axum::http::request::Parts;
+use axum::extract::{MatchedPath, Query, Request, State};
 use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
-use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use crate::allowed_hosts::{self, AllowedHosts};
-use crate::app_state::{AppState, ServerState, unix_seconds};
+use crate::api_route::{ApiRoute, deletes, reads, takes};
+use crate::app_state::{AppState, unix_seconds};
 use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
 use crate::fields::RequestFields;
 use crate::generation::{ClientId, PreparedRequest, answer};
-use crate::request_memory::{LeasedBody, MemoryLease, parsed_bytes};
+use crate::request_body::{PathSegment, ReceivedBody, run_blocking, run_on_model};
+use crate::request_memory::{LeasedBody, MemoryLease};
 use crate::served_model::ServedModel;
-use crate::traces::RequestSpan;
 use crate::{
     anthropic, chat, completions, embeddings as vectors, info, message_blocks, page, response_items,
     responses, tokens,
 };
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouteMethod {
-    Get,
-    /// Takes a JSON object.
-    Post,
-    Delete,
-}
-
-/// A route, which is there with and without `/v1`.
-pub struct ApiRoute {
-    pub path: &'static str,
-    pub verb: RouteMethod,
-    pub summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<AppState>>,
-}
-
-const fn reads(
-    path: &'static str,
-    summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<AppState>>,
-) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Get, summary, handler }
-}
-
-const fn takes(
-    path: &'static str,
-    summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<AppState>>,
-) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Post, summary, handler }
-}
-
-const fn deletes(
-    path: &'static str,
-    summary: &'static str,
-    handler: fn() -> MethodRouter<Arc<AppState>>,
-) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Delete, summary, handler }
-}
 
 /// All there are, but for the description of them: the router and `/openapi.json` are made of them.
 pub const ROUTES: &[ApiRoute] = &[
@@ -121,67 +79,6 @@ type SharedApp = State<Arc<AppState>>;
 type ClientExtension = Extension<ClientId>;
 type HostsExtension = Extension<Arc<AllowedHosts>>;
 type RequestBody = ReceivedBody;
-
-/// The part of a path that a route leaves open.
-pub struct PathSegment(pub String);
-
-impl<S: Send + Sync> FromRequestParts<S> for PathSegment {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<PathSegment, ApiError> {
-        let segment = Path::<String>::from_request_parts(parts, state).await;
-        segment
-            .map(|Path(text)| PathSegment(text))
-            .map_err(|rejection| ApiError::request("invalid_path", rejection.body_text()))
-    }
-}
-
-/// A body with its memory, or why there is none, and the span of its request.
-struct ReceivedBody {
-    body: Result<(Vec<u8>, MemoryLease), ApiError>,
-    span: RequestSpan,
-}
-
-impl FromRequest<Arc<AppState>> for ReceivedBody {
-    type Rejection = Infallible;
-
-    async fn from_request(request: Request, app: &Arc<AppState>) -> Result<ReceivedBody, Infallible> {
-        let patience = app.server.options.read_timeout;
-        let span = request.extensions().get::<RequestSpan>().cloned().unwrap_or_default();
-        let whole = tokio::time::timeout(patience, read_body(request, &app.server)).await;
-        Ok(ReceivedBody { body: whole.unwrap_or_else(|_| Err(ApiError::too_slow())), span })
-    }
-}
-
-/// The body of a request as it comes, as far as it may be as long, and there is memory for it.
-async fn read_body(request: Request, server: &ServerState) -> Result<(Vec<u8>, MemoryLease), ApiError> {
-    let most = server.options.body_limit.min(server.memory.bodies.bytes());
-    let told =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    if told.is_some_and(|length: usize| length > most) {
-        return Err(ApiError::body_too_large());
-    }
-    let busy = || ApiError::out_of_memory("bodies");
-    let mut lease = server.memory.lease_body().ok_or_else(busy)?;
-    let (mut bytes, mut chunks) = (Vec::new(), request.into_body().into_data_stream());
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|error| ApiError::request("invalid_body", error.to_string()))?;
-        let length = bytes.len() + chunk.len();
-        if length > most {
-            return Err(ApiError::body_too_large());
-        }
-        // The length that is known to come, else twice the present one.
-        let room = told.unwrap_or(length.max(2 * bytes.capacity())).clamp(length, most);
-        if room > bytes.capacity() {
-            if !lease.grow_to(room.min(2 * length + (64 << 10)), &server.memory.bodies) {
-                return Err(busy());
-            }
-            bytes.reserve_exact(room.min(2 * length + (64 << 10)) - bytes.len());
-        }
-        bytes.extend_from_slice(&chunk);
-    }
-    Ok((bytes, lease))
-}
 
 /// Asks for the key, counts, and gives the request its id.
 async fn check_request(
@@ -258,46 +155,6 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
             && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
     };
     keys.is_empty() || keys.iter().fold(false, |found, wanted| found | same(wanted))
-}
-
-/// Runs what may take long beside the streams, when there is memory for it, which comes back with what was
-/// done. A panic in it is an error of this request.
-async fn run_blocking<T: Send + 'static>(
-    app: &Arc<AppState>,
-    body: RequestBody,
-    work: impl FnOnce(&AppState, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(T, MemoryLease), ApiError> {
-    let (app, (body, taken)) = (Arc::clone(app), body.body?);
-    let begin = async {
-        // The values, and what they become.
-        let values = parsed_bytes(&body).saturating_mul(2);
-        let texts = app.models.max_encoded_bytes(body.len());
-        app.server.memory.lease_work(values.saturating_add(texts)).await
-    };
-    let begin = tokio::time::timeout(app.server.options.read_timeout, begin).await;
-    let mut lease = begin.unwrap_or_else(|_| Err(ApiError::out_of_memory("requests")))?;
-    let done = tokio::task::spawn_blocking(move || {
-        let fields = RequestFields::parse(&body)?;
-        drop((body, taken));
-        work(&app, fields, &mut lease).map(|done| (done, lease))
-    });
-    done.await.unwrap_or_else(|_| Err(ApiError::internal("internal error while the request was read")))
-}
-
-/// The same for requests of a model.
-async fn run_on_model<T: Send + 'static>(
-    app: &Arc<AppState>,
-    body: RequestBody,
-    work: impl FnOnce(&ServedModel, RequestFields, &mut MemoryLease) -> Result<T, ApiError> + Send + 'static,
-) -> Result<((Arc<ServedModel>, T), MemoryLease), ApiError> {
-    let span = body.span.clone();
-    let work = move |app: &AppState, mut fields: RequestFields, lease: &mut MemoryLease| {
-        let name: Option<String> = fields.take_field("model", "the name of the model")?;
-        let hosted = app.find_model(name.as_deref())?;
-        span.asks_for(&hosted.name);
-        work(&hosted, fields, lease).map(|done| (hosted, done))
-    };
-    run_blocking(app, body, work).await
 }
 
 fn as_json(result: Result<Value, ApiError>) -> Response {

@@ -26,7 +26,7 @@ const FILES_IN_CIRCLES: [(&str, usize); 20] = [
     ("runtime/files/src", 0),
     ("runtime/loader/src", 2),
     ("runtime/mpi/src", 0),
-    ("runtime/serve/src", 29),
+    ("runtime/serve/src", 19),
     ("softcuda/src", 12),
     ("target-specs/src", 0),
     ("tests/src", 0),
