@@ -404,7 +404,7 @@ fn token_entry(tokenizer: &Tokenizer, token: TokenLogprob) -> Value {
     })
 }
 
-fn logprob_entry(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Value {
+pub fn logprob_entry(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Value {
     let mut entry = token_entry(tokenizer, logprobs.token);
     entry["top_logprobs"] = logprobs.top.iter().map(|&token| token_entry(tokenizer, token)).collect();
     entry

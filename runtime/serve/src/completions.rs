@@ -27,16 +27,32 @@ enum PromptInput {
     TokenLists(Vec<Vec<TokenId>>),
 }
 
-struct CompletionPrompt {
-    text: String,
-    tokens: Vec<TokenId>,
+pub struct CompletionPrompt {
+    pub text: String,
+    pub tokens: Vec<TokenId>,
+}
+
+/// Completions that were read: everything but the form of their answer.
+pub struct CompletionRequest {
+    /// `choices` of each prompt, those of one prompt after the other.
+    pub requests: Vec<EngineRequest>,
+    pub prompts: Vec<CompletionPrompt>,
+    pub choices: usize,
+    pub stream: bool,
+    pub include_usage: bool,
+}
+
+/// The probabilities that an answer has.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ScoredTokens {
+    /// The number of alternatives of each token of the text.
+    pub text: Option<usize>,
+    /// The same for tokens of the prompt.
+    pub prompt: Option<usize>,
 }
 
 /// Reads a request and makes its prompts.
 pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<PreparedRequest, ApiError> {
-    let common = CommonFields::take(&mut fields, hosted, Some(USUAL_LENGTH))?;
-    let choices = common.choices;
-    let prompts = prompts(hosted, &mut fields, choices)?;
     let echo = fields.take_field("echo", "true or false")?.unwrap_or(false);
     let logprobs: Option<usize> = fields.take_field("logprobs", "a whole number")?;
     let logprobs = logprobs.or(probabilities(&mut fields)?);
@@ -44,36 +60,53 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Prepar
         let message = format!("`logprobs` is more than {MOST_LOGPROBS}");
         return Err(ApiError::field("logprobs", "invalid_value", message));
     }
-    // If all are returned, none is the best.
-    fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
-    fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     if logprobs.is_some() && echo && hosted.engine.limits().decoder_start.is_some() {
         let message =
             "this model reads an encoder input, whose tokens have no probabilities: leave out `echo`";
         return Err(ApiError::field("echo", "unsupported", message));
     }
+    let scored = ScoredTokens { text: logprobs, prompt: logprobs.filter(|_| echo) };
+    let CompletionRequest { requests, prompts, choices, stream, include_usage } =
+        read(hosted, fields, Some(USUAL_LENGTH), scored)?;
+    let places = vec![TextPlace::default(); requests.len()];
+    let special = requests.first().map_or(SpecialTokens::Skip, |request| request.special);
+    let shape = CompletionResponse { echo, logprobs: logprobs.is_some(), choices, prompts, special, places };
+    Ok(PreparedRequest {
+        requests,
+        choices,
+        stream,
+        include_usage,
+        shape: Box::new(shape),
+        warnings: Vec::new(),
+    })
+}
+
+/// Reads all other fields of completions; `usual_length` is the most tokens of a text by default.
+pub fn read(
+    hosted: &ServedModel,
+    mut fields: RequestFields,
+    usual_length: Option<usize>,
+    scored: ScoredTokens,
+) -> Result<CompletionRequest, ApiError> {
+    let common = CommonFields::take(&mut fields, hosted, usual_length)?;
+    let choices = common.choices;
+    let prompts = prompts(hosted, &mut fields, choices)?;
+    // If all are returned, none is the best.
+    fields.drop_neutral("best_of", |value| value.as_u64() == Some(choices as u64));
+    fields.finish(&[known_fields::TEXTS, known_fields::COMPLETIONS])?;
     let text = EngineRequest {
         eos: common.ends(&hosted.eos),
-        logprobs,
-        prompt_logprobs: logprobs.filter(|_| echo),
+        logprobs: scored.text,
+        prompt_logprobs: scored.prompt,
         grammar: common.constraint.map(|constraint| constraint.compile(hosted)).transpose()?,
         ..common.text
     };
     let of = |prompt: &CompletionPrompt| {
         with_seeds(&EngineRequest { prompt: prompt.tokens.clone(), ..text.clone() }, choices)
     };
-    let requests: Vec<EngineRequest> = prompts.iter().flat_map(of).collect();
-    let places = vec![TextPlace::default(); requests.len()];
-    let special = text.special;
-    let shape = CompletionResponse { echo, logprobs: logprobs.is_some(), choices, prompts, special, places };
-    Ok(PreparedRequest {
-        requests,
-        choices,
-        stream: common.stream,
-        include_usage: common.include_usage,
-        shape: Box::new(shape),
-        warnings: Vec::new(),
-    })
+    let requests = prompts.iter().flat_map(of).collect();
+    let CommonFields { stream, include_usage, .. } = common;
+    Ok(CompletionRequest { requests, prompts, choices, stream, include_usage })
 }
 
 fn prompts(

@@ -257,7 +257,9 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, json_type(), self.body().to_string()).into_response();
         response.extensions_mut().insert(ErrorCode(self.code.unwrap_or(self.kind)));
-        if self.status == StatusCode::TOO_MANY_REQUESTS {
+        let is_full = self.status == StatusCode::TOO_MANY_REQUESTS;
+        response.extensions_mut().insert(self);
+        if is_full {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER));
         }
         response

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::app_state::ServerState;
 use crate::error::{ApiError, json_type};
-use crate::request_memory::LeasedBody;
+use crate::request_memory::{LeasedBody, MemoryLease};
 use crate::response_shape::ResponseShape;
 use crate::served_model::ServedModel;
 use crate::traces::RequestSpan;
@@ -200,9 +200,25 @@ async fn collect_response(
     per_prompt: usize,
     mut running: RunningTexts,
 ) -> Result<Body, ApiError> {
+    let (choices, lease) = collect_choices(&mut running, &head.hosted.server).await?;
+    // Streams go on meanwhile.
+    let written =
+        tokio::task::spawn_blocking(move || serialize_response(&head, shape.as_ref(), &choices, per_prompt))
+            .await;
+    match written {
+        Ok(Ok(text)) => Ok(LeasedBody::with_lease(text, lease)),
+        Ok(Err(error)) => Err(ApiError::internal(error.to_string())),
+        Err(_) => Err(ApiError::internal("internal error while the answer was written")),
+    }
+}
+
+/// Waits for all texts of an answer, which take memory as they grow.
+pub async fn collect_choices(
+    running: &mut RunningTexts,
+    server: &ServerState,
+) -> Result<(Vec<ResponseChoice>, MemoryLease), ApiError> {
     let mut choices: Vec<ResponseChoice> =
         (0..running.unfinished).map(|_| ResponseChoice::default()).collect();
-    let server = Arc::clone(&head.hosted.server);
     let (mut lease, mut size) = (server.memory.lease_answer(0)?, AnswerSize::new(choices.len()));
     while let Some((index, event)) = running.next_event().await? {
         let Some(choice) = choices.get_mut(index) else { continue };
@@ -219,15 +235,7 @@ async fn collect_response(
             SequenceEvent::Failed(failure) => return Err(failure.into()),
         }
     }
-    // Streams go on meanwhile.
-    let written =
-        tokio::task::spawn_blocking(move || serialize_response(&head, shape.as_ref(), &choices, per_prompt))
-            .await;
-    match written {
-        Ok(Ok(text)) => Ok(LeasedBody::with_lease(text, lease)),
-        Ok(Err(error)) => Err(ApiError::internal(error.to_string())),
-        Err(_) => Err(ApiError::internal("internal error while the answer was written")),
-    }
+    Ok((choices, lease))
 }
 
 /// The memory that an answer takes while it is collected and written.
@@ -473,7 +481,7 @@ fn usage(ends: &[&RequestSummary], per_prompt: usize) -> Value {
 }
 
 /// Times of the first text, in the form of llama.cpp's server.
-fn timings(ends: &[&RequestSummary]) -> Value {
+pub fn timings(ends: &[&RequestSummary]) -> Value {
     let Some(end) = ends.first() else { return Value::Null };
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let rate = |count: usize, time: Duration| match time.is_zero() {

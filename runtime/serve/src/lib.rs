@@ -16,6 +16,7 @@ mod constraint;
 mod embedded_server;
 mod embeddings;
 mod error;
+mod error_form;
 mod fields;
 mod generation;
 mod info;

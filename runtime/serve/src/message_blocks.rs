@@ -32,7 +32,7 @@ pub async fn answer(
     let prompt = text.prompt.len();
     let mut running = match RunningTexts::launch(&hosted, vec![text], 1, span) {
         Ok(running) => running,
-        Err(error) => return refused(&error),
+        Err(error) => return error.into_response(),
     };
     let id = hosted.server.next_id("msg");
     let head = json!({
@@ -56,18 +56,10 @@ pub async fn answer(
                 return with_warning_headers((json_type(), body).into_response(), &warnings, &server);
             }
             Ok(Some(_)) => {}
-            Ok(None) => return refused(&ApiError::internal("the text has no end")),
-            Err(error) => return refused(&error),
+            Ok(None) => return ApiError::internal("the text has no end").into_response(),
+            Err(error) => return error.into_response(),
         }
     }
-}
-
-/// An error in the form of this API, with the headers of the others.
-pub fn refused(error: &ApiError) -> Response {
-    let mut response = error.clone().into_response();
-    *response.body_mut() = error_body(error).to_string().into();
-    response.headers_mut().remove(axum::http::header::CONTENT_LENGTH);
-    response
 }
 
 fn usage(finished: &RequestSummary) -> Value {

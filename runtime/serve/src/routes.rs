@@ -18,6 +18,7 @@ use crate::api_route::{ApiRoute, deletes, reads, takes};
 use crate::app_state::{AppState, unix_seconds};
 use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
+use crate::error_form::with_error_form;
 use crate::fields::RequestFields;
 use crate::generation::{ClientId, PreparedRequest, answer};
 use crate::request_body::{PathSegment, ReceivedBody, run_blocking, run_on_model};
@@ -96,7 +97,7 @@ async fn check_request(
     request.extensions_mut().insert(span.clone());
     let is_health = path == "/health" || path == "/v1/health";
     let open = is_health || page::is_route(&path);
-    let method = request.method().clone();
+    let (method, asked) = (request.method().clone(), request.uri().path().to_owned());
     // The operator of a server may call it by any name.
     let refused = allowed_hosts::check(&request, &hosts).err().filter(|_| !is_health);
     let mut response = if let Some(error) = refused {
@@ -106,6 +107,7 @@ async fn check_request(
     } else {
         ApiError::unauthorized().into_response()
     };
+    response = with_error_form(&asked, response);
     let status = response.status().as_u16();
     app.server.metrics.count_answer(&path, status);
     span.answered(status, response.extensions().get().copied());
@@ -197,7 +199,7 @@ async fn messages(State(app): SharedApp, Extension(client): ClientExtension, bod
     let span = body.span.clone();
     match run_on_model(&app, body, |hosted, fields, _| anthropic::prepare(hosted, fields)).await {
         Ok(((hosted, asked), _)) => message_blocks::answer(hosted, client, span, asked).await,
-        Err(error) => message_blocks::refused(&error),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -236,7 +238,7 @@ async fn forget(
 async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
     match run_on_model(&app, body, |hosted, fields, _| anthropic::count_tokens(hosted, fields)).await {
         Ok(((_, count), _)) => as_json(Ok(count)),
-        Err(error) => message_blocks::refused(&error),
+        Err(error) => error.into_response(),
     }
 }
 

@@ -148,8 +148,20 @@ fn mistakes_have_that_apis_form() {
     }
     let keyed = mlcc_serve::ServeOptions { api_keys: vec!["s3cret".into()], ..options() };
     let keyed = TestServer::start(&ToyModel::new(false, None), 1, Some(TEMPLATE), keyed);
-    let post = |headers: &str| {
-        TestResponse::read(keyed.open("POST", "/v1/messages", headers, &base().to_string())).status
-    };
-    assert_eq!((post("x-api-key: s3cret\r\n"), post("x-api-key: other\r\n"), post("")), (200, 401, 401));
+    let post =
+        |headers: &str| TestResponse::read(keyed.open("POST", "/v1/messages", headers, &base().to_string()));
+    let status = |headers: &str| post(headers).status;
+    assert_eq!(
+        (status("x-api-key: s3cret\r\n"), status("x-api-key: other\r\n"), status("")),
+        (200, 401, 401)
+    );
+    // Also those before the request reaches its handler.
+    for (refused, kind) in [
+        (post(""), "authentication_error"),
+        (server.get("/v1/messages"), "invalid_request_error"),
+        (server.get("/messages/none"), "not_found_error"),
+    ] {
+        let error = refused.json();
+        assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!(kind)), "{error}");
+    }
 }
