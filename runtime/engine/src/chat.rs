@@ -36,6 +36,7 @@ pub use channels::ChannelSyntax;
 pub use guard::StopGuard;
 pub use message::{ChatMessage, MessageContent, TemplateValue};
 pub use source::{ChatFiles, ChatSource};
+pub use strftime::strftime;
 pub use syntax::{AnswerSyntax, CallSyntax, ReasoningSyntax};
 pub use tags::TagSyntax;
 
@@ -217,6 +218,14 @@ impl ChatTemplate {
         extra: &TemplateInputs,
     ) -> Result<String, ChatError> {
         self.render(&self.adapt_messages(messages, extra)?, add_generation_prompt, extra)
+    }
+
+    /// The Jinja text, without tools if there is one of its own for them; `None` of a built-in format.
+    pub fn jinja_text(&self) -> Option<&str> {
+        match &self.format {
+            TemplateKind::Jinja(templates) => templates.text(),
+            TemplateKind::Builtin(_) => None,
+        }
     }
 
     /// True if the template has a word as an attribute or as a constant text.

@@ -77,6 +77,14 @@ impl ChatFormat {
         }
     }
 
+    /// The Jinja text of the template, if it is one.
+    pub fn jinja_text(&self) -> Option<&str> {
+        match self {
+            ChatFormat::Template(template) => template.jinja_text(),
+            ChatFormat::Plain => None,
+        }
+    }
+
     /// True if the template reads a variable.
     pub fn uses(&self, variable: &str) -> bool {
         match self {

@@ -215,6 +215,12 @@ impl JinjaTemplates {
         on_a_stack(RENDER_STACK, run, |reason| ChatError::Render { template: name.to_owned(), reason })
     }
 
+    /// The text of the template without tools.
+    pub fn text(&self) -> Option<&str> {
+        let chosen = self.choose(&TemplateInputs::default())?;
+        Some(&chosen.program.borrow_owner().text)
+    }
+
     pub fn uses(&self, variable: &str) -> bool {
         self.templates.iter().any(|template| template.variables.contains(variable))
     }

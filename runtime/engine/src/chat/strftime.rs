@@ -17,7 +17,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 /// `seconds` since 1970-01-01 as `format` says. An unknown directive stays as it is.
-pub(super) fn strftime(format: &str, seconds: u64) -> String {
+pub fn strftime(format: &str, seconds: u64) -> String {
     let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
     let (year, month, day) = civil(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
