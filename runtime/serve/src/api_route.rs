@@ -14,11 +14,13 @@ pub enum RouteMethod {
     Delete,
 }
 
-/// A route, which is there with and without `/v1`.
+/// A route.
 pub struct ApiRoute {
     pub path: &'static str,
     pub verb: RouteMethod,
     pub summary: &'static str,
+    /// True if the route is there with and without `/v1`.
+    pub with_version: bool,
     pub handler: fn() -> MethodRouter<Arc<AppState>>,
 }
 
@@ -27,7 +29,7 @@ pub const fn reads(
     summary: &'static str,
     handler: fn() -> MethodRouter<Arc<AppState>>,
 ) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Get, summary, handler }
+    ApiRoute { path, verb: RouteMethod::Get, summary, with_version: true, handler }
 }
 
 pub const fn takes(
@@ -35,7 +37,7 @@ pub const fn takes(
     summary: &'static str,
     handler: fn() -> MethodRouter<Arc<AppState>>,
 ) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Post, summary, handler }
+    ApiRoute { path, verb: RouteMethod::Post, summary, with_version: true, handler }
 }
 
 pub const fn deletes(
@@ -43,5 +45,18 @@ pub const fn deletes(
     summary: &'static str,
     handler: fn() -> MethodRouter<Arc<AppState>>,
 ) -> ApiRoute {
-    ApiRoute { path, verb: RouteMethod::Delete, summary, handler }
+    ApiRoute { path, verb: RouteMethod::Delete, summary, with_version: true, handler }
+}
+
+impl ApiRoute {
+    /// A route of an API that has no `/v1`.
+    pub const fn unversioned(self) -> ApiRoute {
+        ApiRoute { with_version: false, ..self }
+    }
+
+    /// All paths of the route.
+    pub fn paths(&self) -> impl Iterator<Item = String> {
+        let prefixes = if self.with_version { &["/v1", ""][..] } else { &[""] };
+        prefixes.iter().map(|prefix| format!("{prefix}{}", self.path))
+    }
 }

@@ -121,7 +121,8 @@ fn finish(mut fields: RequestFields, choices: usize) -> Result<(), ApiError> {
     fields.finish(&[TEXTS, CHATS])
 }
 
-fn logprobs(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
+/// The number of alternatives of each token, if an answer has probabilities.
+pub fn logprobs(fields: &mut RequestFields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take_field("logprobs", "true or false")?.unwrap_or(false);
     let top: Option<usize> = fields.take_field("top_logprobs", "a whole number")?;
     let other = probabilities(fields)?;

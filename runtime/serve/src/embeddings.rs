@@ -11,27 +11,54 @@ use crate::app_state::AppState;
 use crate::error::ApiError;
 use crate::fields::{OneOrMany, RequestFields};
 use crate::known_fields;
+use crate::model_facts::ModelFacts;
+use crate::model_registry::without_tag;
 use crate::request_memory::MemoryLease;
 use crate::served_model::ENCODING;
 
 /// The models of texts of a server, by their names.
 #[derive(Default)]
-pub struct EmbeddingModels(Vec<(String, Mutex<EmbeddingModel>)>);
+pub struct EmbeddingModels(Vec<HostedEmbedder>);
+
+/// A model of texts. What does not change is known while it works.
+pub struct HostedEmbedder {
+    pub name: String,
+    pub purpose: PoolingTask,
+    /// Numbers of a vector.
+    pub width: usize,
+    pub facts: ModelFacts,
+    model: Mutex<EmbeddingModel>,
+}
 
 impl EmbeddingModels {
     pub fn new(models: Vec<(String, EmbeddingModel)>) -> EmbeddingModels {
-        EmbeddingModels(models.into_iter().map(|(name, model)| (name, Mutex::new(model))).collect())
+        let hosted = |(name, model): (String, EmbeddingModel)| HostedEmbedder {
+            name,
+            purpose: model.purpose(),
+            width: model.model().text_width(),
+            facts: ModelFacts::from_metadata(model.model().metadata()),
+            model: Mutex::new(model),
+        };
+        EmbeddingModels(models.into_iter().map(hosted).collect())
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, _)| name.as_str())
+        self.all().map(|hosted| hosted.name.as_str())
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &HostedEmbedder> {
+        self.0.iter()
+    }
+
+    /// The model of a name, which may have a tag.
+    pub fn named(&self, name: &str) -> Option<&HostedEmbedder> {
+        let named = |name: &str| self.all().find(|hosted| hosted.name == name);
+        named(name).or_else(|| named(without_tag(name)))
     }
 
     /// The route of a model.
     pub fn route(&self, name: &str) -> Option<&'static str> {
-        let (_, model) = self.0.iter().find(|(known, _)| known == name)?;
-        let purpose = model.lock().unwrap_or_else(PoisonError::into_inner).purpose();
-        Some(match purpose {
+        Some(match self.named(name)?.purpose {
             PoolingTask::Embedding => "/v1/embeddings",
             PoolingTask::Scores => "/v1/rerank",
         })
@@ -45,7 +72,7 @@ impl EmbeddingModels {
 
     /// Runs `work` with the first model, if there is one.
     pub fn with_first<T>(&self, work: impl FnOnce(&mut EmbeddingModel) -> T) -> Option<T> {
-        let (_, model) = self.0.first()?;
+        let model = &self.0.first()?.model;
         Some(work(&mut model.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
@@ -56,15 +83,12 @@ impl EmbeddingModels {
         name: Option<&str>,
         purpose: PoolingTask,
     ) -> Result<(&str, &Mutex<EmbeddingModel>), ApiError> {
-        let fits = |model: &Mutex<EmbeddingModel>| {
-            model.lock().unwrap_or_else(PoisonError::into_inner).purpose() == purpose
-        };
         let found = match name {
-            None => self.0.iter().find(|(_, model)| fits(model)),
-            Some(name) => self.0.iter().find(|(known, _)| known == name),
+            None => self.all().find(|hosted| hosted.purpose == purpose),
+            Some(name) => self.named(name),
         };
-        if let Some((name, model)) = found {
-            return Ok((name, model));
+        if let Some(hosted) = found {
+            return Ok((&hosted.name, &hosted.model));
         }
         if let Some(name) = name {
             // One that is not there at all is another error.
@@ -81,14 +105,14 @@ impl EmbeddingModels {
 /// The texts to embed: strings, or texts as token ids.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum EmbeddingInput {
+pub enum EmbeddingInput {
     Texts(OneOrMany<String>),
     Ids(OneOrManyIds),
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum OneOrManyIds {
+pub enum OneOrManyIds {
     One(Vec<TokenId>),
     Many(Vec<Vec<TokenId>>),
 }
@@ -121,13 +145,53 @@ const EACH: usize = 160;
 /// Bytes of a number of a vector: as it is, and as text that grows.
 const NUMBER: usize = 4 + 2 * 14;
 
+/// Texts that are to become vectors.
+pub struct EmbeddingRequest {
+    /// The name of the model.
+    pub model: Option<String>,
+    pub input: EmbeddingInput,
+    pub dim: Option<usize>,
+    /// The name of a prompt of the model.
+    pub prompt: Option<String>,
+}
+
+/// Vectors, and the model that made them.
+pub struct EmbeddedTexts {
+    pub model: String,
+    pub vectors: EmbeddingVectors,
+}
+
+impl EmbeddingRequest {
+    /// Makes the vectors, for which `lease` grows: as they are, and as text.
+    pub fn run(self, app: &AppState, lease: &mut MemoryLease) -> Result<EmbeddedTexts, ApiError> {
+        app.check_ready()?;
+        let (name, model) = app.embedding_models.find(app, self.model.as_deref(), PoolingTask::Embedding)?;
+        let (count, bytes) = self.input.size();
+        let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
+        let vector = model.model().text_width().saturating_mul(NUMBER);
+        let texts = count.saturating_mul(vector.saturating_add(EACH));
+        app.server.memory.extend_lease(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
+        let how = EmbedOptions { prompt: self.prompt.as_deref(), prompt_text: None, dim: self.dim };
+        let vectors = match self.input {
+            EmbeddingInput::Texts(texts) => {
+                let texts = texts.into_vec();
+                model.embed(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &how)
+            }
+            EmbeddingInput::Ids(OneOrManyIds::One(ids)) => model.embed_ids(&[ids], &how),
+            EmbeddingInput::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
+        };
+        let vectors = vectors.map_err(|error| refused("input", &error))?;
+        Ok(EmbeddedTexts { model: name.to_owned(), vectors })
+    }
+}
+
 /// The form of `/v1/embeddings` of OpenAI.
 pub fn embed(
     app: &AppState,
     mut fields: RequestFields,
     lease: &mut MemoryLease,
 ) -> Result<MeteredAnswer, ApiError> {
-    let name: Option<String> = fields.take_field("model", "the name of the model")?;
+    let model: Option<String> = fields.take_field("model", "the name of the model")?;
     let input: EmbeddingInput =
         fields.take_required("input", "a string, a list of strings, or token ids of texts")?;
     let dim: Option<usize> = fields.take_field("dimensions", "a number")?;
@@ -142,28 +206,12 @@ pub fn embed(
     };
     let prompt: Option<String> = fields.take_field("prompt_name", "the name of a prompt of the model")?;
     fields.finish(&[known_fields::VECTORS])?;
-    app.check_ready()?;
-    let (name, model) = app.embedding_models.find(app, name.as_deref(), PoolingTask::Embedding)?;
-    let (count, bytes) = input.size();
-    let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
-    let vector = model.model().text_width().saturating_mul(NUMBER);
-    let texts = count.saturating_mul(vector.saturating_add(EACH));
-    app.server.memory.extend_lease(lease, texts.saturating_add(bytes.saturating_mul(ENCODING)))?;
-    let how = EmbedOptions { prompt: prompt.as_deref(), prompt_text: None, dim };
-    let vectors = match input {
-        EmbeddingInput::Texts(texts) => {
-            let texts = texts.into_vec();
-            model.embed(&texts.iter().map(String::as_str).collect::<Vec<_>>(), &how)
-        }
-        EmbeddingInput::Ids(OneOrManyIds::One(ids)) => model.embed_ids(&[ids], &how),
-        EmbeddingInput::Ids(OneOrManyIds::Many(ids)) => model.embed_ids(&ids, &how),
-    };
-    let vectors = vectors.map_err(|error| refused("input", &error))?;
+    let EmbeddedTexts { model, vectors } = EmbeddingRequest { model, input, dim, prompt }.run(app, lease)?;
     let data = EmbeddingRows { vectors: &vectors, base64 };
     let (object, usage) = ("list", usage(&vectors));
-    let text = serde_json::to_string(&EmbeddingsResponse { object, data, model: name, usage });
+    let text = serde_json::to_string(&EmbeddingsResponse { object, data, model: &model, usage });
     let text = text.map_err(|error| ApiError::internal(error.to_string()))?;
-    Ok(MeteredAnswer { text, model: name.to_owned(), tokens: Some(vectors.tokens as u64) })
+    Ok(MeteredAnswer { text, model, tokens: Some(vectors.tokens as u64) })
 }
 
 fn usage(vectors: &EmbeddingVectors) -> Value {

@@ -171,6 +171,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "unknown_url", message)
     }
 
+    /// A route of another server that is not here.
+    pub fn refused_route(path: &str, instead: &str) -> Self {
+        let message = format!("{path} is not supported by this server: {instead}");
+        Self::request("unsupported", message)
+    }
+
     pub fn wrong_method(method: &str, path: &str) -> Self {
         let message = format!("{path} does not answer {method}");
         let status = StatusCode::METHOD_NOT_ALLOWED;

@@ -4,8 +4,8 @@ use axum::http::header;
 use axum::response::Response;
 use serde_json::Value;
 
-use crate::anthropic;
 use crate::error::ApiError;
+use crate::{anthropic, llama_cpp, ollama};
 
 /// The body of an error of an API.
 type ErrorBody = fn(&ApiError) -> Value;
@@ -15,6 +15,8 @@ fn error_form(path: &str) -> Option<ErrorBody> {
     let path = path.strip_prefix("/v1").unwrap_or(path);
     match path.split('/').nth(1)? {
         "messages" => Some(anthropic::error_body),
+        "api" => Some(ollama::error_body),
+        "completion" | "infill" | "embedding" => Some(llama_cpp::error_body),
         _ => None,
     }
 }

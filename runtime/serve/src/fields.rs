@@ -64,6 +64,23 @@ impl RequestFields {
         }
     }
 
+    /// Takes the fields of a table away, which have to ask for nothing.
+    pub fn drop_known(&mut self, known: &[KnownField]) -> Result<(), ApiError> {
+        for field in known {
+            if let Some(value) = self.0.remove(field.name) {
+                known_fields::check(field.name, &value, &[known])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a field, if there is none of its name.
+    pub fn add_if_missing(&mut self, name: &str, value: Value) {
+        if !self.has_value(name) {
+            self.0.insert(name.to_owned(), value);
+        }
+    }
+
     /// Checks that the remaining fields ask for nothing. `known` are fields of which that can be said.
     pub fn finish(self, known: &[&[KnownField]]) -> Result<(), ApiError> {
         self.0.iter().try_for_each(|(name, value)| known_fields::check(name, value, known))

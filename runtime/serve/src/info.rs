@@ -7,8 +7,15 @@ use crate::served_model::ServedModel;
 
 pub fn props(hosted: &ServedModel) -> Value {
     let limits = hosted.engine.limits();
+    let mut settings = sampling(&hosted.sampling);
+    settings["n_ctx"] = json!(limits.context);
     json!({
         "model": hosted.name,
+        // The names of llama.cpp's server.
+        "model_alias": hosted.name,
+        "build_info": concat!("mlcc ", env!("CARGO_PKG_VERSION")),
+        "chat_template": hosted.format.as_ref().and_then(|format| format.jinja_text()),
+        "modalities": {"vision": false, "audio": false},
         "executor": hosted.executor,
         "build": env!("CARGO_PKG_VERSION"),
         "vocab": limits.vocab,
@@ -16,11 +23,11 @@ pub fn props(hosted: &ServedModel) -> Value {
         "total_slots": hosted.sequences,
         "max_queue": hosted.server.options.max_queue,
         "chat": hosted.format.is_some(),
-        "default_generation_settings": sampling(&hosted.sampling),
+        "default_generation_settings": settings,
     })
 }
 
-fn sampling(params: &SamplingParams) -> Value {
+pub fn sampling(params: &SamplingParams) -> Value {
     json!({
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -42,6 +49,7 @@ fn sampling(params: &SamplingParams) -> Value {
 /// The places for running texts: which text runs there, and how many tokens the state there has.
 pub fn slots(hosted: &ServedModel) -> Value {
     let stats = hosted.engine.stats();
-    let of = |(id, slot): (usize, &mlcc_engine::serving::SlotInfo)| json!({"id": id, "is_processing": slot.running.is_some(), "text": slot.running, "n_past": slot.tokens});
+    let context = hosted.engine.limits().context;
+    let of = |(id, slot): (usize, &mlcc_engine::serving::SlotInfo)| json!({"id": id, "is_processing": slot.running.is_some(), "text": slot.running, "n_past": slot.tokens, "n_ctx": context});
     stats.slots.iter().enumerate().map(of).collect()
 }

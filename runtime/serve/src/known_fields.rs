@@ -37,11 +37,11 @@ pub struct KnownField {
     wants: &'static str,
 }
 
-const fn field(name: &'static str, neutral: NeutralValue, wants: &'static str) -> KnownField {
+pub const fn field(name: &'static str, neutral: NeutralValue, wants: &'static str) -> KnownField {
     KnownField { name, neutral, wants }
 }
 
-const fn ignored(name: &'static str) -> KnownField {
+pub const fn ignored(name: &'static str) -> KnownField {
     field(name, Any, "")
 }
 

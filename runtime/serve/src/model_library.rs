@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::adapters::ReadAdapter;
 use crate::memory::{MemoryNeed, WithDraft, limit_beside, mib, prefix_cache_states};
+use crate::model_facts::ModelFacts;
 use crate::serve_options::{ServeError, ServeOptions};
 
 /// Most sequences by default.
@@ -54,6 +55,7 @@ pub struct ReadyModel {
     pub(crate) prefix_cache_size: usize,
     /// Bytes that it can need at most.
     pub(crate) needed_bytes: u64,
+    pub(crate) facts: ModelFacts,
     pub(crate) start: EngineStarter,
 }
 
@@ -70,6 +72,7 @@ impl ReadyModel {
         Ok(ReadyModel {
             needed_bytes: need,
             prefix_cache_size: kept,
+            facts: ModelFacts::from_metadata(model.metadata()),
             ..ReadyModel::from_runner(CompiledModelRunner::new(model)?, served, sequences)
         })
     }
@@ -78,7 +81,14 @@ impl ReadyModel {
     pub fn from_runner(step: impl ModelRunner + 'static, served: ModelSetup, sequences: usize) -> ReadyModel {
         let start: EngineStarter =
             Box::new(move |tokenizer, options, extras| Engine::start_with(step, tokenizer, options, extras));
-        ReadyModel { served, sequences, prefix_cache_size: sequences, needed_bytes: 0, start }
+        ReadyModel {
+            served,
+            sequences,
+            prefix_cache_size: sequences,
+            needed_bytes: 0,
+            facts: ModelFacts::default(),
+            start,
+        }
     }
 
     /// Bytes that it can need at most.

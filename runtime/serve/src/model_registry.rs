@@ -81,10 +81,12 @@ impl ModelRegistry {
         let Some(name) = name else {
             return loaded.first().cloned().ok_or_else(ApiError::no_model);
         };
-        loaded.iter().find(|hosted| hosted.name == name).cloned().ok_or_else(|| {
-            match self.library.names().iter().any(|known| known == name) {
-                true => ApiError::not_loaded(name),
-                false => ApiError::unknown_model(name, &names(&loaded)),
+        let loaded_as = |name: &str| loaded.iter().find(|hosted| hosted.name == name).cloned();
+        let untagged = without_tag(name);
+        loaded_as(name).or_else(|| loaded_as(untagged)).ok_or_else(|| {
+            match self.library.names().iter().find(|known| *known == name || *known == untagged) {
+                Some(known) => ApiError::not_loaded(known),
+                None => ApiError::unknown_model(name, &names(&loaded)),
             }
         })
     }
@@ -202,8 +204,11 @@ impl ModelRegistry {
         let name: String = fields.take_required("model", "the name of a model")?;
         fields.finish(&[])?;
         let _one = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let hosted = self.find_model(Some(&name))?;
+        let name = hosted.name.clone();
         self.refuse_adapter(&name)?;
-        let model = Arc::clone(self.find_model(Some(&name))?.model());
+        let model = Arc::clone(hosted.model());
+        drop(hosted);
         let mut list = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let old: Vec<_> = list.extract_if(.., |other| other.base == name).collect();
         drop(list);
@@ -212,6 +217,11 @@ impl ModelRegistry {
         wait_and_drop(model);
         Ok(entry(&name, self.server.started, "unloaded", None))
     }
+}
+
+/// The name of a model without the tag that clients of Ollama put behind each.
+pub fn without_tag(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
 }
 
 /// Names of models are in lists, metrics and logs.

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api_route::{ApiRoute, RouteMethod};
 use crate::known_fields::{self, KnownField};
+use crate::{llama_cpp, ollama};
 
 /// Names and JSON types of fields; `*` marks those that have to be there.
 type FieldList = &'static [(&'static str, &'static str)];
@@ -165,6 +166,35 @@ const COUNT: FieldList = &[
     ("output_format", "object"),
 ];
 
+const NATIVE_VECTORS: FieldList =
+    &[("content", "string|array"), ("input", "string|array"), ("model", "string")];
+const INFILL: FieldList = &[
+    ("input_prefix*", "string"),
+    ("input_suffix*", "string"),
+    ("prompt", "string"),
+    ("return_tokens", "boolean"),
+];
+const NATIVE: FieldList =
+    &[("prompt*", "string|array"), ("add_special_tokens", "boolean"), ("return_tokens", "boolean")];
+const OLLAMA: FieldList = &[
+    ("model", "string"),
+    ("stream", "boolean"),
+    ("format", "string|object"),
+    ("options", "object"),
+    ("think", "boolean|string"),
+    ("keep_alive", "string|number"),
+    ("logprobs", "boolean"),
+    ("top_logprobs", "integer"),
+];
+const OLLAMA_CHAT: FieldList = &[("messages", "array"), ("tools", "array")];
+const OLLAMA_PROMPT: FieldList =
+    &[("prompt", "string"), ("suffix", "string"), ("system", "string"), ("raw", "boolean")];
+const OLLAMA_INPUT: FieldList =
+    &[("input*", "string|array"), ("dimensions", "integer"), ("model", "string"), ("options", "object")];
+const OLLAMA_TEXT: FieldList = &[("prompt*", "string"), ("model", "string"), ("options", "object")];
+const SHOW: FieldList =
+    &[("model", "string"), ("name", "string"), ("verbose", "boolean"), ("options", "object")];
+
 /// The fields of a route's request.
 fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
     match path {
@@ -182,6 +212,14 @@ fn fields(path: &str) -> Vec<(&'static str, &'static str)> {
         "/unload_lora_adapter" => UNLOAD_ADAPTER.to_vec(),
         "/detokenize" => DETOKENIZE.to_vec(),
         "/apply-template" => [PROMPT, TEXTS, CHAT].concat(),
+        "/completion" => [NATIVE, TEXTS].concat(),
+        "/infill" => [INFILL, TEXTS].concat(),
+        "/embedding" => NATIVE_VECTORS.to_vec(),
+        "/api/chat" => [OLLAMA, OLLAMA_CHAT].concat(),
+        "/api/generate" => [OLLAMA, OLLAMA_PROMPT].concat(),
+        "/api/embed" => OLLAMA_INPUT.to_vec(),
+        "/api/embeddings" => OLLAMA_TEXT.to_vec(),
+        "/api/show" => SHOW.to_vec(),
         _ => Vec::new(),
     }
 }
@@ -196,6 +234,10 @@ fn known(path: &str) -> &'static [&'static [KnownField]] {
         "/messages" | "/messages/count_tokens" => &[TEXTS, MESSAGES],
         "/embeddings" | "/rerank" => &[VECTORS],
         "/unload_lora_adapter" => &[ADAPTERS],
+        "/completion" | "/infill" => &[TEXTS, COMPLETIONS, llama_cpp::FIELDS],
+        "/embedding" => &[llama_cpp::VECTOR_FIELDS],
+        "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => &[TEXTS, ollama::FIELDS],
+        "/api/show" => &[ollama::FIELDS],
         _ => &[],
     }
 }
@@ -238,9 +280,8 @@ pub fn description(routes: &[ApiRoute]) -> Value {
             RouteMethod::Post => "post",
             RouteMethod::Delete => "delete",
         };
-        for prefix in ["/v1", ""] {
-            let path = paths.entry(format!("{prefix}{}", route.path)).or_insert_with(|| json!({}));
-            path[method] = operation.clone();
+        for path in route.paths() {
+            paths.entry(path).or_insert_with(|| json!({}))[method] = operation.clone();
         }
     }
     json!({

@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use axum::Router;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
@@ -14,6 +14,9 @@ use crate::request_body::PathSegment;
 /// Nothing is loaded but the files below; strings never become markup or code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// The text that clients of Ollama expect.
+const OLLAMA: &str = "Ollama is running";
 
 const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
@@ -39,8 +42,19 @@ const FILES: &[PageFile] = &[
 
 /// Routes without a key: the page holds no data, and has to ask for the key.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    let index = |headers: HeaderMap| std::future::ready(sent(&INDEX, &headers));
+    let index = |headers: HeaderMap| std::future::ready(index(&headers));
     Router::new().route("/", get(index)).route("/page/{file}", get(file))
+}
+
+/// The page for browsers. Clients of Ollama look whether it runs, and ask for no HTML.
+fn index(headers: &HeaderMap) -> Response {
+    let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let mut answer = match accepts {
+        Some(kinds) if !kinds.contains("text/html") => OLLAMA.into_response(),
+        _ => sent(&INDEX, headers),
+    };
+    answer.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
+    answer
 }
 
 /// True if a path, as routes match it, is one of the page's.

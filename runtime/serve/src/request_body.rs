@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::Extension;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
 use axum::http::header;
 use axum::http::request::Parts;
 use futures_util::StreamExt;
@@ -11,9 +12,14 @@ use futures_util::StreamExt;
 use crate::app_state::{AppState, ServerState};
 use crate::error::ApiError;
 use crate::fields::RequestFields;
+use crate::generation::ClientId;
 use crate::request_memory::{MemoryLease, parsed_bytes};
 use crate::served_model::ServedModel;
 use crate::traces::RequestSpan;
+
+/// What handlers take besides a body: the state that all share, and who asks.
+pub type SharedApp = State<Arc<AppState>>;
+pub type ClientExtension = Extension<ClientId>;
 
 /// The part of a path that a route leaves open.
 pub struct PathSegment(pub String);

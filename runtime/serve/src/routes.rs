@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{MatchedPath, Query, Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -16,17 +16,19 @@ use serde_json::{Value, json};
 use crate::allowed_hosts::{self, AllowedHosts};
 use crate::api_route::{ApiRoute, deletes, reads, takes};
 use crate::app_state::{AppState, unix_seconds};
-use crate::embeddings::MeteredAnswer;
 use crate::error::{ApiError, json_type};
 use crate::error_form::with_error_form;
 use crate::fields::RequestFields;
 use crate::generation::{ClientId, PreparedRequest, answer};
-use crate::request_body::{PathSegment, ReceivedBody, run_blocking, run_on_model};
-use crate::request_memory::{LeasedBody, MemoryLease};
+use crate::json_answer::{as_json, as_text_of_json, of_texts};
+use crate::request_body::{
+    ClientExtension, PathSegment, ReceivedBody, SharedApp, run_blocking, run_on_model,
+};
+use crate::request_memory::MemoryLease;
 use crate::served_model::ServedModel;
 use crate::{
-    anthropic, chat, completions, embeddings as vectors, info, message_blocks, page, response_items,
-    responses, tokens,
+    anthropic, chat, completions, embeddings as vectors, info, llama_cpp, message_blocks, ollama, page,
+    refused_routes, response_items, responses, tokens,
 };
 
 /// All there are, but for the description of them: the router and `/openapi.json` are made of them.
@@ -53,19 +55,31 @@ pub const ROUTES: &[ApiRoute] = &[
     reads("/metrics", "Returns metrics in the Prometheus text format", || get(metrics)),
     reads("/props", "Returns context, slots and sampling defaults", || get(props)),
     reads("/slots", "Reports what runs in each slot", || get(slots)),
+    takes("/completion", "Continues texts (llama.cpp's API)", || post(llama_cpp::complete)).unversioned(),
+    takes("/infill", "Writes what stands between two texts (llama.cpp's API)", || post(llama_cpp::infill))
+        .unversioned(),
+    takes("/embedding", "Embeds texts (llama.cpp's API)", || post(llama_cpp::embedding)).unversioned(),
+    takes("/api/chat", "Answers messages (Ollama's API)", || post(ollama::chat)).unversioned(),
+    takes("/api/generate", "Answers a prompt (Ollama's API)", || post(ollama::generate)).unversioned(),
+    takes("/api/embed", "Embeds texts (Ollama's API)", || post(ollama::embed)).unversioned(),
+    takes("/api/embeddings", "Embeds a text (Ollama's API)", || post(ollama::embeddings)).unversioned(),
+    takes("/api/show", "Describes a model (Ollama's API)", || post(ollama::show)).unversioned(),
+    reads("/api/tags", "Lists the models that can be asked (Ollama's API)", || get(ollama::tags))
+        .unversioned(),
+    reads("/api/ps", "Lists the loaded models (Ollama's API)", || get(ollama::ps)).unversioned(),
+    reads("/api/version", "Returns the version of Ollama's API", || get(ollama::version)).unversioned(),
 ];
 
 /// Everything that the server answers; bodies have a limit.
 pub fn router(app: Arc<AppState>, hosts: AllowedHosts) -> Router {
     let add = |all: Router<Arc<AppState>>, route: &ApiRoute| {
-        let with = all.route(route.path, (route.handler)());
-        with.route(&format!("/v1{}", route.path), (route.handler)())
+        route.paths().fold(all, |all, path| all.route(&path, (route.handler)()))
     };
     let description = crate::openapi::description(ROUTES);
     let describe = move || std::future::ready(as_json(Ok(description.clone())));
     let all =
         Router::new().route("/openapi.json", get(describe.clone())).route("/v1/openapi.json", get(describe));
-    let all = ROUTES.iter().fold(all, add).merge(page::routes());
+    let all = refused_routes::add_routes(ROUTES.iter().fold(all, add)).merge(page::routes());
     all.fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(Arc::clone(&app), check_request))
@@ -76,8 +90,6 @@ pub fn router(app: Arc<AppState>, hosts: AllowedHosts) -> Router {
 /// Longest id of a request that is taken from its client.
 const LONGEST_ID: usize = 128;
 
-type SharedApp = State<Arc<AppState>>;
-type ClientExtension = Extension<ClientId>;
 type HostsExtension = Extension<Arc<AllowedHosts>>;
 type RequestBody = ReceivedBody;
 
@@ -100,6 +112,9 @@ async fn check_request(
     let (method, asked) = (request.method().clone(), request.uri().path().to_owned());
     // The operator of a server may call it by any name.
     let refused = allowed_hosts::check(&request, &hosts).err().filter(|_| !is_health);
+    // Bodies of routes that do nothing may have any type.
+    let is_other_type = |error: &ApiError| error.status == StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    let refused = refused.filter(|error| !(is_other_type(error) && refused_routes::is_route(&path)));
     let mut response = if let Some(error) = refused {
         error.into_response()
     } else if open || has_key(&request, &app.server.options.api_keys) {
@@ -157,13 +172,6 @@ fn has_key(request: &Request, keys: &[String]) -> bool {
             && given.bytes().zip(wanted.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
     };
     keys.is_empty() || keys.iter().fold(false, |found, wanted| found | same(wanted))
-}
-
-fn as_json(result: Result<Value, ApiError>) -> Response {
-    match result {
-        Ok(value) => (json_type(), value.to_string()).into_response(),
-        Err(error) => error.into_response(),
-    }
 }
 
 async fn run_request(
@@ -242,14 +250,6 @@ async fn count_tokens(State(app): SharedApp, body: RequestBody) -> Response {
     }
 }
 
-/// A JSON text that was made with some memory.
-fn as_text_of_json(done: Result<(String, MemoryLease), ApiError>) -> Response {
-    match done {
-        Ok((text, lease)) => (json_type(), LeasedBody::with_lease(text, lease)).into_response(),
-        Err(error) => error.into_response(),
-    }
-}
-
 async fn text_of_model(
     app: Arc<AppState>,
     body: RequestBody,
@@ -271,21 +271,6 @@ async fn apply_template(State(app): SharedApp, body: RequestBody) -> Response {
         chat::apply_template(hosted, fields).map(|value| value.to_string())
     };
     text_of_model(app, body, apply).await
-}
-
-/// Asks a model of texts, which the answer names.
-async fn of_texts(
-    app: &Arc<AppState>,
-    body: RequestBody,
-    work: fn(&AppState, RequestFields, &mut MemoryLease) -> Result<MeteredAnswer, ApiError>,
-) -> Response {
-    let span = body.span.clone();
-    let done = run_blocking(app, body, work).await;
-    if let Ok((done, _)) = &done {
-        span.asks_for(&done.model);
-        span.embedded(done.tokens);
-    }
-    as_text_of_json(done.map(|(done, lease)| (done.text, lease)))
 }
 
 async fn embeddings(State(app): SharedApp, body: RequestBody) -> Response {

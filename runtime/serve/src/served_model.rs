@@ -13,6 +13,7 @@ use crate::adapters::ReadAdapter;
 use crate::app_state::{ServerState, unix_seconds};
 use crate::error::ApiError;
 use crate::metrics::LatencyObserver;
+use crate::model_facts::ModelFacts;
 use crate::model_library::{ModelSetup, ReadyModel};
 
 /// Bytes of memory that a byte of text needs at most while it becomes tokens. The library of `tokenizer.json`
@@ -97,6 +98,7 @@ pub struct LoadedModel {
     most_text: Option<usize>,
     /// Bytes that it can need at most.
     pub need: u64,
+    pub facts: ModelFacts,
     /// The time at which it was loaded, in seconds since 1970.
     pub loaded: u64,
     pub server: Arc<ServerState>,
@@ -105,7 +107,8 @@ pub struct LoadedModel {
 impl LoadedModel {
     /// Starts the engine.
     pub fn start(name: String, ready: ReadyModel, server: &Arc<ServerState>) -> std::io::Result<LoadedModel> {
-        let ReadyModel { served, sequences, prefix_cache_size: kept, needed_bytes: need, start } = ready;
+        let ReadyModel { served, sequences, prefix_cache_size: kept, needed_bytes: need, facts, start } =
+            ready;
         let ModelSetup {
             executor,
             tokenizer,
@@ -159,6 +162,7 @@ impl LoadedModel {
             sequences,
             most_text,
             need,
+            facts,
             loaded: unix_seconds(),
             server: Arc::clone(server),
         })

@@ -54,9 +54,9 @@ impl TraceExporter {
 /// The operation of a route, with or without `/v1`.
 fn operation(route: &str) -> Option<&'static str> {
     match route.strip_prefix("/v1").unwrap_or(route) {
-        "/chat/completions" | "/responses" | "/messages" => Some("chat"),
-        "/completions" => Some("text_completion"),
-        "/embeddings" => Some("embeddings"),
+        "/chat/completions" | "/responses" | "/messages" | "/api/chat" => Some("chat"),
+        "/completions" | "/completion" | "/infill" | "/api/generate" => Some("text_completion"),
+        "/embeddings" | "/embedding" | "/api/embed" | "/api/embeddings" => Some("embeddings"),
         "/rerank" => Some("rerank"),
         _ => None,
     }

@@ -9,9 +9,11 @@ mod fuzz;
 #[allow(dead_code, reason = "the tests of `mlcc serve` use all of it")]
 mod http;
 mod limits;
+mod llama_cpp;
 mod logprobs;
 mod messages;
 mod models;
+mod ollama;
 mod openapi;
 mod page;
 mod prefixes;

@@ -47,7 +47,56 @@ pub fn seeds() -> Vec<(&'static str, Value)> {
         ("/v1/models/load", json!({"model": "none", "artifact": "none"})),
         ("/v1/models/unload", json!({"model": "none"})),
     ]);
+    all.extend(other_apis(&hi));
     all
+}
+
+/// Requests of Ollama's API and of llama.cpp's.
+fn other_apis(hi: &Value) -> Vec<(&'static str, Value)> {
+    let called = json!([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi", "images": []},
+        {"role": "assistant", "content": "", "thinking": "Hm", "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Ulm"}}}]},
+        {"role": "tool", "content": "rain", "tool_name": "weather"},
+    ]);
+    let options = json!({"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 3, "num_predict": 4, "stop": ["zz"],
+        "repeat_penalty": 1.1, "num_ctx": 2048, "num_gpu": 0});
+    vec![
+        (
+            "/api/chat",
+            json!({"model": "toy:latest", "messages": called, "options": options, "keep_alive": "5m", "tools": [{"type": "function", "function": function()}]}),
+        ),
+        (
+            "/api/chat",
+            json!({"messages": hi, "stream": false, "format": schema(), "options": {"num_predict": 40}}),
+        ),
+        ("/api/chat", json!({"messages": []})),
+        (
+            "/api/generate",
+            json!({"model": "toy", "prompt": "ab", "system": "Be brief.", "options": {"num_predict": 3}, "logprobs": true, "top_logprobs": 2}),
+        ),
+        (
+            "/api/generate",
+            json!({"prompt": "ab", "raw": true, "stream": false, "format": "json", "options": {"num_predict": 9}}),
+        ),
+        ("/api/embed", json!({"model": "toy", "input": ["a", "b"], "truncate": true, "dimensions": 4})),
+        ("/api/embeddings", json!({"model": "toy", "prompt": "a", "options": {}})),
+        ("/api/show", json!({"model": "toy", "verbose": true})),
+        (
+            "/completion",
+            json!({"prompt": "ab", "n_predict": 3, "temperature": 0.5, "n_probs": 2, "return_tokens": true, "cache_prompt": true, "id_slot": -1}),
+        ),
+        ("/completion", json!({"prompt": ["a", "b"], "n_predict": 2, "samplers": ["top_k", "temperature"]})),
+        (
+            "/completion",
+            json!({"prompt": [98], "n_predict": 3, "stream": true, "json_schema": {"type": "boolean"}}),
+        ),
+        (
+            "/infill",
+            json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [], "prompt": "c", "n_predict": 3}),
+        ),
+        ("/embedding", json!({"content": "a"})),
+    ]
 }
 
 fn texts(hi: &Value) -> Vec<(&'static str, Value)> {
