@@ -1,13 +1,12 @@
 //! Sequences of one model computed together: the weights are read once for all of them.
 
-use mlcc_abi::Sequence;
+use mlcc_abi::{EntryPoint, Sequence};
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch, missing_entry_error};
 use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{CachePages, Error, Model, Result, Session};
-use mlcc_abi::EntryPoint;
 
 /// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
 /// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mlcc_abi::Sequence;
+use mlcc_abi::{EntryPoint, Sequence};
 
 use crate::buffer::AlignedBuffer;
 use crate::cpu::CpuDevice;
@@ -14,7 +14,6 @@ use crate::table::StateInfo;
 use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::StepTimes;
 use crate::{CachePages, Error, Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// Runs the steps of one loaded model, for all its sessions.
 pub(crate) trait Device: Send + Sync {

@@ -3,13 +3,12 @@
 
 use std::path::Path;
 
-use mlcc_abi::Sequence;
+use mlcc_abi::{EntryPoint, Sequence};
 
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, missing_entry_error};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Error, Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
 ///

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_abi::{Ctx, Sequence};
+use mlcc_abi::{Ctx, EntryForm, EntryPoint, Sequence};
 
 use super::CpuDevice;
 use crate::buffer::AlignedBuffer;
@@ -10,7 +10,6 @@ use crate::device::missing_entry_error;
 use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, ProcessGroup, RankMessageKind};
 use crate::{Error, Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// What rank 0 has told so far.
 struct CpuRankWorker<'a> {
@@ -183,9 +182,9 @@ impl CpuRankWorker<'_> {
         let entry =
             self.device.entry_function(step, adapted).ok_or_else(|| missing_entry_error(self.model, step))?;
         let plan = self.model.plan();
-        let rows = match step {
-            EntryPoint::PrefillLogits => n,
-            EntryPoint::DecodeBatch | EntryPoint::Step => n_outputs.max(1),
+        let rows = match step.kind() {
+            EntryForm::AllLogits => n,
+            EntryForm::Batch | EntryForm::Ragged => n_outputs.max(1),
             _ => 1,
         };
         let floats = rows as u64 * plan.vocab.max(plan.text_width);

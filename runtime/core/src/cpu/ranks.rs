@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mlcc_abi::{Ctx, Sequence, StepFn, status};
+use mlcc_abi::{Ctx, EntryPoint, Sequence, StepFn, status};
 
 use super::{CpuDevice, SharedContext, record_item, take_chunk, wait_at_barrier};
 use crate::pool::{Barrier, ChunkScheduler};
@@ -16,7 +16,6 @@ use crate::ranks::{Communicator, MOST_RANKS, RankLink, ThreadCommunicator, all_g
 use crate::table::ModelPlan;
 use crate::trace::StepTrace;
 use crate::{Error, Model, Result, WorkerThreads};
-use mlcc_abi::EntryPoint;
 
 /// Workers by rank, and how far what belongs to a rank lies from that of the one before.
 pub(super) struct CpuRanks {

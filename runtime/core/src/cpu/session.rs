@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mlcc_abi::{Ctx, Sequence};
+use mlcc_abi::{Ctx, EntryForm, EntryPoint, Sequence};
 
 use super::CpuDevice;
 use super::states::RankStates;
@@ -16,7 +16,6 @@ use crate::page_table::PageTable;
 use crate::table::StateInfo;
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// Memory of one sequence on the CPU.
 pub(super) struct CpuSession {
@@ -82,9 +81,9 @@ impl CpuSession {
             .device
             .entry_function(call.step, adapted)
             .ok_or_else(|| missing_entry_error(model, call.step))?;
-        let logits = match (&mut self.chunk_logits, call.step) {
+        let logits = match (&mut self.chunk_logits, call.step.kind()) {
             _ if !call.logits => std::ptr::null_mut(),
-            (Some(all), EntryPoint::PrefillLogits) => all.as_mut_ptr(),
+            (Some(all), EntryForm::AllLogits) => all.as_mut_ptr(),
             _ => self.logits.as_mut_ptr(),
         };
         let mut ctx = Ctx {
@@ -120,7 +119,7 @@ impl DeviceSession for CpuSession {
     }
 
     fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
-        if step == EntryPoint::PrefillLogits && self.chunk_logits.is_none() {
+        if step.kind() == EntryForm::AllLogits && self.chunk_logits.is_none() {
             let floats = model.plan().chunk.saturating_mul(model.plan().vocab);
             self.chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }
@@ -129,7 +128,7 @@ impl DeviceSession for CpuSession {
             model,
             &StepCall { step, tokens, n: tokens.len(), past, temperature: 1.0, logits: true },
         )?;
-        if step == EntryPoint::PrefillLogits {
+        if step.kind() == EntryForm::AllLogits {
             let vocab = self.logits.len();
             let from = (tokens.len() - 1) * vocab;
             if let Some(all) = &self.chunk_logits {

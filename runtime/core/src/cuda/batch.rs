@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use mlcc_abi::EntryPoint;
+
 use super::device::CudaDevice;
 use crate::Result;
 use crate::buffer::AlignedBuffer;
 use crate::device::{BatchCall, DeviceBatch};
 use crate::top_k::AcceptTopK;
-use mlcc_abi::EntryPoint;
 
 pub(crate) struct CudaBatch {
     device: Arc<CudaDevice>,

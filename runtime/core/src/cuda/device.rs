@@ -5,6 +5,8 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use mlcc_abi::EntryPoint;
+
 use super::batch::CudaBatch;
 use super::device_pages::DevicePages;
 use super::driver::{self, CudaDriver, DevicePtr, DriverHandle};
@@ -19,7 +21,6 @@ use crate::device::{Device, DeviceBatch, DeviceSession};
 use crate::page_pool::PagePool;
 use crate::table::{ArtifactTable, GpuImage, LaunchList};
 use crate::{CachePages, Error, LoadOptions, Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// The device's context; the last owner releases it.
 pub(crate) struct CudaContext {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mlcc_abi::Control;
+use mlcc_abi::{Control, EntryPoint};
 
 use super::control::{CallInputs, ControlBlock};
 use super::device::{CudaContext, CudaDevice, DeviceBuffer};
@@ -18,7 +18,6 @@ use crate::buffer::AlignedBuffer;
 use crate::device::BatchCall;
 use crate::table::{ArtifactTable, ModelPlan};
 use crate::top_k::AcceptTopK;
-use mlcc_abi::EntryPoint;
 
 const LOGITS: &str = "logits of several rows on the GPU";
 

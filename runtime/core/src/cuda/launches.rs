@@ -3,13 +3,12 @@
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 
-use mlcc_abi::{DimExpr, LaunchArg, MOST_BLOCKS, arg};
+use mlcc_abi::{DimExpr, EntryPoint, LaunchArg, MOST_BLOCKS, arg};
 
 use super::device::{CudaContext, CudaDevice};
 use super::driver::{self, DevicePtr, DriverHandle};
 use crate::table::{KernelLaunch, LaunchRepeat, MAX_LAUNCH_ARGS};
 use crate::{Error, Result};
-use mlcc_abi::EntryPoint;
 
 /// Dynamic shared memory beyond this must be asked for.
 const PLAIN_SHARED_BYTES: u32 = 48 << 10;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mlcc_abi::Sequence;
+use mlcc_abi::{EntryPoint, Sequence};
 
 use super::device::CudaDevice;
 use super::ranks::GpuRanks;
@@ -13,7 +13,6 @@ use crate::device::{BatchCall, DeviceSession};
 use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, MessageWriter, RankMessageKind, StepGuard, step_number};
 use crate::{Error, Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// A step as rank 0 tells it.
 #[derive(Clone, Copy)]

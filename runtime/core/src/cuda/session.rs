@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use mlcc_abi::{Control, Sequence};
+use mlcc_abi::{Control, EntryForm, EntryPoint, Sequence};
 
 use super::control::CallInputs;
 use super::device::{CudaDevice, DeviceBuffer};
@@ -24,7 +24,6 @@ use crate::processes::{RankLeader, RankMessageKind, StepGuard};
 use crate::table::{ArtifactTable, ModelPlan, StateInfo};
 use crate::top_k::TokenCandidate;
 use crate::{Model, Result};
-use mlcc_abi::EntryPoint;
 
 /// Between two calls nothing runs on it, so its pages may go to other sequences.
 pub(crate) struct CudaSession {
@@ -136,8 +135,8 @@ impl CudaSession {
     ) -> Result<()> {
         let logits = self.start_entry(executor, step, tokens, past)?;
         let (n, stream) = (tokens.len(), &executor.stream);
-        match (step, &mut self.host_chunk_logits) {
-            (EntryPoint::PrefillLogits, Some(to)) => {
+        match (step.kind(), &mut self.host_chunk_logits) {
+            (EntryForm::AllLogits, Some(to)) => {
                 let row = self.host_logits.len();
                 let rows = &mut to.bytes_mut()[..n * row];
                 stream.receive(logits, rows)?;
@@ -160,8 +159,8 @@ impl CudaSession {
         let kernels = entry_kernels(&device, step, self.adapted)?;
         let n = tokens.len();
         let control = Control { n: n as i64, past: past as i64, temperature: 1.0, ..Control::default() };
-        let rows = match step {
-            EntryPoint::PrefillLogits => Some(executor.reserve_logits(n as u64)?.ptr()),
+        let rows = match step.kind() {
+            EntryForm::AllLogits => Some(executor.reserve_logits(n as u64)?.ptr()),
             _ => None,
         };
         let inputs = CallInputs { tokens, ..CallInputs::default() };
@@ -275,7 +274,7 @@ impl DeviceSession for CudaSession {
     }
 
     fn forward(&mut self, model: &Model, step: EntryPoint, tokens: &[i32], past: u64) -> Result<()> {
-        if step == EntryPoint::PrefillLogits && self.host_chunk_logits.is_none() {
+        if step.kind() == EntryForm::AllLogits && self.host_chunk_logits.is_none() {
             let floats = self.plan.chunk.saturating_mul(self.plan.vocab);
             self.host_chunk_logits = Some(AlignedBuffer::floats("the logits of a chunk", floats)?);
         }

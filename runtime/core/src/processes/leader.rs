@@ -5,12 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mlcc_abi::{Ctx, PAGE_ROWS, Sequence};
+use mlcc_abi::{Ctx, EntryPoint, PAGE_ROWS, Sequence};
 
 use super::ProcessGroup;
 use super::wire::{MessageWriter, RankMessageKind, step_number};
 use crate::{Error, Result};
-use mlcc_abi::EntryPoint;
 
 /// First part of a message: its length, and as much of it as fits. Most messages are no longer.
 const FIRST: usize = 4096;
