@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes runtime/engine/tests/data/chat_cases.json: chat templates of the common shapes, conversations, and the prompts
+"""Writes text/tests/data/chat_cases.json: chat templates of the common shapes, conversations, and the prompts
 that jinja2 makes of them in the environment that transformers sets up (apply_chat_template).
 
     pip install jinja2 && python3 tools/chat_cases.py
@@ -429,7 +429,7 @@ def main():
             case["raised"] = str(error)
         cases.append(case)
     result = {"tokens": TOKENS, "now": NOW, "templates": TEMPLATES, "cases": cases}
-    path = pathlib.Path(__file__).parent.parent / "runtime/engine/tests/data/chat_cases.json"
+    path = pathlib.Path(__file__).parent.parent / "text/tests/data/chat_cases.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n")
     print(f"{len(cases)} cases, {path.stat().st_size} bytes")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/data/gguf_tokenizers.json of runtime/engine: where the `tokenizers` library cuts texts with the
+"""Writes tests/data/gguf_tokenizers.json of text: where the `tokenizers` library cuts texts with the
 expressions that GGUF files name, and ids of small vocabularies.
 
     pip install tokenizers && python3 tools/pre_tokenizer_cases.py
 
 The expressions are written here in the dialect of the library's Python package (Oniguruma), from the tokenizer.json of
-the models; runtime/engine/src/tokenizer/regexes.rs has them in that of Rust.
+the models; text/src/tokenizer/regexes.rs has them in that of Rust.
 """
 
 import json
@@ -14,7 +14,7 @@ import pathlib
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 ROOT = pathlib.Path(__file__).parent.parent
-OUT = ROOT / "runtime/engine/tests/data/gguf_tokenizers.json"
+OUT = ROOT / "text/tests/data/gguf_tokenizers.json"
 
 TEXTS = [
     "Hello world, it's 1234567 o'clock!",

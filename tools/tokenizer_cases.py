@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small tokenizers into runtime/engine/tests/data, and what the reference libraries make of some texts with them.
+"""Writes small tokenizers into text/tests/data, and what the reference libraries make of some texts with them.
 
     pip install sentencepiece tiktoken && python3 tools/tokenizer_cases.py
 
@@ -19,7 +19,7 @@ import sentencepiece
 import tiktoken
 
 ROOT = pathlib.Path(__file__).parent.parent
-DATA = ROOT / "runtime/engine/tests/data"
+DATA = ROOT / "text/tests/data"
 
 TEXTS = [
     "",

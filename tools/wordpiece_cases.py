@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes runtime/engine/tests/data/wordpiece.json: a small WordPiece vocabulary, and what transformers makes of texts and pairs with
+"""Writes text/tests/data/wordpiece.json: a small WordPiece vocabulary, and what transformers makes of texts and pairs with
 it, from a folder with vocab.txt and tokenizer_config.json alone.
 
     pip install transformers tokenizers && python3 tools/wordpiece_cases.py
@@ -62,7 +62,7 @@ def main():
                 "pairs": [{"pair": pair, "ids": out["input_ids"], "types": out["token_type_ids"]} for pair, out in zip(PAIRS, pairs)],
             })
     out = {"source": f"transformers {transformers.__version__}", "vocab": vocab, "cases": results}
-    path = ROOT / "runtime/engine/tests/data/wordpiece.json"
+    path = ROOT / "text/tests/data/wordpiece.json"
     path.write_text(json.dumps(out, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n")
     print(path, len(vocab))
 

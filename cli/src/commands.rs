@@ -30,8 +30,8 @@ pub mod verify;
 use std::io::Write;
 use std::path::Path;
 
-use mlcc_engine::{ChatSource, ChatTemplate};
 use mlcc_files::FileKind;
+use mlcc_text::{ChatSource, ChatTemplate};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -58,13 +58,13 @@ pub(crate) fn read_text(path: &Path, kind: FileKind) -> Result<String, CliError>
         return read_stdin(kind);
     }
     let bytes = mlcc_files::read(path, kind).map_err(CliError::io("read", path))?;
-    Ok(mlcc_engine::text::utf8(&path.display().to_string(), bytes)?)
+    Ok(mlcc_text::utf8(&path.display().to_string(), bytes)?)
 }
 
 pub(crate) fn read_stdin(kind: FileKind) -> Result<String, CliError> {
     let bytes = mlcc_files::read_from(std::io::stdin().lock(), kind);
     let bytes = bytes.map_err(CliError::io("read", "standard input"))?;
-    Ok(mlcc_engine::text::utf8("standard input", bytes)?)
+    Ok(mlcc_text::utf8("standard input", bytes)?)
 }
 
 /// Says what slows a session down, if it knows.

@@ -30,18 +30,18 @@ pub enum CliError {
     #[error(transparent)]
     Runtime(#[from] mlcc_runtime::Error),
     #[error(transparent)]
-    Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
+    Tokenizer(#[from] mlcc_text::tokenizer::TokenizerError),
     #[error(transparent)]
     Carried(#[from] mlcc_engine::artifact_text::ArtifactTokenizerError),
     #[error(transparent)]
     Generate(#[from] mlcc_engine::GenerateError),
     /// An error in the value of `--json-schema` or `--grammar`.
     #[error("{path}: {source}")]
-    Grammar { path: PathBuf, source: mlcc_engine::GrammarError },
+    Grammar { path: PathBuf, source: mlcc_text::GrammarError },
     #[error(transparent)]
     Vectors(#[from] mlcc_engine::embedding::EmbeddingError),
     #[error(transparent)]
-    Chat(#[from] mlcc_engine::ChatError),
+    Chat(#[from] mlcc_text::ChatError),
     #[error(transparent)]
     ConversationFile(#[from] mlcc_engine::conversation::FileError),
     #[error(transparent)]
@@ -53,7 +53,7 @@ pub enum CliError {
     #[error(transparent)]
     EngineConfig(#[from] EngineConfigError),
     #[error(transparent)]
-    Text(#[from] mlcc_engine::text::InvalidUtf8),
+    Text(#[from] mlcc_text::InvalidUtf8),
     #[error(transparent)]
     Model(#[from] mlcc_models::ModelError),
     #[error(transparent)]

@@ -1,7 +1,7 @@
 //! Any bytes as a tiktoken rank file: a value or a typed error, never a panic.
 #![no_main]
 
-#[path = "../../runtime/engine/tests/all/readers.rs"]
+#[path = "../../text/tests/all/readers.rs"]
 #[allow(dead_code)]
 mod readers;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mlcc_engine::embedding::{EmbedOptions, EmbeddingError, EmbeddingModel};
 use mlcc_engine::serving::{CancelGuard, EngineRequest, EventSink};
-use mlcc_engine::{SpecialTokens, TokenId, Tokenizer};
+use mlcc_text::{SpecialTokens, TokenId, Tokenizer};
 use mlcc_serve::{ServeOptions, ServedModel, ShutdownOutcome};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

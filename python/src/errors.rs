@@ -4,7 +4,7 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use mlcc_engine::GrammarError;
+use mlcc_text::GrammarError;
 use mlcc_engine::artifact_text::ArtifactTokenizerError;
 use mlcc_engine::embedding::EmbeddingError;
 use mlcc_engine::serving::{LaunchError, RequestFailure};

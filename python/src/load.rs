@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::embedding::EmbeddingModel;
-use mlcc_engine::{ChatSource, ChatTemplate, artifact_text};
+use mlcc_engine::{LocalMachine, artifact_text};
+use mlcc_text::{ChatSource, ChatTemplate};
 use mlcc_runtime::{LoadOptions, Model, WorkerThreads};
 use mlcc_serve::{
     EmbeddedServer, ModelSetup, NoLibrary, ReadAdapter, ReadyModel, ServeOptions, embedding_memory,
@@ -109,7 +110,7 @@ fn open(path: &PathBuf, settings: &LoadSettings, workers: Option<WorkerThreads>)
 }
 
 fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>> {
-    let refused = |error: mlcc_engine::ChatError| invalid(error.to_string());
+    let refused = |error: mlcc_text::ChatError| invalid(error.to_string());
     let source = match template {
         None => return artifact_text::chat_format(model).map_err(refused),
         Some("plain") => return Ok(Some(ChatFormat::Plain)),
@@ -122,7 +123,7 @@ fn format(model: &Model, template: Option<&str>) -> PyResult<Option<ChatFormat>>
             )));
         }
     };
-    let template = artifact_text::with_tokens(source, model).and_then(|source| source.compile());
+    let template = artifact_text::with_tokens(source, model).and_then(|source| source.compile(&LocalMachine));
     Ok(Some(ChatFormat::Template(Box::new(template.map_err(refused)?))))
 }
 

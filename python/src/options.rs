@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use mlcc_engine::serving::EngineRequest;
-use mlcc_engine::{GrammarSpec, SamplingOverrides, SpecialTokens, TokenId};
+use mlcc_engine::SamplingOverrides;
+use mlcc_text::{GrammarSpec, SpecialTokens, TokenId};
 use mlcc_serve::ServedModel;
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};

@@ -1,6 +1,6 @@
 //! The parts of texts, as Python sees them.
 
-use mlcc_engine::TokenId;
+use mlcc_text::TokenId;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving;
 use pyo3::prelude::*;

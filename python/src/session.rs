@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use mlcc_engine::TokenId;
+use mlcc_text::TokenId;
 use mlcc_runtime::{LoadedAdapter, Model, OwnedLogits};
 use pyo3::prelude::*;
 

@@ -10,8 +10,9 @@ use clap::builder::NonEmptyStringValueParser;
 use mlcc_engine::conversation::{
     AnswerSettings, ChatFormat, Conversation, ConversationError, RestoredContext, TurnResult,
 };
-use mlcc_engine::{FinishReason, TokenId, Tokenizer};
+use mlcc_engine::{FinishReason, LocalMachine};
 use mlcc_runtime::{Model, Session};
+use mlcc_text::{TokenId, Tokenizer};
 use serde_json::Value;
 
 use crate::commands::form::{KnownForm, TextForm};
@@ -123,7 +124,7 @@ pub(crate) fn known_format(model: &Model, name: Option<&str>) -> Result<Option<C
         Some(PLAIN) => return Ok(Some(ChatFormat::Plain)),
         Some(name) => {
             let source = super::chat_template(name, &format!(", and {PLAIN}"))?;
-            mlcc_engine::artifact_text::with_tokens(source, model)?.compile()?
+            mlcc_engine::artifact_text::with_tokens(source, model)?.compile(&LocalMachine)?
         }
     };
     Ok(Some(ChatFormat::Template(Box::new(template))))

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use mlcc_engine::eval::{self, EvalProtocol, EvalWindows, Perplexity, WindowModel};
-use mlcc_engine::{TokenId, Tokenizer};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Session};
+use mlcc_text::{TokenId, Tokenizer};
 use serde_json::json;
 
 use crate::commands::{

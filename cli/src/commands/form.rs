@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_engine::GrammarCompiler;
 use mlcc_engine::conversation::AnswerForm;
-use mlcc_engine::{GrammarCompiler, GrammarError, GrammarSpec, Tokenizer};
+use mlcc_text::{GrammarError, GrammarSpec, Tokenizer};
 
 use crate::commands::read_text;
 use crate::error::CliError;

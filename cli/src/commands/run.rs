@@ -7,15 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use mlcc_engine::chat::{ChatMessage, TemplateInputs};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::generate::{FinishReason, GenerationRequest, GenerationResult, TextGenerator};
-use mlcc_engine::{
-    GenerateError, Grammar, SamplingOverrides, SamplingParams, TokenId, Tokenizer, TokenizerFile,
-    artifact_text,
-};
+use mlcc_engine::{GenerateError, LocalMachine, SamplingOverrides, SamplingParams, artifact_text};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{CpuTopology, LoadedAdapter, LoraFactors, Model, Session};
+use mlcc_text::chat::{ChatMessage, TemplateInputs};
+use mlcc_text::{Grammar, TokenId, Tokenizer, TokenizerFile};
 use serde_json::Value;
 
 use crate::commands::form::TextForm;
@@ -353,7 +351,7 @@ fn stop_conditions(
 /// The tokenizer of the artifact, or a file.
 pub(crate) fn tokenizer(model: &Model, file: Option<&Path>) -> Result<Tokenizer, CliError> {
     if let Some(file) = file {
-        let tokenizer = TokenizerFile::read(file)?.load()?;
+        let tokenizer = TokenizerFile::read(file, &LocalMachine)?.load()?;
         return Ok(tokenizer.with_decoder_start(model.plan().decoder_start()));
     }
     Ok(artifact_text::tokenizer(model)?)

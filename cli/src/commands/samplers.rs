@@ -1,7 +1,7 @@
 //! Flags of the samplers beside the usual cuts, by llama.cpp's names.
 
-use mlcc_engine::Tokenizer;
 use mlcc_engine::sampler::{DryParams, ExtraSamplers, MirostatParams};
+use mlcc_text::Tokenizer;
 
 /// What is not given stays off.
 #[derive(Clone, Debug, clap::Args)]

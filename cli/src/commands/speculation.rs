@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use mlcc_engine::serving::CompiledModelRunner;
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, NgramDrafter};
-use mlcc_engine::{TokenId, Tokenizer, can_draft, is_batch_invariant, takes_drafts};
+use mlcc_engine::{can_draft, is_batch_invariant, takes_drafts};
 use mlcc_runtime::Model;
+use mlcc_text::{TokenId, Tokenizer};
 
 use crate::commands::{ThreadArgs, load_beside, run};
 use crate::error::CliError;

@@ -327,7 +327,7 @@ fn commands_write_a_text_for_a_text_and_refuse_the_rest() {
     }
     let run = ["run", so, "-p", "w86 w8 w75", "--greedy", "-n", "5", "--ignore-eos"];
     let out = mlcc().args(run).assert().success();
-    let text = tokenizer.decode(&expected, mlcc_engine::tokenizer::SpecialTokens::Skip);
+    let text = tokenizer.decode(&expected, mlcc_text::tokenizer::SpecialTokens::Skip);
     assert_eq!(String::from_utf8_lossy(&out.get_output().stdout).trim(), text.trim());
     mlcc().args(["bench", so, "-p", "16", "-n", "4", "-r", "1"]).assert().success();
 

@@ -7,11 +7,12 @@
 use crate::cases;
 use std::path::{Path, PathBuf};
 
+use mlcc_engine::LocalMachine;
 use mlcc_engine::eval::{EvalProtocol, EvalWindows, perplexity};
-use mlcc_engine::{TokenId, TokenizerFile};
 use mlcc_ir::types::DType;
 use mlcc_passes::scheme::{ActivationType, QuantScheme, SCHEMES};
 use mlcc_runtime::{LoadOptions, Model};
+use mlcc_text::{TokenId, TokenizerFile};
 use serde_json::Value;
 
 /// Checkpoints, and how many windows of the text are measured (the reference gives each window's own mean).
@@ -83,7 +84,8 @@ fn check(model: &str, windows: usize) {
         serde_json::from_slice(&std::fs::read(folder.join("eval.json")).unwrap()).unwrap();
     let size = |key: &str| evaluation[key].as_u64().expect("a size") as usize;
     let protocol = EvalProtocol { context: size("context_length"), stride: size("stride") };
-    let tokenizer = TokenizerFile::read(&folder.join("tokenizer.json")).unwrap().load().unwrap();
+    let tokenizer =
+        TokenizerFile::read(&folder.join("tokenizer.json"), &LocalMachine).unwrap().load().unwrap();
     let mut tokens = tokenizer.encode(&text).unwrap();
     assert_eq!(tokens.len(), size("valid_tokens"));
 

@@ -17,10 +17,11 @@ use mlcc_engine::serving::{
 };
 use mlcc_engine::speculate::{DraftModel, MakeDrafter, NgramDrafter};
 use mlcc_engine::{
-    GenerationRequest, LanguageModel, SamplingParams, TextGenerator, TokenId, Tokenizer, is_batch_invariant,
+    GenerationRequest, LanguageModel, LocalMachine, SamplingParams, TextGenerator, is_batch_invariant,
 };
 use mlcc_runtime::{LoadOptions, Model};
 use mlcc_serve::{ModelSetup, ReadyModel, ServeOptions};
+use mlcc_text::{TokenId, Tokenizer};
 
 /// Vectors as states, matrices as states, caches with few key heads.
 const CASES: [&str; 3] = [ALWAYS_EQUAL, "rwkv5-hf", "llama3-gqa-tied"];
@@ -75,7 +76,7 @@ fn greedy(prompt: Vec<TokenId>) -> EngineRequest {
 
 /// Any will do: tokens are compared, not their texts.
 fn tokenizer() -> Arc<Tokenizer> {
-    Arc::new(Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books")).unwrap())
+    Arc::new(Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books"), &LocalMachine).unwrap())
 }
 
 fn engine(model: &Model, tokenizer: &Arc<Tokenizer>, sequences: usize) -> Engine {
@@ -481,7 +482,8 @@ fn a_server_counts_drafts_and_pages() {
     let ready = |draft: bool, memory: u64, sequences: usize| {
         let served = ModelSetup {
             executor: String::new(),
-            tokenizer: Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books")).unwrap(),
+            tokenizer: Tokenizer::from_dir(&workspace().join("assets/rwkv4-tiny-books"), &LocalMachine)
+                .unwrap(),
             format: None,
             sampling: SamplingParams::default(),
             eos: Vec::new(),

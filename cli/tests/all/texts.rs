@@ -387,10 +387,7 @@ fn embeddings_know_token_types() {
     let tokenizer = mlcc_engine::artifact_text::tokenizer(&model).unwrap();
     let mut model = mlcc_engine::embedding::EmbeddingModel::new(&model, tokenizer).unwrap();
     let error = model
-        .embed_ids(
-            &[vec![2, vocab as mlcc_engine::TokenId]],
-            &mlcc_engine::embedding::EmbedOptions::default(),
-        )
+        .embed_ids(&[vec![2, vocab as mlcc_text::TokenId]], &mlcc_engine::embedding::EmbedOptions::default())
         .unwrap_err();
     assert!(error.to_string().contains(&format!("token {vocab} is not one of the {vocab}")), "{error}");
 }
@@ -419,7 +416,7 @@ fn answers_are_scores() {
 /// Qwen3-Reranker.
 #[test]
 fn chat_models_become_rerankers() {
-    use mlcc_engine::ChatSource;
+    use mlcc_text::ChatSource;
     let folder = tempfile::tempdir().unwrap();
     let mut options = tokenized("rerank-qwen3", folder.path());
     let copy = Path::new(&options.request.model);
@@ -436,7 +433,7 @@ fn chat_models_become_rerankers() {
     let so = artifact(&options, folder.path(), "case.so").0;
     let model = load(&so, None, 1);
     let tokenizer = mlcc_engine::artifact_text::tokenizer(&model).unwrap();
-    let template = ChatSource::qwen3_reranker().compile().unwrap();
+    let template = ChatSource::qwen3_reranker().compile(&mlcc_engine::LocalMachine).unwrap();
     let ids = tokenizer.encode(&template.render_pair(None, "tree", "winter", false).unwrap()).unwrap();
     let score = model.text_embedder().unwrap().embed(&[&ids]).unwrap().to_vec();
     assert_eq!(printed_scores(&so, &[], &["winter"]), score);

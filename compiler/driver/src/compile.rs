@@ -67,11 +67,13 @@ pub enum BuildError {
     #[error(transparent)]
     Weight(#[from] WeightWriteError),
     #[error(transparent)]
-    Tokenizer(#[from] mlcc_engine::tokenizer::TokenizerError),
+    Tokenizer(#[from] mlcc_text::tokenizer::TokenizerError),
     #[error(transparent)]
-    Chat(#[from] mlcc_engine::ChatError),
+    Chat(#[from] mlcc_text::ChatError),
     #[error(transparent)]
     Config(#[from] mlcc_engine::generation_config::GenerationConfigError),
+    #[error(transparent)]
+    Special(#[from] mlcc_text::special_tokens::SpecialTokensError),
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error(

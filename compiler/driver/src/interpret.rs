@@ -2,8 +2,8 @@
 //! the kernels and steps that the passes made of it for one target level.
 
 use mlcc_abi::EntryPoint;
+use mlcc_engine::LanguageModel;
 use mlcc_engine::eval::WindowModel;
-use mlcc_engine::{LanguageModel, TokenId};
 use mlcc_interp::graph::{GraphError, Interpreter, StateValues, Tensor};
 use mlcc_interp::kernel::ExecutionOptions;
 use mlcc_interp::steps::{StepMemory, StepRunError, run_step};
@@ -15,6 +15,7 @@ use mlcc_models::{Architecture, Checkpoint};
 use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::{LevelCode, LoweredProgram};
 use mlcc_runtime::source_rows;
+use mlcc_text::TokenId;
 
 use crate::weights::{WeightWriteError, pack_param, read_param};
 

@@ -14,8 +14,9 @@ use mlcc_engine::serving::{
     CompiledModelRunner, Engine, EngineOptions, EngineRequest, RequestHandle, SequenceEvent,
 };
 use mlcc_engine::speculate::{MakeDrafter, NgramDrafter};
-use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
+use mlcc_engine::{LocalMachine, SamplingParams};
 use mlcc_runtime::{LoadOptions, Model};
+use mlcc_text::{TokenId, Tokenizer};
 
 type ExampleResult<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -29,7 +30,7 @@ fn main() -> ExampleResult<()> {
     let mut number = |usual: usize| args.next().map_or(Ok(usual), |a| a.parse());
     let (prompt, texts) = (number(2000)?, number(8)?);
     let model = Model::load(model, &LoadOptions::default())?;
-    let tokenizer = Arc::new(Tokenizer::from_dir(Path::new(&tokenizer))?);
+    let tokenizer = Arc::new(Tokenizer::from_dir(Path::new(&tokenizer), &LocalMachine)?);
     gaps(&model, &tokenizer, prompt, texts)?;
     drafts(&model, &tokenizer)
 }

@@ -7,7 +7,8 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use mlcc_engine::{ChatMessage, GenerationRequest, SamplingParams, TextGenerator, artifact_text};
+use mlcc_engine::text::ChatMessage;
+use mlcc_engine::{GenerationRequest, SamplingParams, TextGenerator, artifact_text};
 use mlcc_runtime::{LoadOptions, Model};
 
 /// Writes at most `most` tokens to `out`, as they come.

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use mlcc_runtime::Model;
+use mlcc_text::tokenizer::TokenizerError;
+use mlcc_text::{ChatError, ChatSource, ChatTemplate, TokenId, Tokenizer};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::chat::{ChatError, ChatSource, ChatTemplate};
 use crate::conversation::ChatFormat;
 use crate::family_sampling;
 use crate::generation_config::{GenerationConfig, GenerationConfigError};
+use crate::local_machine::LocalMachine;
 use crate::sampler::{SamplingOverrides, SamplingParams};
-use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
 
 #[derive(Debug, Error)]
 pub enum ArtifactTokenizerError {
@@ -39,7 +40,7 @@ pub fn tokenizer(model: &Model) -> Result<Tokenizer, ArtifactTokenizerError> {
 /// The format that makes a prompt of messages, if the artifact has one.
 pub fn chat_format(model: &Model) -> Result<Option<ChatFormat>, ChatError> {
     let Some(section) = model.chat() else { return Ok(None) };
-    Ok(Some(ChatFormat::Template(Box::new(ChatTemplate::from_section(section)?))))
+    Ok(Some(ChatFormat::Template(Box::new(ChatTemplate::from_section(section, &LocalMachine)?))))
 }
 
 /// A template in the place of the artifact's own, with the model's special tokens.

@@ -13,16 +13,20 @@ mod file;
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 
+use mlcc_text::chat::{AnswerGrammar, AnswerSyntax, TemplateInputs};
+use mlcc_text::tokenizer::TokenizerError;
+use mlcc_text::{
+    ChatError, ChatMessage, ChatTemplate, Grammar, GrammarError, GrammarSpec, SpecialTokens, TokenId,
+    Tokenizer,
+};
 use thiserror::Error;
 
-use crate::chat::{AnswerGrammar, AnswerSyntax, ChatError, ChatMessage, ChatTemplate, TemplateInputs};
 use crate::generate::{
     FinishReason, GenerateError, GenerationRequest, GenerationResult, RewindModel, TextGenerator,
 };
-use crate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSpec};
+use crate::grammar_compiler::GrammarCompiler;
 use crate::sampler::SamplingParams;
 use crate::speculate::Drafter;
-use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer, TokenizerError};
 
 pub use file::{FileError, RestoredContext};
 

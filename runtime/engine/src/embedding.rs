@@ -1,10 +1,11 @@
 //! Texts to vectors: embeddings, and scores of pairs of texts for rerankers.
 
 use mlcc_runtime::{Error, Model, TextEmbedder};
+use mlcc_text::tokenizer::TokenizerError;
+use mlcc_text::{ChatError, ChatTemplate, TokenId, Tokenizer};
 use serde_json::Value;
 
-use crate::chat::{ChatError, ChatTemplate};
-use crate::tokenizer::{TokenId, Tokenizer, TokenizerError};
+use crate::local_machine::LocalMachine;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddingError {
@@ -79,7 +80,8 @@ impl PairFormat {
         if purpose == PoolingTask::Scores
             && let Some(section) = model.chat()
         {
-            let template = ChatTemplate::from_section(section).map_err(EmbeddingError::Template)?;
+            let template =
+                ChatTemplate::from_section(section, &LocalMachine).map_err(EmbeddingError::Template)?;
             let opens_answer = about["opens_answer"] == true;
             return Ok(PairFormat::Chat { template: Box::new(template), opens_answer });
         }

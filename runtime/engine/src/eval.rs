@@ -10,7 +10,7 @@
 
 use thiserror::Error;
 
-use crate::tokenizer::TokenId;
+use mlcc_text::TokenId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalProtocol {

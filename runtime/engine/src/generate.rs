@@ -15,13 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mlcc_runtime::TokenCandidate;
+use mlcc_text::stop::{EmptyStop, StopMatcher};
+use mlcc_text::{Grammar, GrammarError, SpecialTokens, TokenId, Tokenizer};
 use thiserror::Error;
 
-use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{ParamError, SampleError, Sampler, SamplingParams};
 use crate::speculate::Drafter;
-use crate::stop::{EmptyStop, StopMatcher};
-use crate::tokenizer::{SpecialTokens, TokenId, Tokenizer};
 
 pub(crate) use generation_state::{
     EmittedToken, GenerationState, IncrementalDetokenizer, SamplerOutput, SamplingError, StopConditions,
@@ -126,7 +125,7 @@ pub struct GenerationRequest<'a> {
     /// Tokens that end the text (empty: none, as with `--ignore-eos`).
     pub eos: &'a [TokenId],
     pub stop: &'a [String],
-    /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    /// The constraint on the text, from a [`crate::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,
     /// Set from elsewhere (a signal handler, another thread) to end the text early.
     pub cancel: Option<&'a AtomicBool>,

@@ -6,8 +6,10 @@
 use serde::Deserialize;
 use thiserror::Error;
 
+use mlcc_text::TokenId;
+use mlcc_text::special_tokens::TokenIdList;
+
 use crate::sampler::{SamplingOverrides, SamplingParams};
-use crate::tokenizer::TokenId;
 
 #[derive(Debug, Error)]
 #[error("{file} is not as expected: {reason}. Correct the field, or remove the file to use the defaults.")]
@@ -29,26 +31,6 @@ pub struct GenerationConfig {
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
     pub max_new_tokens: Option<usize>,
-}
-
-/// `null`, one id or a list of ids.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
-pub enum TokenIdList {
-    #[default]
-    None,
-    One(TokenId),
-    Many(Vec<TokenId>),
-}
-
-impl TokenIdList {
-    pub fn as_slice(&self) -> &[TokenId] {
-        match self {
-            TokenIdList::None => &[],
-            TokenIdList::One(id) => std::slice::from_ref(id),
-            TokenIdList::Many(ids) => ids,
-        }
-    }
 }
 
 impl GenerationConfig {

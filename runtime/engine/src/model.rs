@@ -1,10 +1,10 @@
 //! Compiled models in the terms of this crate.
 
 use mlcc_runtime::{Error, Model, Session, SessionSnapshot, TokenCandidate};
+use mlcc_text::TokenId;
 
 use crate::eval::WindowModel;
 use crate::generate::{LanguageModel, RewindModel};
-use crate::tokenizer::TokenId;
 
 impl RewindModel for Session {
     type Snapshot = SessionSnapshot;

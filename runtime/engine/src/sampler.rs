@@ -22,6 +22,7 @@ mod top_k;
 
 use std::hash::{BuildHasher, Hasher};
 
+use mlcc_text::{Grammar, TokenId};
 use thiserror::Error;
 
 pub use extra::{DryParams, ExtraSamplers, MirostatParams};
@@ -30,8 +31,6 @@ pub use logprobs::{Logprobs, TokenLogprob, compute_logprobs};
 pub use params::{ParamError, SamplingOverrides, SamplingParams};
 pub use pcg::Pcg64;
 
-use crate::grammar::Grammar;
-use crate::tokenizer::TokenId;
 use dry::RepeatedText;
 use extra_cuts::SurpriseLimit;
 use penalty_window::PenaltyWindow;

@@ -12,7 +12,7 @@ mod model;
 
 use std::ops::Range;
 
-use crate::tokenizer::TokenId;
+use mlcc_text::TokenId;
 
 pub use model::DraftModel;
 

@@ -2,8 +2,9 @@
 //! and the process goes on within its memory. And long conversations, which are no attack. Alone in its
 //! process, because it measures the memory of the process.
 
-use mlcc_engine::chat::{TemplateInputs, TemplateValue};
-use mlcc_engine::{ChatError, ChatMessage, ChatTemplate};
+use mlcc_engine::LocalMachine;
+use mlcc_text::chat::{TemplateInputs, TemplateValue};
+use mlcc_text::{ChatError, ChatMessage, ChatTemplate};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +25,7 @@ enum RenderEnd {
 use RenderEnd::*;
 
 fn end(template: &str) -> (RenderEnd, String) {
-    let rendered = ChatTemplate::from_jinja(template).and_then(|template| {
+    let rendered = ChatTemplate::from_jinja(template, &LocalMachine).and_then(|template| {
         template.uses_variable("tools");
         template.render(&[ChatMessage::new("user", "hi")], true, &TemplateInputs::default())
     });
@@ -372,7 +373,7 @@ fn inputs_that_are_deep() {
         deep = TemplateValue::from(vec![deep]);
     }
     let extra = TemplateInputs { tools: Some(deep), ..TemplateInputs::default() };
-    let template = ChatTemplate::from_jinja("{{ tools }}").unwrap();
+    let template = ChatTemplate::from_jinja("{{ tools }}", &LocalMachine).unwrap();
     let error = template.render(&[], true, &extra).unwrap_err();
     assert!(matches!(error, ChatError::TooDeep { .. }), "{error}");
     // The depth that JSON may have.
@@ -395,6 +396,7 @@ fn long_conversations() {
          {{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}\
          {% if tools %}{{ message | tojson | length }}{% endif %}\
          {% endfor %}{{ ns.all | length }} {{ ns.list | length }}",
+        &LocalMachine,
     )
     .unwrap();
     let text = |bytes: usize| "A sentence, and another. ".repeat(bytes / 25);
@@ -411,7 +413,7 @@ fn long_conversations() {
 #[test]
 fn threads_have_their_own_limits() {
     let _alone = alone();
-    let template = ChatTemplate::from_jinja("{{ 'x' * 9000000 }}").unwrap();
+    let template = ChatTemplate::from_jinja("{{ 'x' * 9000000 }}", &LocalMachine).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -430,7 +432,7 @@ fn threads_have_their_own_limits() {
 #[test]
 fn formats_of_python() {
     let render = |text: &str| {
-        let template = ChatTemplate::from_jinja(text).unwrap();
+        let template = ChatTemplate::from_jinja(text, &LocalMachine).unwrap();
         template.render(&[ChatMessage::new("user", "it's")], true, &TemplateInputs::default())
     };
     // Results of jinja2 3.1.

@@ -3,7 +3,7 @@
 
 // Shared with the program `all`.
 #[allow(dead_code, reason = "a part of it is used here")]
-#[path = "all/common/mod.rs"]
+#[path = "../../../text/tests/all/vocabularies.rs"]
 mod common;
 #[allow(dead_code, reason = "a part of it is used here")]
 #[path = "all/toy/mod.rs"]
@@ -17,8 +17,9 @@ use std::time::Duration;
 
 use mlcc_engine::sampler::LogitChanges;
 use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, EventSink, SequenceEvent};
-use mlcc_engine::stop::StopMatcher;
-use mlcc_engine::{DecodeStream, Sampler, SamplingParams, SpecialTokens, TokenId};
+use mlcc_engine::{Sampler, SamplingParams};
+use mlcc_text::stop::StopMatcher;
+use mlcc_text::{DecodeStream, SpecialTokens, TokenId};
 
 struct CountingAllocator;
 

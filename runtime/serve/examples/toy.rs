@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{ModelLimits, ModelRunner, RunnerError, SequenceInput};
-use mlcc_engine::{ChatTemplate, SamplingParams};
+use mlcc_engine::{LocalMachine, SamplingParams};
 use mlcc_serve::{ModelSetup, NoLibrary, ReadyModel, ServeOptions, serve};
+use mlcc_text::ChatTemplate;
 
 #[allow(dead_code, reason = "the engine's tests use all of it")]
 #[path = "../../engine/tests/all/toy/mod.rs"]
 mod toy;
-#[allow(dead_code, reason = "the engine's tests use all of it")]
-#[path = "../../engine/tests/all/common/mod.rs"]
+#[allow(dead_code, reason = "the tests of tokenizers use all of it")]
+#[path = "../../../text/tests/all/vocabularies.rs"]
 mod vocabularies;
 
 const TEMPLATE: &str = "{% if tools %}[tools {{ tools | tojson }}]{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ '\n' if not loop.first else '' }}<call>\n{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}";
@@ -64,7 +65,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let served = ModelSetup {
         executor: "toy".into(),
         tokenizer: vocabularies::world(&[b"ab"]),
-        format: Some(ChatFormat::Template(Box::new(ChatTemplate::from_jinja(TEMPLATE)?))),
+        format: Some(ChatFormat::Template(Box::new(ChatTemplate::from_jinja(TEMPLATE, &LocalMachine)?))),
         sampling: SamplingParams::default(),
         eos: vec![0],
         drafter: None,

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_engine::chat::{
-    AnswerGrammar, AnswerParser, AnswerPart, CallGrammar, ChatMessage, MessageContent, TemplateInputs,
-    TemplateValue,
-};
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken};
-use mlcc_engine::{Grammar, GrammarSpec, SpecialTokens, TokenId, Tokenizer};
+use mlcc_text::chat::{
+    AnswerGrammar, AnswerParser, AnswerPart, CallGrammar, ChatMessage, MessageContent, TemplateInputs,
+    TemplateValue,
+};
+use mlcc_text::{Grammar, GrammarSpec, SpecialTokens, TokenId, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::chat_answer::{CallIds, ChatAnswer, ToolCall, ended_by, is_cut};
@@ -309,7 +309,7 @@ fn prompt<'a>(
     let tools = tools.map(ToolSet::for_template).transpose()?;
     let extra = TemplateInputs { variables, tools, documents, ..TemplateInputs::default() };
     let failed =
-        |error: mlcc_engine::ChatError| ApiError::field("messages", "template_error", error.to_string());
+        |error: mlcc_text::ChatError| ApiError::field("messages", "template_error", error.to_string());
     let mut text = format.render(&messages, answer, &extra).map_err(failed)?;
     if goes_on {
         text.truncate(end_of_last(format, &messages, &extra, &text).map_err(failed)?);
@@ -336,7 +336,7 @@ fn end_of_last(
     messages: &[ChatMessage],
     extra: &TemplateInputs,
     text: &str,
-) -> Result<usize, mlcc_engine::ChatError> {
+) -> Result<usize, mlcc_text::ChatError> {
     let mut longer = messages.to_vec();
     if let Some(last) = longer.last_mut() {
         last.content = MessageContent::Text(last.text().trim_end().to_owned() + MARK);

@@ -1,8 +1,8 @@
 //! Whole answers of a chat, and their pieces: text, reasoning and calls of tools.
 
 use mlcc_engine::FinishReason;
-use mlcc_engine::chat::{AnswerParser, AnswerPart};
 use mlcc_engine::serving::RequestSummary;
+use mlcc_text::chat::{AnswerParser, AnswerPart};
 
 use crate::response_shape::finish_reason;
 

@@ -2,7 +2,7 @@
 
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken};
-use mlcc_engine::{SpecialTokens, TokenId, Tokenizer, Utf8Stream};
+use mlcc_text::{SpecialTokens, TokenId, Tokenizer, Utf8Stream};
 use serde_json::{Map, Value, json};
 
 use crate::chat::with_seeds;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mlcc_engine::GrammarSpec;
+use mlcc_text::GrammarSpec;
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -56,7 +56,7 @@ impl OutputConstraint {
         }
     }
 
-    pub fn compile(&self, hosted: &ServedModel) -> Result<mlcc_engine::Grammar, ApiError> {
+    pub fn compile(&self, hosted: &ServedModel) -> Result<mlcc_text::Grammar, ApiError> {
         hosted.compile_grammar(&self.spec).map_err(|error| ApiError::grammar(self.param, &error))
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use mlcc_engine::embedding::PoolingTask;
 use mlcc_engine::embedding::{EmbedOptions, EmbeddingError, EmbeddingModel, EmbeddingVectors};
-use mlcc_engine::{TokenId, embedding::PoolingTask};
+use mlcc_text::TokenId;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 

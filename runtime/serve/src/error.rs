@@ -2,9 +2,9 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use mlcc_engine::GrammarError;
 use mlcc_engine::serving::{LaunchError, RequestFailure};
 use mlcc_files::did_you_mean;
+use mlcc_text::GrammarError;
 use serde_json::{Value, json};
 
 /// Seconds after which a client may try again when the queue is full.

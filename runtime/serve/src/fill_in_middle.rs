@@ -1,6 +1,6 @@
 //! Prompts of models that write what stands between two texts.
 
-use mlcc_engine::{TokenId, Tokenizer};
+use mlcc_text::{TokenId, Tokenizer};
 
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
@@ -64,7 +64,7 @@ impl FimTokens {
     pub fn prompt(&self, hosted: &ServedModel, prefix: &str, suffix: &str) -> Result<Vec<TokenId>, ApiError> {
         hosted.check_text("prompt", prefix)?;
         hosted.check_text("suffix", suffix)?;
-        let wrong = |error: mlcc_engine::tokenizer::TokenizerError| {
+        let wrong = |error: mlcc_text::tokenizer::TokenizerError| {
             ApiError::field("prompt", "invalid_value", error.to_string())
         };
         let tokenizer = &hosted.tokenizer;

@@ -11,11 +11,12 @@ use axum::body::Body;
 use axum::http::HeaderValue;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::Logprobs;
 use mlcc_engine::serving::{
     CancelGuard, EngineRequest, EventSink, RequestSummary, SampledToken, SequenceEvent, TextDelta,
 };
-use mlcc_engine::{FinishReason, Tokenizer};
+use mlcc_text::Tokenizer;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use mlcc_engine::FinishReason;
-use mlcc_engine::chat::{AnswerParser, AnswerPart};
 use mlcc_engine::serving::{RequestSummary, SequenceEvent};
+use mlcc_text::chat::{AnswerParser, AnswerPart};
 use serde_json::{Value, json};
 
 use crate::anthropic::{MessagesRequest, error_body};

@@ -1,7 +1,7 @@
 //! The messages of a chat, from a request to what templates take.
 
-use mlcc_engine::ChatMessage;
-use mlcc_engine::chat::{MessageContent, TemplateValue};
+use mlcc_text::ChatMessage;
+use mlcc_text::chat::{MessageContent, TemplateValue};
 use serde_json::Value;
 
 use crate::error::ApiError;

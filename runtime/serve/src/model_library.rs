@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use mlcc_engine::SamplingParams;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::embedding::EmbeddingModel;
 use mlcc_engine::serving::{
     CompiledModelRunner, Engine, EngineExtras, EngineOptions, ModelRunner, TextAdapter,
 };
 use mlcc_engine::speculate::MakeDrafter;
-use mlcc_engine::{SamplingParams, TokenId, Tokenizer};
 use mlcc_runtime::Model;
+use mlcc_text::{TokenId, Tokenizer};
 use thiserror::Error;
 
 use crate::adapters::ReadAdapter;

@@ -4,7 +4,7 @@
 //! `none` turns thinking on. Values that the request gives the template by itself (`chat_template_kwargs`)
 //! stay.
 
-use mlcc_engine::chat::TemplateValue;
+use mlcc_text::chat::TemplateValue;
 use serde_json::Value;
 
 use crate::error::ApiError;

@@ -3,7 +3,7 @@
 use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::Logprobs;
 use mlcc_engine::serving::{RequestSummary, SampledToken};
-use mlcc_engine::{TokenId, Tokenizer};
+use mlcc_text::{TokenId, Tokenizer};
 use serde_json::Value;
 
 use crate::generation::ResponseChoice;

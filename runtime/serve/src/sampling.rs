@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use mlcc_engine::SamplingOverrides;
 use mlcc_engine::sampler::ParamError;
 use mlcc_engine::serving::EngineRequest;
-use mlcc_engine::{SamplingOverrides, SpecialTokens, TokenId};
+use mlcc_text::{SpecialTokens, TokenId};
 use serde_json::Value;
 
 use crate::constraint::OutputConstraint;

@@ -4,10 +4,11 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use mlcc_engine::chat::AnswerSyntax;
 use mlcc_engine::conversation::ChatFormat;
 use mlcc_engine::serving::{Engine, EngineExtras, EngineOptions, LaunchError, TextAdapter, WarningSink};
-use mlcc_engine::{Grammar, GrammarCompiler, GrammarError, GrammarSpec, SamplingParams, TokenId, Tokenizer};
+use mlcc_engine::{GrammarCompiler, SamplingParams};
+use mlcc_text::chat::AnswerSyntax;
+use mlcc_text::{Grammar, GrammarError, GrammarSpec, TokenId, Tokenizer};
 
 use crate::adapters::ReadAdapter;
 use crate::app_state::{ServerState, unix_seconds};

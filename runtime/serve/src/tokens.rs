@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`.
 
-use mlcc_engine::{SpecialTokens, TokenId};
+use mlcc_text::{SpecialTokens, TokenId};
 use serde::{Serialize, Serializer};
 use serde_json::json;
 

@@ -1,6 +1,6 @@
 //! Functions that the model may call: the fields of a request for them.
 
-use mlcc_engine::chat::TemplateValue;
+use mlcc_text::chat::TemplateValue;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;

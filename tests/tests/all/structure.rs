@@ -17,8 +17,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("mlcc-predict", &["mlcc-abi", "mlcc-target"]),
     ("mlcc-loader", &["mlcc-abi"]),
     ("mlcc-runtime", &["mlcc-abi", "mlcc-files", "mlcc-loader"]),
-    ("mlcc-engine", &["mlcc-abi", "mlcc-files", "mlcc-runtime"]),
-    ("mlcc-serve", &["mlcc-abi", "mlcc-engine", "mlcc-files", "mlcc-runtime"]),
+    ("mlcc-text", &[]),
+    ("mlcc-engine", &["mlcc-abi", "mlcc-files", "mlcc-runtime", "mlcc-text"]),
+    ("mlcc-serve", &["mlcc-abi", "mlcc-engine", "mlcc-files", "mlcc-runtime", "mlcc-text"]),
     ("mlcc-kernel-lang", &["mlcc-ir"]),
     ("mlcc-quant", &["mlcc-ir", "mlcc-kernel-lang"]),
     ("mlcc-models", &["mlcc-files", "mlcc-ir"]),
@@ -41,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mlcc-quant",
             "mlcc-runtime",
             "mlcc-target",
+            "mlcc-text",
         ],
     ),
     (
@@ -60,6 +62,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "mlcc-runtime",
             "mlcc-serve",
             "mlcc-target",
+            "mlcc-text",
         ],
     ),
 ];
@@ -156,6 +159,42 @@ fn the_contract_has_no_dependency_and_the_runtime_few() {
             _ => {}
         }
     }
+}
+
+/// Words that the sources of mlcc-text do not have, so that it runs wherever Rust does: its traits stand for the
+/// machine.
+const NOT_IN_TEXT: &[&str] = &[
+    "std::fs",
+    "std::thread",
+    "std::net",
+    "std::process",
+    "std::env",
+    "std::os",
+    "std::{",
+    "libc::",
+    "unsafe ",
+];
+
+#[test]
+fn texts_need_no_machine() {
+    let Some(files) = tracked() else { return };
+    let src = root().join("text/src");
+    let sources: Vec<&PathBuf> = files.iter().filter(|file| file.starts_with(&src)).collect();
+    assert!(sources.len() > 40, "only {} files in {}", sources.len(), src.display());
+    let mut found = Vec::new();
+    for file in sources {
+        let text = std::fs::read_to_string(file).expect("a source file");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            found.extend(
+                NOT_IN_TEXT
+                    .iter()
+                    .filter(|word| code.contains(*word))
+                    .map(|word| format!("{}:{}: {}", file.display(), number + 1, word.trim_end())),
+            );
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 /// The entries of a Cargo.lock for each crate: its versions, and names that these depend on.

@@ -143,7 +143,7 @@ impl ChatInput {
                 if read.map_err(CliError::io("read", "standard input"))? == 0 {
                     return Ok(InputLine::End);
                 }
-                let line = mlcc_engine::text::utf8("standard input", line)?;
+                let line = mlcc_text::utf8("standard input", line)?;
                 Ok(InputLine::Text(line.trim_end_matches(['\n', '\r']).to_owned()))
             }
         }

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use mlcc_engine::Tokenizer;
 use mlcc_models::{AdapterRequest, ModelRequest};
 use mlcc_passes::CacheType;
 use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::Model;
+use mlcc_text::Tokenizer;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 

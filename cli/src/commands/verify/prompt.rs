@@ -1,6 +1,6 @@
 //! The tokens that layers are compared on.
 
-use mlcc_engine::Tokenizer;
+use mlcc_text::Tokenizer;
 
 use crate::error::CliError;
 use mlcc_driver::layers::some_tokens;

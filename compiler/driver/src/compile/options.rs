@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use mlcc_codegen::CodeListener;
 use mlcc_codegen::cache::ObjectCache;
 use mlcc_codegen::ptxas::PtxAssembler;
-use mlcc_engine::ChatSource;
 use mlcc_ir::types::DType;
 use mlcc_models::{AdapterRequest, AdapterSlots, ModelRequest};
 use mlcc_passes::CacheType;
@@ -13,6 +12,7 @@ use mlcc_passes::policy::QuantPolicy;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_passes::{PIPELINE, Pass, TpMode};
 use mlcc_target::{Arch, CompileTarget};
+use mlcc_text::ChatSource;
 
 use super::{Backend, TuningFile};
 

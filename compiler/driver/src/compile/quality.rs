@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use mlcc_abi::section;
 use mlcc_codegen::artifact::ArtifactWriter;
-use mlcc_engine::TokenId;
 use mlcc_engine::eval::{self, EvalProtocol, EvalWindows, WindowModel};
 use mlcc_models::StoredType;
 use mlcc_models::resolve::WeightSource;
@@ -18,6 +17,7 @@ use mlcc_passes::plan_memory::MemoryPlan;
 use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::CompileTarget;
+use mlcc_text::TokenId;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 

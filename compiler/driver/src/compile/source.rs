@@ -1,9 +1,9 @@
 //! The input of a build: configuration, weights (opened, not read), tokenizer.
 
-use mlcc_engine::ChatSource;
 use mlcc_models::resolve::resolve;
 use mlcc_models::{Checkpoint, ResolvedModel};
 use mlcc_target::Arch;
+use mlcc_text::ChatSource;
 
 use super::text_files::{self, SourceTokenizer};
 use super::{BuildError, BuildOptions, ModuleText};

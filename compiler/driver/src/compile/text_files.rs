@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use mlcc_engine::chat::{BuiltinFormat, ChatFiles};
-use mlcc_engine::special_tokens::SpecialSources;
-use mlcc_engine::tokenizer::GgufVocabulary;
-use mlcc_engine::{ChatSource, SpecialIds, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
+use mlcc_engine::{GenerationConfig, LocalMachine};
 use mlcc_models::checkpoint::gguf::GgufMetadata;
 use mlcc_models::{Checkpoint, CheckpointError, ModelError, PoolingHead, PoolingOutput, ResolvedModel};
+use mlcc_text::chat::{BuiltinFormat, ChatFiles};
+use mlcc_text::special_tokens::SpecialSources;
+use mlcc_text::tokenizer::{GgufVocabulary, TokenizerError};
+use mlcc_text::{ChatSource, SpecialIds, TokenId, Tokenizer, TokenizerFile, TokenizerKind};
 
 use super::{BuildError, BuildOptions};
 
@@ -37,6 +38,9 @@ pub(super) fn resolve_tokenizer(
         config: Some(&config),
         tokenizer_config: tokenizer_config.as_deref(),
     };
+    if let Some(bytes) = generation_config {
+        GenerationConfig::from_json("generation_config.json", bytes)?;
+    }
     let special = SpecialIds::resolve(&tokenizer, sources)?;
     let names = special_names(model, checkpoint, &tokenizer, &special)?;
     Ok(Some(SourceTokenizer { file, tokenizer, special, names }))
@@ -74,17 +78,29 @@ fn tokenizer_file(
     options: &BuildOptions,
 ) -> Result<Option<TokenizerFile>, BuildError> {
     if let Some(path) = &options.tokenizer {
-        return Ok(Some(TokenizerFile::read(path)?));
+        return Ok(Some(TokenizerFile::read(path, &LocalMachine)?));
     }
     if let Some(vocabulary) = gguf_vocabulary(&checkpoint.metadata).map_err(ModelError::from)? {
-        return Ok(Some(vocabulary.to_file(Path::new(&checkpoint.origin))?));
+        let file = vocabulary.to_file(Path::new(&checkpoint.origin));
+        return Ok(Some(file.map_err(with_near_names)?));
     }
     for dir in &model.files.directories {
-        if let Some(file) = TokenizerFile::find_in(dir)? {
+        if let Some(file) = TokenizerFile::find_in(dir, &LocalMachine)? {
             return Ok(Some(file));
         }
     }
     Ok(None)
+}
+
+/// The error of a name that no pre-tokenizer has, with names near it.
+fn with_near_names(error: TokenizerError) -> TokenizerError {
+    match error {
+        TokenizerError::PreTokenizer { name, .. } => {
+            let near = mlcc_files::did_you_mean(&name, GgufVocabulary::pre_tokenizers());
+            TokenizerError::PreTokenizer { name, near }
+        }
+        other => other,
+    }
 }
 
 /// The tokenizer in a GGUF file's metadata.
@@ -175,13 +191,13 @@ pub(super) fn resolve_chat_template(
         return resolve_pair_template(model, head, named, found);
     }
     if let Some(source) = named {
-        source.compile()?;
+        source.compile(&LocalMachine)?;
         return Ok(Some(source));
     }
     let Some(source) = found.or_else(|| builtin_format(model, tokenizer).map(ChatSource::builtin)) else {
         return Ok(None);
     };
-    match source.compile() {
+    match source.compile(&LocalMachine) {
         Ok(_) => Ok(Some(source)),
         Err(error) => {
             warnings.push(format!("the artifact gets no chat template: {error}"));
@@ -203,13 +219,13 @@ fn resolve_pair_template(
         Err(BuildError::Unsupported(format!("{what} {roles}")))
     };
     if let Some(source) = named {
-        return match source.compile()?.takes_pairs() {
+        return match source.compile(&LocalMachine)?.takes_pairs() {
             true => Ok(Some(source)),
             false => refused("--template: this template does not write"),
         };
     }
     if let Some(source) = found
-        && source.compile().is_ok_and(|template| template.takes_pairs())
+        && source.compile(&LocalMachine).is_ok_and(|template| template.takes_pairs())
     {
         return Ok(Some(source));
     }
@@ -282,4 +298,19 @@ pub(super) fn read(path: Option<&Path>) -> Result<Option<Vec<u8>>, BuildError> {
     let Some(path) = path else { return Ok(None) };
     let bytes = mlcc_files::read(path, mlcc_files::FileKind::Config);
     bytes.map(Some).map_err(|source| BuildError::Io { action: "read", path: path.to_path_buf(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_near_a_pre_tokenizer_are_offered() {
+        let error = |name: &str| {
+            with_near_names(TokenizerError::PreTokenizer { name: name.into(), near: String::new() })
+        };
+        let text = error("qwen-2").to_string();
+        assert!(text.contains("`qwen-2` is not supported: did you mean `qwen2`"), "{text}");
+        assert!(error("elvish").to_string().contains("`elvish` is not supported: docs/"));
+    }
 }

@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 
 use mlcc_files::FileKind;
 use mlcc_runtime::{Session, replace_file};
+use mlcc_text::{ChatMessage, TokenId};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{Conversation, ConversationError};
-use crate::chat::ChatMessage;
-use crate::tokenizer::TokenId;
 
 /// Version of the JSON.
 const VERSION: u32 = 1;

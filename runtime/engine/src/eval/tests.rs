@@ -43,6 +43,15 @@ fn incomplete_window_is_dropped_and_first_token_is_context() {
     assert!((result.perplexity() - (expected / 6.0).exp()).abs() < 1e-6);
 }
 
+/// The numbers of eval.json beside the small model of the project.
+#[test]
+fn windows_of_a_whole_text() {
+    let tokens = vec![0; 26635];
+    let windows = EvalWindows::new(&tokens, EvalProtocol::default(), 4096).unwrap();
+    assert_eq!(windows.count(), 104);
+    assert_eq!(windows.iter().map(|w| w.tokens.len() - w.first_scored).sum::<usize>(), 26520);
+}
+
 #[test]
 fn each_row_predicts_the_next_token() {
     // A model that is sure that the next token is one more than this one.

@@ -9,14 +9,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use mlcc_runtime::TokenCandidate;
+use mlcc_text::stop::{StopCheck, StopMatcher};
+use mlcc_text::{DecodeStream, Grammar, GrammarError, SpecialTokens, TokenId, Tokenizer};
 use thiserror::Error;
 
 use crate::generate::FinishReason;
-use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{SampleError, Sampler};
 use crate::speculate::{DraftLengthTuner, Drafter};
-use crate::stop::{StopCheck, StopMatcher};
-use crate::tokenizer::{DecodeStream, SpecialTokens, TokenId, Tokenizer};
 
 /// Conditions that end a text, besides its stop strings, its grammar and its reader.
 #[derive(Debug, Clone)]

@@ -1,8 +1,9 @@
 //! DRY ("don't repeat yourself"): a token that would go on with a repetition of the text's end is penalized
 //! the more, the longer that repetition is: `multiplier * base^(length - allowed_length)`.
 
+use mlcc_text::TokenId;
+
 use super::extra::DryParams;
-use crate::tokenizer::TokenId;
 
 /// Room for this many tokens is made at once; an unbounded window grows.
 const ROOM: usize = 4096;

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use mlcc_text::{TokenId, Tokenizer};
+
 use super::ParamError;
-use crate::tokenizer::{TokenId, Tokenizer};
 
 /// Settings of these samplers. The default is off.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,7 +1,8 @@
 //! Changes that a request makes to the model's logits before anything else looks at them.
 
+use mlcc_text::TokenId;
+
 use super::ParamError;
-use crate::tokenizer::TokenId;
 
 /// Changes of logits. The default changes nothing.
 #[derive(Debug, Clone, Default, PartialEq)]

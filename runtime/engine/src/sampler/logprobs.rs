@@ -1,8 +1,9 @@
 //! Probabilities of tokens in the model's own distribution: the softmax of its logits, before penalties,
 //! temperature and cuts.
 
+use mlcc_text::TokenId;
+
 use super::{Candidate, scan};
-use crate::tokenizer::TokenId;
 
 /// A token and the natural logarithm of its probability; minus infinity for one that the model rules out.
 #[derive(Debug, Clone, Copy, PartialEq)]

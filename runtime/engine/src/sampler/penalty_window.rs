@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use mlcc_text::TokenId;
+
 use super::SamplingParams;
-use crate::tokenizer::TokenId;
 
 /// Invariant: `counts[t]` is the number of `t` in `window`.
 #[derive(Debug, Clone)]

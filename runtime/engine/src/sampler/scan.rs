@@ -1,8 +1,9 @@
 //! Passes over all logits. A vocabulary has up to 256 thousand tokens, of which few matter: vector
 //! instructions find the largest logit of a block, and most blocks need no more than that.
 
+use mlcc_text::TokenId;
+
 use super::{Candidate, compare_candidates};
-use crate::tokenizer::TokenId;
 
 const BLOCK: usize = 64;
 /// Parallel accumulators, which the compiler keeps in vectors.

@@ -5,12 +5,12 @@
 //! may only lower logits: then all tokens that rank before the last one of the list are in it.
 
 use mlcc_runtime::TokenCandidate;
+use mlcc_text::TokenId;
 
 use super::{
     Candidate, Sampler, SamplingParams, bounded_top_k, compare_candidates, drop_unlikely, keep_nucleus,
     relative_weight, set_weights,
 };
-use crate::tokenizer::TokenId;
 
 /// The largest error of a sum of weights in f32: more than [`super::scan::sum_weights`] says.
 const ERROR_OF_SUM: f64 = 4e-6;

@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use mlcc_files::unfinished;
+use mlcc_text::TokenId;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::serving::disk_writer::{DiskWriter, WriteJob, WriteReport};
 use crate::serving::model_runner::ModelLimits;
 use crate::serving::radix_tree::RadixTree;
-use crate::tokenizer::TokenId;
 
 const MAGIC: [u8; 8] = *b"mlccPREF";
 const VERSION: u32 = 1;

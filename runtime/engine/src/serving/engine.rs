@@ -6,6 +6,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mlcc_text::Tokenizer;
+
 use crate::serving::adapter::TextAdapter;
 use crate::serving::disk_cache::DiskCacheOptions;
 use crate::serving::model_runner::{ModelLimits, ModelRunner};
@@ -13,7 +15,6 @@ use crate::serving::queue::{EngineCommand, EngineStats, QueuedRequest, RequestQu
 use crate::serving::request::{EngineRequest, EventSink, LaunchError, RequestFailure, SequenceEvent};
 use crate::serving::scheduler;
 use crate::speculate::MakeDrafter;
-use crate::tokenizer::Tokenizer;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineOptions {

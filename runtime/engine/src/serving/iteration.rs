@@ -6,7 +6,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::generate::LanguageModel;
-use crate::grammar::Grammar;
 use crate::serving::model_runner::{ModelLimits, ModelRunner, OutputRows, SequenceInput, output_rows};
 use crate::serving::prefill_pacer::{SMALLEST, chunk_len};
 use crate::serving::recycle::recycle_list;
@@ -18,6 +17,7 @@ use crate::serving::scheduler::{
 use crate::serving::step_cost::StepLoad;
 use crate::speculate::CHEAP_ROWS;
 use mlcc_runtime::TokenCandidate;
+use mlcc_text::Grammar;
 
 /// The time for which the engine waits for masks before it looks for new requests.
 const LOOK: Duration = Duration::from_millis(5);

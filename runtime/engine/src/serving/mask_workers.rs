@@ -7,11 +7,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::grammar::{Grammar, MaskLimits};
+use mlcc_text::grammar::MaskLimits;
+use mlcc_text::{Grammar, TokenId};
+
 use crate::serving::model_runner::ModelRunner;
 use crate::serving::running_sequence::{RunningSequence, SequencePhase};
 use crate::serving::scheduler::Scheduler;
-use crate::tokenizer::TokenId;
 
 /// Most threads. They are started when they are needed, and texts with slow grammars have one of them
 /// together.

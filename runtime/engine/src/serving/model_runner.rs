@@ -5,12 +5,12 @@ use std::path::Path;
 use mlcc_runtime::{
     CachePages, LoadedAdapter, Model, Session, SessionBatch, SessionInput, TokenCandidate, WorkerThreads,
 };
+use mlcc_text::TokenId;
 
 use crate::generate::{LanguageModel, RewindModel};
 use crate::model::{is_batch_invariant, takes_drafts};
 use crate::serving::adapter::TextAdapter;
 use crate::serving::recycle::recycle_list;
-use crate::tokenizer::TokenId;
 
 pub use mlcc_runtime::OutputRows;
 

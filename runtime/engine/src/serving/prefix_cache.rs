@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Instant;
 
+use mlcc_text::TokenId;
+
 use crate::serving::adapter::{AdapterId, TextAdapter, adapter_id};
 use crate::serving::model_runner::{CacheBlocks, ModelRunner};
 use crate::serving::radix_tree::RadixTree;
 use crate::serving::save_states::PrefixLocation;
 use crate::serving::slots::{SequenceSlot, SlotTable, WORTH_A_COPY};
-use crate::tokenizer::TokenId;
 
 pub(super) struct CachedPrefix<S> {
     /// The adapter with which the state was made.

@@ -6,10 +6,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use mlcc_text::stop::StopMatcher;
+
 use crate::sampler::Sampler;
 use crate::serving::adapter::TextAdapter;
 use crate::serving::request::{EngineRequest, EventSink, LaunchError, RequestFailure};
-use crate::stop::StopMatcher;
 
 /// A request that has waited so long is as urgent as one of the next lower priority.
 const AGEING: Duration = Duration::from_secs(10);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::tokenizer::TokenId;
+use mlcc_text::TokenId;
 
 const ROOT: usize = 0;
 

@@ -4,16 +4,15 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use compact_str::CompactString;
+use mlcc_text::chat::StopGuard;
+use mlcc_text::stop::{EmptyStop, StopMatcher};
+use mlcc_text::{Grammar, GrammarError, SpecialTokens, TokenId};
 use thiserror::Error;
 
-use crate::chat::StopGuard;
 use crate::generate::FinishReason;
-use crate::grammar::{Grammar, GrammarError};
 use crate::sampler::{LogitChanges, Logprobs, ParamError, Sampler, SamplingParams};
 use crate::serving::adapter::TextAdapter;
 use crate::serving::model_runner::ModelLimits;
-use crate::stop::{EmptyStop, StopMatcher};
-use crate::tokenizer::{SpecialTokens, TokenId};
 
 /// One text to write.
 #[derive(Debug, Clone)]
@@ -36,7 +35,7 @@ pub struct EngineRequest {
     pub stop: Vec<String>,
     /// Selects the parts of the text in which stop strings are looked for; none: all of it.
     pub stop_guard: Option<StopGuard>,
-    /// The constraint on the text, from a [`crate::grammar::GrammarCompiler`] for the model's vocabulary.
+    /// The constraint on the text, from a [`crate::GrammarCompiler`] for the model's vocabulary.
     pub grammar: Option<Grammar>,
     /// Requests the probability of each sampled token, with this many of the top candidates.
     pub logprobs: Option<usize>,

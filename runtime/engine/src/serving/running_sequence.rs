@@ -4,6 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::time::{Duration, Instant};
 
 use compact_str::CompactString;
+use mlcc_text::Tokenizer;
 
 use crate::generate::{
     EmittedToken, FinishReason, GenerationState, IncrementalDetokenizer, SamplingError, StopConditions,
@@ -15,7 +16,6 @@ use crate::serving::queue::QueuedRequest;
 use crate::serving::request::{
     EngineRequest, EventSink, RequestFailure, RequestSummary, SampledToken, SequenceEvent, TextDelta,
 };
-use crate::tokenizer::Tokenizer;
 
 /// Tokens of a text for which there is room from its start.
 const USUAL_LENGTH: usize = 1024;

@@ -3,6 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use mlcc_text::Tokenizer;
+
 use crate::generate::FinishReason;
 use crate::serving::checkpoint_positions::CheckpointPositions;
 use crate::serving::disk_cache::{DiskCache, DiskCacheOptions};
@@ -18,7 +20,6 @@ use crate::serving::request::{EngineRequest, RequestFailure};
 use crate::serving::running_sequence::{RunningSequence, SequencePhase, end_unscheduled};
 use crate::serving::slots::{PrefixQuery, SequenceSlot, SlotTable};
 use crate::speculate::Drafter;
-use crate::tokenizer::Tokenizer;
 
 /// Runs until the queue is closed and everything in it is done. A panic of the model ends the texts of its
 /// step; one elsewhere ends those that run.

@@ -10,13 +10,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
+use mlcc_text::TokenId;
+
 use crate::generate::{LanguageModel, RewindModel};
 use crate::serving::adapter::TextAdapter;
 use crate::serving::disk_cache::{DiskCache, WORTH_A_FILE};
 use crate::serving::model_runner::{ModelRunner, RunnerError};
 use crate::serving::prefix_cache::PrefixCache;
 use crate::serving::radix_tree::common_prefix_len;
-use crate::tokenizer::TokenId;
 
 /// Tokens for which it is worth to copy a state.
 pub(super) const WORTH_A_COPY: usize = 32;

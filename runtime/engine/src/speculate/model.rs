@@ -1,9 +1,10 @@
 //! Drafts by a smaller model of the same vocabulary.
 
+use mlcc_text::TokenId;
+
 use crate::generate::RewindModel;
 use crate::serving::{ModelRunner, OutputRows, SequenceInput};
 use crate::speculate::Drafter;
-use crate::tokenizer::TokenId;
 
 /// Drafts of the most probable tokens by a model. An error of it costs drafts and nothing else. It computes
 /// drafts as they are made; a sequence that cannot roll them back is copied before, and goes on from the

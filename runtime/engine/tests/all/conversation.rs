@@ -6,11 +6,10 @@ use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 
-use mlcc_engine::chat::BuiltinFormat;
 use mlcc_engine::conversation::{AnswerSettings, ChatFormat, Conversation, ConversationError, TurnResult};
-use mlcc_engine::{
-    ChatTemplate, FinishReason, LanguageModel, RewindModel, SamplingParams, SpecialTokens, TokenId, Tokenizer,
-};
+use mlcc_engine::{FinishReason, LanguageModel, LocalMachine, RewindModel, SamplingParams};
+use mlcc_text::chat::BuiltinFormat;
+use mlcc_text::{ChatTemplate, SpecialTokens, TokenId, Tokenizer};
 
 /// Continues `Assistant:` with the answer number of users in the context; counts the tokens that it computes.
 struct CountingParrot {
@@ -242,7 +241,8 @@ fn templates_say_how_answers_end() {
     let tokenizer = common::sentencepiece();
     let template = "{% for m in messages %}{% if m.content == 'a' %}{{ raise_exception('no a') }}{% endif %}\
                     {% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}[{{ m.content }}]{% endif %}{% endfor %}";
-    let format = || ChatFormat::Template(Box::new(ChatTemplate::from_jinja(template).unwrap()));
+    let format =
+        || ChatFormat::Template(Box::new(ChatTemplate::from_jinja(template, &LocalMachine).unwrap()));
     let mut chat = Conversation::new(CountingParrot::new(false), format(), None, &tokenizer);
     assert_eq!(chat.end_tokens(), [2]);
     chat.reset().unwrap();

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mlcc_engine::speculate::{DraftModel, Drafter, NgramDrafter};
 use mlcc_engine::{
     FinishReason, GenerateError, GenerationRequest, GenerationResult, LanguageModel, SamplingParams,
-    TextGenerator, TokenId, Tokenizer,
+    TextGenerator,
 };
+use mlcc_text::{TokenId, Tokenizer};
 
 /// Says `script` byte by byte, whatever its input is, from the first byte after the prompt.
 struct ScriptedModel {

@@ -12,7 +12,8 @@ use mlcc_engine::serving::{
     SequenceEvent, TextAdapter,
 };
 use mlcc_engine::speculate::{DraftModel, Drafter, MakeDrafter, NgramDrafter};
-use mlcc_engine::{FinishReason, GenerationRequest, SamplingParams, TextGenerator, TokenId, Tokenizer};
+use mlcc_engine::{FinishReason, GenerationRequest, SamplingParams, TextGenerator};
+use mlcc_text::{TokenId, Tokenizer};
 use proptest::prelude::*;
 
 pub fn tokenizer() -> Tokenizer {

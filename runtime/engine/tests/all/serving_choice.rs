@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use mlcc_engine::LanguageModel;
 use mlcc_engine::sampler::compute_logprobs;
 use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, SequenceEvent};
-use mlcc_engine::{LanguageModel, TokenId};
+use mlcc_text::TokenId;
 
 use crate::serving::{alone, engine, ids, read, request, tokenizer};
 use crate::toy::ToyModel;

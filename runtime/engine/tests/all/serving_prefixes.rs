@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mlcc_engine::TokenId;
 use mlcc_engine::serving::{Engine, EngineOptions, EngineRequest, SequenceEvent, TextAdapter};
+use mlcc_text::TokenId;
 
 use crate::serving::{adapters, alone, read, request, tokenizer};
 use crate::toy::{CHUNK, ToyModel};

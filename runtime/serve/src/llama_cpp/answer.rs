@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use axum::response::sse::{Event as Sent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use mlcc_engine::FinishReason;
 use mlcc_engine::sampler::{Logprobs, TokenLogprob};
 use mlcc_engine::serving::{EngineRequest, RequestSummary, SampledToken, SequenceEvent};
-use mlcc_engine::{FinishReason, Tokenizer};
+use mlcc_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::error::json_type;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
-use mlcc_engine::Tokenizer;
-use mlcc_engine::chat::AnswerParser;
 use mlcc_engine::serving::EngineRequest;
+use mlcc_text::Tokenizer;
+use mlcc_text::chat::AnswerParser;
 use serde_json::Value;
 
 use crate::chat_answer::{CallIds, ChatAnswer, is_cut};

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mlcc_engine::Tokenizer;
-use mlcc_engine::chat::strftime;
 use mlcc_engine::sampler::Logprobs;
 use mlcc_engine::serving::RequestSummary;
+use mlcc_text::Tokenizer;
+use mlcc_text::chat::strftime;
 use serde_json::{Value, json};
 
 use crate::chat::logprob_entry;

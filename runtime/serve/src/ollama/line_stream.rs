@@ -7,8 +7,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::header::{self, HeaderName};
 use axum::response::{IntoResponse, Response};
-use mlcc_engine::chat::{AnswerParser, AnswerPart};
 use mlcc_engine::serving::{RequestSummary, SampledToken, SequenceEvent};
+use mlcc_text::chat::{AnswerParser, AnswerPart};
 use serde_json::Value;
 
 use crate::chat_answer::{CallIds, ToolCall, is_cut};

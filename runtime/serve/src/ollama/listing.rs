@@ -1,7 +1,7 @@
 //! `/api/tags`, `/api/ps` and `/api/show`: the models, and what they are.
 
-use mlcc_engine::chat::strftime;
 use mlcc_engine::embedding::PoolingTask;
+use mlcc_text::chat::strftime;
 use serde_json::{Map, Value, json};
 
 use crate::app_state::AppState;

@@ -29,6 +29,6 @@ mod tools;
 mod toy;
 #[cfg(feature = "otel")]
 mod traces;
-#[allow(dead_code, reason = "the engine's tests use all of it")]
-#[path = "../../../engine/tests/all/common/mod.rs"]
+#[allow(dead_code, reason = "the tests of tokenizers use all of it")]
+#[path = "../../../../text/tests/all/vocabularies.rs"]
 mod vocabularies;

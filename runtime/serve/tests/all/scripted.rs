@@ -12,7 +12,7 @@ struct ScriptedServer {
 }
 
 fn cases() -> Value {
-    serde_json::from_str(include_str!("../../../engine/tests/data/answers.json")).unwrap()
+    serde_json::from_str(include_str!("../../../../text/tests/data/answers.json")).unwrap()
 }
 
 impl ScriptedServer {

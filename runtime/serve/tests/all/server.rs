@@ -8,10 +8,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mlcc_engine::conversation::ChatFormat;
-use mlcc_engine::{ChatTemplate, SamplingParams};
+use mlcc_engine::{LocalMachine, SamplingParams};
 use mlcc_serve::{
     ModelLibrary, ModelSetup, NoLibrary, ReadyModel, ServeError, ServeOptions, ShutdownOutcome, serve,
 };
+use mlcc_text::ChatTemplate;
 
 use crate::http::TestClient;
 pub use crate::http::TestResponse;
@@ -43,7 +44,7 @@ impl Deref for TestServer {
 
 /// The model to serve; the token 0 ends a text.
 pub fn served(template: Option<&str>) -> ModelSetup {
-    let template = template.map(|text| ChatTemplate::from_jinja(text).unwrap());
+    let template = template.map(|text| ChatTemplate::from_jinja(text, &LocalMachine).unwrap());
     ModelSetup {
         drafter: None,
         draft: None,

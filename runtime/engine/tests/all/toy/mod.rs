@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mlcc_engine::serving::{ModelLimits, ModelRunner, OutputRows, SequenceInput, TextAdapter};
-use mlcc_engine::{LanguageModel, RewindModel, TokenId};
+use mlcc_engine::{LanguageModel, RewindModel};
+use mlcc_text::TokenId;
 
 /// All bytes as ids from 1 on, as in an RWKV World vocabulary, and the end of the text.
 pub const VOCAB: usize = 258;
