@@ -1,6 +1,6 @@
-//! A reader of ELF64 little-endian shared objects over a byte slice: program headers, sections by name, and the
-//! bytes that the code hash covers. It allocates nothing and trusts nothing: every offset is checked against the
-//! slice, so a truncated file is an error here and not a SIGBUS in the dynamic loader.
+//! A reader of ELF64 little-endian shared objects over a byte slice: program headers, sections by name, and
+//! the bytes that the code hash covers. It allocates nothing and trusts nothing: every offset is checked
+//! against the slice, so a truncated file is an error here and not a SIGBUS in the dynamic loader.
 //!
 //! Source of the layout: System V ABI, chapters 4 and 5.
 
@@ -18,12 +18,12 @@ pub const SHT_NOBITS: u32 = 8;
 pub const PT_LOAD: u32 = 1;
 pub const PT_DYNAMIC: u32 = 2;
 
-/// Where `e_shoff` and `e_shentsize, e_shnum, e_shstrndx` lie in the header. Appending or stripping sections
-/// changes these and nothing else that is loaded, so the code hash reads them as zero.
+/// The place of `e_shoff` and `e_shentsize, e_shnum, e_shstrndx` in the header. Appending or stripping
+/// sections changes these and nothing else that is loaded, so the code hash reads them as zero.
 pub const SHOFF_FIELD: Range<usize> = 40..48;
 pub const SHCOUNT_FIELDS: Range<usize> = 58..64;
 
-/// What is wrong with a file.
+/// The faults of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElfError {
     NotElf,
@@ -199,7 +199,7 @@ impl<'a> ElfFile<'a> {
         })
     }
 
-    /// The contents of a section, `None` if there is none of that name.
+    /// The contents of a section, `None` if there is none with that name.
     pub fn section(&self, name: &str) -> Option<&'a [u8]> {
         let found = self.sections().find(|s| s.name == name.as_bytes() && s.kind != SHT_NOBITS)?;
         slice(self.file, found.offset, found.bytes, "section").ok()
@@ -213,8 +213,9 @@ impl<'a> ElfFile<'a> {
         entries.take_while(|(tag, _)| *tag != 0)
     }
 
-    /// Feeds everything that the dynamic loader maps to `sink`: per PT_LOAD its header, then its bytes, with the
-    /// section fields of the ELF header read as zero. Equal before and after payload is appended or `strip` runs.
+    /// Feeds everything that the dynamic loader maps to `sink`: per PT_LOAD its header, then its bytes, with
+    /// the section fields of the ELF header read as zero. Equal before and after payload is appended or
+    /// `strip` runs.
     pub fn code_bytes(&self, mut sink: impl FnMut(&[u8])) {
         for s in self.segments().filter(|s| s.kind == PT_LOAD) {
             for v in [u64::from(s.flags), s.vaddr, s.file_bytes, s.memory_bytes] {

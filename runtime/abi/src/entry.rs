@@ -33,7 +33,7 @@ pub struct VariantEntry {
 pub enum EntryForm {
     /// `n` tokens of one sequence in, the logits of the last one out; the state advances by `n`.
     LastLogits = 0,
-    /// As [`EntryForm::LastLogits`], with the logits of every token.
+    /// Like [`EntryForm::LastLogits`], with the logits of every token.
     AllLogits = 1,
     /// The whole source text of a sequence in, `past` 0; no logits.
     Source = 2,
@@ -95,14 +95,14 @@ pub enum EntryPoint {
     ResetKvCache,
     /// `probs = softmax(logits / temperature)`.
     Softmax,
-    /// Of devices alone: of each row the [`TOP_K`] largest logits, in falling order, equal ones by their
-    /// number. At [`crate::arg::PROBS`] are rows of as many logits, and behind these, where the largest
+    /// The [`TOP_K`] largest logits of each row, in falling order, equal ones by their number; only devices
+    /// have it. At [`crate::arg::PROBS`] are rows of as many logits, and behind these, where the largest
     /// offset of an argument says, as many rows of their numbers, `i32`. NaN counts as less than all numbers;
     /// -0 becomes 0.
     TopK,
 }
 
-/// What is known of an entry point before there is code of it.
+/// The facts about an entry point that are known before there is code of it.
 struct EntryPointInfo {
     point: EntryPoint,
     name: &'static str,

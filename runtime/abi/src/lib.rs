@@ -1,4 +1,4 @@
-//! The contract between a compiled model (`.so`) and whoever loads it.
+//! The contract between a compiled model (`.so`) and its loader.
 //!
 //! The `.so` exports one data symbol, [`MODEL_SYMBOL`], a [`ModelTable`]. Everything else is reached from it.
 //! `runtime/core/include/mlcc.h` is the same contract for C; `tests/all/header.rs` holds the two equal.
@@ -13,7 +13,7 @@
 //! * Buffers handed to an entry point are aligned to [`BUFFER_ALIGN`] at least.
 //!
 //! [`elf`] reads the artifact file itself (sections and the bytes that the code hash covers). It is here
-//! because the compiler writes what the runtime reads, and the two may share nothing but this crate.
+//! because the compiler writes what the runtime reads, and the two may share only this crate.
 #![no_std]
 
 pub mod elf;
@@ -44,15 +44,15 @@ pub const SECTION_ALIGN: u64 = 4096;
 pub mod section {
     /// Packed parameters, addressed by [`super::Param::offset`].
     pub const WEIGHTS: &str = ".mlcc.weights";
-    /// In place of the weights: how to make them (random ones, for benchmarks). Text, described in
+    /// The recipe that makes the weights, in place of them (random ones, for benchmarks). Text, described in
     /// `runtime/core/src/weight_generator.rs`.
     pub const RECIPE: &str = ".mlcc.recipe";
     /// The metadata JSON once more, so that a file for another machine can be inspected without loading it.
     pub const METADATA: &str = ".mlcc.metadata";
     pub const TOKENIZER: &str = ".mlcc.tokenizer";
     pub const CHAT: &str = ".mlcc.chat";
-    /// What the code computes: the graph after the passes that change numbers on purpose, as deflated text
-    /// (zlib).
+    /// The computation of the code: the graph after the passes that change numbers on purpose, as deflated
+    /// text (zlib).
     pub const GRAPH: &str = ".mlcc.graph";
     pub const GOLDEN: &str = ".mlcc.golden";
     /// JSON: how well this artifact predicts a text, measured when it was built.
@@ -94,9 +94,10 @@ pub struct Str {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence {
-    /// As [`Ctx::state`]; no two sequences of a call share one.
+    /// The state, as in [`Ctx::state`]; no two sequences of a call share one.
     pub state: *mut u8,
-    /// As [`Ctx::page_table`]; no two sequences of a call share a page that one of them writes to.
+    /// The page table, as in [`Ctx::page_table`]; no two sequences of a call share a page that one of them
+    /// writes to.
     pub page_table: *const i32,
     /// Tokens that the state has seen before this call.
     pub past: i64,
@@ -106,7 +107,7 @@ pub struct Sequence {
     pub rows: i64,
 }
 
-/// What one call of an entry point works on. The caller owns every buffer.
+/// The arguments of one call of an entry point. The caller owns every buffer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx {
@@ -135,27 +136,28 @@ pub struct Ctx {
     pub barrier: Option<BarrierFn>,
     /// First argument of `barrier`.
     pub barrier_self: *mut c_void,
-    /// For `softmax_with_temperature`; greater than zero.
+    /// The temperature of `softmax_with_temperature`; greater than zero.
     pub temperature: f32,
     /// Must be zero.
     pub reserved0: u32,
-    /// Told when an item of the step (a launch or a barrier) is over; null: nobody wants to know.
+    /// Called when an item of the step (a launch or a barrier) is over; may be null.
     pub trace: Option<TraceFn>,
     /// First argument of `trace`.
     pub trace_self: *mut c_void,
-    /// For `decode_batch` and `step`: `b` sequences, instead of `state` and `past`.
+    /// The `b` sequences of `decode_batch` and `step`, instead of `state` and `past`.
     pub sequences: *const Sequence,
     /// Deals out the pieces of launches that are shared out dynamically; null: every worker computes its own
     /// share. Not called when `workers == 1`.
     pub next_chunk: Option<NextChunkFn>,
     /// First argument of `next_chunk`.
     pub next_chunk_self: *mut c_void,
-    /// For `decode_batch` and `step`: sequences in this call, `1..=batch`; for `decode_batch`, `n`.
+    /// The number of sequences in this call of `decode_batch` and `step`, `1..=batch`; for `decode_batch`,
+    /// `n`.
     pub b: i64,
-    /// For `step`: `n` numbers of tokens of this call, aligned like all buffers. Logits are made of the first
+    /// Numbers of the `n` tokens of a call of `step`, aligned like all buffers. Logits are made of the first
     /// `n_outputs` of them, in this order.
     pub output_rows: *const i32,
-    /// For `step`: `1..=n`.
+    /// The number of output rows of `step`: `1..=n`.
     pub n_outputs: i64,
     /// The first of all pages of [`ModelPlan::page_bytes`] each, aligned like all buffers; unused where that
     /// is 0.
@@ -168,13 +170,13 @@ pub struct Ctx {
     pub all_gather: Option<AllGatherFn>,
     /// First argument of `all_gather`.
     pub all_gather_self: *mut c_void,
-    /// For the functions [`VariantEntry::adapted`]: the matrices of the slots, [`ModelPlan::adapter_bytes`],
+    /// The matrices of the slots, for the functions [`VariantEntry::adapted`]: [`ModelPlan::adapter_bytes`],
     /// aligned like all buffers. Those of slot 0 are zero.
     pub adapters: *const u8,
 }
 
 impl Ctx {
-    /// No buffers, no tokens, nobody to call: what a call does not need stays as it is here.
+    /// No buffers, no tokens, no callbacks: fields that a call does not need stay as they are here.
     pub const EMPTY: Ctx = Ctx {
         weights: core::ptr::null(),
         arena: core::ptr::null_mut(),
@@ -206,9 +208,9 @@ impl Ctx {
 
 /// `all_gather(self, item, part, all, rows, row_bytes)`: item number `item` of the step. `part` has `rows`
 /// rows of `row_bytes` bytes, those of this rank; `all` gets as many rows of `ranks * row_bytes` bytes, each
-/// with the rows of all ranks in their order. When it comes back no other rank reads `part` any longer. A
-/// rank that can no longer reach the others comes back all the same, and whoever called the entry point
-/// throws the results away.
+/// with the rows of all ranks in their order. When it returns no other rank reads `part` any longer. A rank
+/// that can no longer reach the others returns nevertheless, and the caller of the entry point throws the
+/// results away.
 pub type AllGatherFn = unsafe extern "C" fn(
     this: *mut c_void,
     item: u32,
@@ -219,9 +221,9 @@ pub type AllGatherFn = unsafe extern "C" fn(
 );
 
 /// `next_chunk(self, worker, chunks)`: a chunk for worker `worker` of a launch in `chunks` chunks per worker,
-/// of which nobody has computed any; worker `w` has numbers from `w * chunks` on. [`NO_CHUNK`] if none is
-/// left, which it says once to every worker for every such launch: the next call of that worker is for the
-/// next one. All workers come by the same launches in the same order, but not at the same time.
+/// that no worker has computed; worker `w` has numbers from `w * chunks` on. [`NO_CHUNK`] if none is left,
+/// which it says once to every worker for every such launch: the next call of that worker is for the next
+/// one. All workers come by the same launches in the same order, but not at the same time.
 pub type NextChunkFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, chunks: u32) -> u32;
 
 /// Says that no chunk is left.
@@ -237,7 +239,7 @@ pub type TraceFn = unsafe extern "C" fn(this: *mut c_void, worker: u32, item: u3
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// For example `x86-64-v3`.
+    /// The name, for example `x86-64-v3`.
     pub name: Str,
     /// Bits of [`feature`] that the code uses.
     pub features: u64,
@@ -257,25 +259,25 @@ pub struct Param {
     pub packing: Str,
     pub ndim: u32,
     /// 0: it lies in the weights payload. 1: it is one of the matrices of slots for adapters
-    /// ([`Ctx::adapters`]), that of all slots, one behind the other.
+    /// ([`Ctx::adapters`]), concatenated for all slots.
     pub of_slots: u32,
     /// Logical dims, slowest first; unused ones are 0.
     pub dims: [u64; 4],
-    /// From the start of the weights payload, or of the matrices of slots.
+    /// Offset from the start of the weights payload, or of the matrices of slots.
     pub offset: u64,
     pub bytes: u64,
 }
 
-/// How a piece of state begins.
+/// Initial values of a piece of state.
 pub mod init {
     pub const ZERO: u32 = 0;
     /// Every f32 of the piece is [`super::State::fill`].
     pub const FILL_F32: u32 = 1;
 }
 
-/// What a piece of state is.
+/// Kinds of a piece of state.
 pub mod state_kind {
-    /// Of fixed size, replaced by every step.
+    /// A state of fixed size, replaced by every step.
     pub const RECURRENT: u32 = 0;
     /// One row per position (keys or values): a step reads the first `past` rows and writes the `n` rows
     /// after them. The contents of further rows are undefined, so memory may be given to rows as late as they
@@ -286,16 +288,16 @@ pub mod state_kind {
     /// may move the last `rows - 1` rows of every cache to right after those, count here how many it dropped,
     /// and go on with `past = sinks + rows - 1`. Positions are `past` plus this number.
     pub const DROPPED_ROWS: u32 = 2;
-    /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have when the prompt has
-    /// ended that is being fed in several calls. The model takes this length, or that after a call if it is
-    /// larger; so a caller writes it before the first call of a prompt, and zero when it goes back in the
-    /// sequence.
+    /// One `i32`, zero at first, that the caller owns: tokens that the sequence will have at the end of a
+    /// prompt that comes in several calls. The model takes this length, or that after a call if it is larger;
+    /// so a caller writes it before the first call of a prompt, and zero when it goes back in the sequence.
     pub const SEQUENCE_LENGTH: u32 = 3;
     /// One `i32`, zero at first, that the caller owns: the slot of the adapter of the sequence, 0: it has
     /// none.
     pub const ADAPTER_SLOT: u32 = 4;
-    /// One `i32`, zero at first, that [`super::EntryPoint::Encode`] writes: so many first rows of the caches
-    /// are of the source text. They stay as long as the sequence, so a caller may go back in it no further.
+    /// One `i32`, zero at first, that [`super::EntryPoint::Encode`] writes: the number of first rows of the
+    /// caches that are of the source text. They stay as long as the sequence, so a caller may go back in it
+    /// no further.
     pub const SOURCE_LENGTH: u32 = 5;
 }
 
@@ -313,16 +315,16 @@ pub struct State {
     pub format: Str,
     /// A value of [`state_kind`].
     pub kind: u32,
-    /// Of the number of dropped rows: the first rows of every cache, which are never dropped. Else 0.
+    /// First rows of every cache that are never dropped, for the number of dropped rows. Else 0.
     pub sinks: u32,
-    /// Of a cache: rows planned, at least `context`. Of the number of dropped rows: the window. Else 0.
+    /// Rows planned for a cache, at least `context`; the window for the number of dropped rows. Else 0.
     pub rows: u64,
-    /// Of a cache: bytes of one row, and `bytes = rows * row_bytes`. Row number `r` of a page lies at `offset
-    /// + r * row_bytes` of it. Else 0.
+    /// Bytes of one row of a cache: `bytes = rows * row_bytes`. Row number `r` of a page lies at
+    /// `offset + r * row_bytes` of it. Else 0.
     pub row_bytes: u64,
 }
 
-/// Which devices code made for [`DeviceImage::sm`] may use features of, and so which ones it runs on.
+/// The devices whose features code for [`DeviceImage::sm`] may use, and so those that it runs on.
 pub mod device_scope {
     /// PTX: this compute capability and every later one. A cubin: those of the same major version that are
     /// not earlier.
@@ -354,25 +356,25 @@ pub struct DimExpr {
     pub coef_n: i64,
     pub coef_past: i64,
     pub constant: i64,
-    /// At least 1.
+    /// The divisor, at least 1.
     pub div: i64,
 }
 
-/// What changes from call to call of a device's entry points. It lies in the device's memory, where kernels
-/// read it, so that launches are the same in every call and a list of them can be recorded once. The caller
-/// writes it before the launches of a call.
+/// The fields that change from call to call of a device's entry points. They lie in the device's memory,
+/// where kernels read them, so that launches are the same in every call and a list of them can be recorded
+/// once. The caller writes them before the launches of a call.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Control {
-    /// As [`Ctx::n`].
+    /// See [`Ctx::n`].
     pub n: i64,
-    /// As [`Ctx::past`].
+    /// See [`Ctx::past`].
     pub past: i64,
-    /// As [`Ctx::b`]; 0 in calls of one sequence.
+    /// See [`Ctx::b`]; 0 in calls of one sequence.
     pub b: i64,
-    /// As [`Ctx::n_outputs`]; 0 in calls of other entry points than `step`.
+    /// See [`Ctx::n_outputs`]; 0 in calls of other entry points than `step`.
     pub n_outputs: i64,
-    /// As [`Ctx::temperature`].
+    /// See [`Ctx::temperature`].
     pub temperature: f32,
     /// Must be zero.
     pub reserved: u32,
@@ -388,33 +390,33 @@ pub mod arg {
     pub const PROBS: u32 = 5;
     /// A [`super::Control`].
     pub const CONTROL: u32 = 6;
-    /// As [`super::Ctx::output_rows`].
+    /// See [`super::Ctx::output_rows`].
     pub const OUTPUT_ROWS: u32 = 7;
     /// The [`super::Sequence`]s of a call, whose addresses are the device's.
     pub const SEQUENCES: u32 = 8;
-    /// As [`super::Ctx::pages`].
+    /// See [`super::Ctx::pages`].
     pub const PAGES: u32 = 9;
-    /// As [`super::Ctx::page_table`].
+    /// See [`super::Ctx::page_table`].
     pub const PAGE_TABLE: u32 = 10;
-    /// As [`super::Ctx::adapters`].
+    /// See [`super::Ctx::adapters`].
     pub const ADAPTERS: u32 = 11;
 }
 
-/// What a launch of a device's entry point is for.
+/// Repetitions of a launch of a device's entry point.
 pub mod repeat {
-    /// For all rows of the call.
+    /// Once for all rows of the call.
     pub const ONCE: u32 = 0;
-    /// For the rows whose logits are wanted: `n` of its grid is their number.
+    /// Once for the output rows: `n` of its grid is their number.
     pub const OUTPUTS: u32 = 1;
-    /// For each sequence of the call, by its number in z: `n` and `past` of its grid are the most that one of
-    /// them has, the grid is as many blocks deep as there are sequences, and arguments in the state and in
-    /// the table of pages are bytes from the beginning of one.
+    /// Once for each sequence of the call, by its number in z: `n` and `past` of its grid are the most that
+    /// one of them has, the grid is as many blocks deep as there are sequences, and arguments in the state
+    /// and in the table of pages are bytes from the beginning of one.
     pub const EACH_SEQUENCE: u32 = 2;
     /// No kernel, but an all-gather of the ranks ([`crate::AllGatherFn`]): the first two arguments are the
     /// part of this rank and where the rows of all go, the grid in x is the number of rows, and the shared
     /// memory the bytes of a row of a part.
     pub const ALL_GATHER: u32 = 3;
-    /// The same of the rows whose logits are wanted.
+    /// An all-gather of the output rows.
     pub const ALL_GATHER_OUTPUTS: u32 = 4;
 }
 
@@ -439,7 +441,7 @@ pub const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 pub struct Launch {
     /// Name of the kernel in the device image.
     pub kernel: Str,
-    /// At least so many blocks; those beyond do nothing.
+    /// The least number of blocks; further ones do nothing.
     pub grid: [DimExpr; 3],
     pub block: [u32; 3],
     /// Dynamic shared memory.
@@ -456,7 +458,7 @@ pub struct Launch {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceEntry {
-    /// That of an [`EntryPoint`], with [`ADAPTED`] before it in the list for calls with adapters.
+    /// The name of an [`EntryPoint`], with [`ADAPTED`] before it in the list for calls with adapters.
     /// `create_kv_cache` and `reset_kv_cache` may be absent: the state table says it all.
     pub name: Str,
     pub launches: *const Launch,

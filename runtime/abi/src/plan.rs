@@ -24,16 +24,16 @@ pub struct ModelPlan {
     /// Bytes of a page, which has [`PAGE_ROWS`] rows of every cache. 0: there are no caches.
     pub page_bytes: u64,
     /// Floats of the embedding of a text. Where it is not 0 the model reads whole texts and keeps nothing of
-    /// them: of the entry points that take tokens it has `step` alone, whose sequences have neither state nor
-    /// pages, and `past` 0. An output row has this many floats in place of `vocab`; the last row of a text is
-    /// its embedding. 0: the model makes logits.
+    /// them: it has `step` alone among the entry points that take tokens, whose sequences have neither state
+    /// nor pages, and `past` 0. An output row has this many floats in place of `vocab`; the last row of a
+    /// text is its embedding. 0: the model makes logits.
     pub text_width: u64,
     /// Ranks that the model is split among, at least 1. Each runs the same code, with memory of its own and
     /// the weights of its own section ([`crate::section::WEIGHTS`] of rank 0, with `.1`, `.2`, ... behind it
     /// of the others), which are of `weights_bytes` each. Arena and states are those of one rank, pages those
     /// of all.
     pub ranks: u64,
-    /// Adapters that fit beside each other, in slots from 1 on; 0: there are no slots.
+    /// Most adapters at a time, in slots from 1 on; 0: there are no slots.
     pub adapter_slots: u64,
     /// The rank that each slot has room for.
     pub adapter_rank: u64,

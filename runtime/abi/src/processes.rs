@@ -1,8 +1,7 @@
-//! The contract between the runtime and a plug-in through which ranks that are processes exchange what they
-//! have.
+//! The contract between the runtime and a plug-in through which ranks that are processes exchange their data.
 //!
 //! The plug-in is a shared library that exports one data symbol, [`PROCESSES_SYMBOL`], a [`ProcessTable`]. It
-//! has a version of its own: artifacts know nothing of it.
+//! has a version of its own: artifacts do not depend on it.
 
 use core::ffi::c_char;
 
@@ -21,8 +20,8 @@ pub mod outcome {
     pub const FAILED: i32 = 2;
 }
 
-/// How processes speak to each other. All functions may be called by any thread, one at a time. `limit` is in
-/// milliseconds; 0 is no limit.
+/// The functions by which processes communicate. All may be called by any thread, one at a time. `limit` is
+/// in milliseconds; 0 is no limit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessTable {
@@ -30,7 +29,7 @@ pub struct ProcessTable {
     pub version: u32,
     /// Bytes of this struct.
     pub struct_size: u32,
-    /// What stands below, for people: UTF-8 with a NUL byte at the end.
+    /// The name of the library below, for people: UTF-8 with a NUL byte at the end.
     pub name: *const c_char,
     /// Joins the others, once: writes the number of this process and how many there are.
     pub join: unsafe extern "C" fn(rank: *mut u32, ranks: *mut u32) -> i32,

@@ -1,5 +1,6 @@
-//! Adapters (LoRA) that sequences choose when a model runs: their factors lie in slots beside the weights, which an artifact built with
-//! `--lora-slots` has code for. What is in a slot changes only while nobody has its [`LoadedAdapter`].
+//! Adapters (LoRA) that sequences choose when a model runs: their factors lie in slots beside the weights,
+//! which an artifact built with `--lora-slots` has code for. The content of a slot changes only while there
+//! is no [`LoadedAdapter`] of it.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use crate::buffer::AlignedBuffer;
 use crate::table::{ArtifactTable, ParamInfo};
 use crate::{Error, Model, Result};
 
-/// What the names of the factors of a tensor end with.
+/// Suffixes of the names of a tensor's factors.
 const FACTORS: [&str; 2] = [".lora_A", ".lora_B"];
 
 /// The two factors of one tensor of the model: what the adapter adds to it is `b a`.
@@ -23,15 +24,15 @@ pub struct LoraFactors<'a> {
     pub b: &'a [f32],
 }
 
-/// An adapter in a slot of a model, for [`Session::set_adapter`](crate::Session::set_adapter). The slot is free again when no copy of
-/// this is left, those of sessions among them.
+/// An adapter in a slot of a model, for [`Session::set_adapter`](crate::Session::set_adapter). The slot is
+/// free again when no copy of this is left, those of sessions among them.
 #[derive(Clone, Debug)]
 pub struct LoadedAdapter(Arc<AdapterSlot>);
 
 #[derive(Debug)]
 struct AdapterSlot {
     slots: Arc<AdapterSlotTable>,
-    /// From 1 on.
+    /// The number of the slot, from 1 on.
     number: usize,
     name: String,
     identity: u128,
@@ -68,7 +69,7 @@ impl Drop for AdapterSlot {
 pub(crate) struct AdapterSlotTable {
     /// The matrices of all slots. Those of slot 0 stay zero.
     memory: AlignedBuffer,
-    /// By slot, from slot 1 on.
+    /// True for slots in use, from slot 1 on.
     claimed: Mutex<Vec<bool>>,
     /// One adapter is written at a time: what there is then goes to a GPU, or to other processes.
     writing: Mutex<()>,
@@ -81,7 +82,7 @@ impl std::fmt::Debug for AdapterSlotTable {
 }
 
 impl AdapterSlotTable {
-    /// Those of a model, if it was built with some.
+    /// The slots of a model, if it was built with some.
     pub fn from_table(table: &ArtifactTable) -> Result<Option<Arc<AdapterSlotTable>>> {
         let plan = &table.plan;
         if plan.adapter_slots == 0 {
@@ -101,12 +102,13 @@ impl AdapterSlotTable {
     pub fn write(&self, at: u64, bytes: &[u8]) -> Option<()> {
         let at = usize::try_from(at).ok()?;
         at.checked_add(bytes.len()).filter(|&end| end <= self.memory.len())?;
-        // SAFETY: within the memory. The thread that hears this takes all steps as well, so none is under way.
+        // SAFETY: within the memory. The thread that hears this takes all steps as well, so none is under
+        // way.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.as_ptr().add(at), bytes.len()) };
         Some(())
     }
 
-    /// A slot that nobody has.
+    /// A free slot.
     fn claim_slot(&self) -> Option<usize> {
         let mut taken = self.claimed.lock().unwrap_or_else(PoisonError::into_inner);
         let free = taken.iter().position(|taken| !taken)?;
@@ -114,14 +116,16 @@ impl AdapterSlotTable {
         Some(free + 1)
     }
 
-    /// Replaces element (`row`, `column`) of the matrix of a slot by `value(row, column)`, of all that it has.
+    /// Replaces element (`row`, `column`) of the matrix of a slot by `value(row, column)`, of all that it
+    /// has.
     fn fill(&self, matrix: &SlotMatrix, slot: usize, value: impl Fn(usize, usize) -> f32) {
         for row in 0..matrix.rows {
             for column in 0..matrix.columns {
                 let at = matrix.offset + 4 * matrix.element(slot * matrix.rows + row, column);
                 let bytes = value(row, column).to_le_bytes();
-                // SAFETY: the table was checked: all rows of all slots lie in the memory. The slot was taken by the caller, so no other
-                // thread writes there, and no step reads there: no session has its adapter yet.
+                // SAFETY: the table was checked: all rows of all slots lie in the memory. The slot was taken
+                // by the caller, so no other thread writes there, and no step reads there: no session has its
+                // adapter yet.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.as_ptr().add(at), 4) };
             }
         }
@@ -130,7 +134,7 @@ impl AdapterSlotTable {
 
 /// The matrices that a parameter has for all slots.
 struct SlotMatrix {
-    /// Of one slot.
+    /// Rows of one slot.
     rows: usize,
     columns: usize,
     offset: usize,
@@ -157,7 +161,8 @@ impl SlotMatrix {
         fits.then_some(SlotMatrix { rows, columns, offset: param.offset.try_into().ok()?, tiled })
     }
 
-    /// Where the elements of a slot lie; of tiles, with what other slots have of the first and the last one.
+    /// The range of the elements of a slot; for tiles, with the elements that other slots have of the first
+    /// and the last one.
     fn slot_range(&self, slot: usize) -> Range<usize> {
         let (first, end) = (slot * self.rows, (slot + 1) * self.rows);
         let (first, end) = match self.tiled {
@@ -176,13 +181,13 @@ impl SlotMatrix {
     }
 }
 
-/// Whether a parameter is one that slots consist of.
+/// True if a parameter belongs to slots.
 pub(crate) fn belongs_to_slots(param: &ParamInfo, slots: u64) -> bool {
     SlotMatrix::from_param(param, slots).is_some() && FACTORS.iter().any(|end| param.name.ends_with(end))
 }
 
 impl Model {
-    /// Adapters that fit beside each other; 0 where the artifact was built without `--lora-slots`.
+    /// Most adapters at a time; 0 where the artifact was built without `--lora-slots`.
     pub fn adapter_slots(&self) -> usize {
         self.plan().adapter_slots as usize
     }
@@ -198,7 +203,8 @@ impl Model {
         params.filter_map(|param| param.name.strip_suffix(FACTORS[0]))
     }
 
-    /// Puts an adapter into a free slot. Tensors that it has no factors for stay as they are. When it is refused nothing has changed.
+    /// Puts an adapter into a free slot. Tensors that it has no factors for stay as they are. When it is
+    /// refused nothing has changed.
     pub fn load_adapter(&self, name: &str, factors: &[LoraFactors<'_>]) -> Result<LoadedAdapter> {
         let Some(slots) = self.slots() else {
             return Err(Error::NoSlots { path: self.artifact().path().to_path_buf() });
@@ -241,7 +247,7 @@ impl Model {
         Ok(LoadedAdapter(Arc::new(slot)))
     }
 
-    /// Where the factors of a tensor go.
+    /// The places of the factors of a tensor.
     fn locate_factors(&self, adapter: &str, factors: &LoraFactors<'_>) -> Result<[SlotMatrix; 2]> {
         let wrong = |what: String| Error::AdapterTensor {
             adapter: adapter.to_string(),

@@ -8,20 +8,20 @@ use crate::buffer::AlignedBuffer;
 
 const WHAT: &str = "the arena";
 
-/// Runs of a pool of several workers follow each other and share one arena. Where a pool has one worker, that is the thread of
-/// the caller, and several of those may run at once, each with an arena of its own.
+/// Runs of a pool of several workers follow each other and share one arena. Where a pool has one worker, that
+/// is the thread of the caller, and several of those may run at once, each with an arena of its own.
 pub(crate) struct ArenaPool {
     bytes: u64,
     align: u64,
     shared: UnsafeCell<AlignedBuffer>,
-    /// Of callers' threads, those that no one has now; the one that was used last is the last.
+    /// Free arenas of callers' threads; the one that was used last is the last.
     free: Mutex<Vec<AlignedBuffer>>,
 }
 
 // SAFETY: `shared` is touched within runs of a pool of several workers only, of which there is one at a time.
 unsafe impl Sync for ArenaPool {}
 
-/// What a step works on.
+/// The arena of a step.
 pub(crate) enum StepArena {
     Shared(*mut u8),
     Own(AlignedBuffer),
@@ -63,17 +63,17 @@ impl ArenaPool {
         }
     }
 
-    /// What the last step that was given back has left.
+    /// The contents after the last step that was given back.
     pub fn last_contents(&self) -> Vec<u8> {
         self.free().last().map_or(vec![0; self.bytes as usize], |buffer| buffer.bytes().to_vec())
     }
 
-    /// What the last step of several workers has left.
+    /// The contents after the last step of several workers.
     ///
     /// # Safety
     /// It is called within a run of the pool, by one worker, and the others do nothing.
     pub unsafe fn shared_contents(&self) -> Vec<u8> {
-        // SAFETY: by contract nobody writes meanwhile.
+        // SAFETY: by contract there is no writer meanwhile.
         unsafe { (*self.shared.get()).bytes().to_vec() }
     }
 }

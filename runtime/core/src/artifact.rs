@@ -1,4 +1,4 @@
-//! The artifact as a file: mapped, bounds-checked, hashed. Nothing of it is executed here, so a file for any machine
+//! The artifact as a file: mapped, bounds-checked, hashed. It is not executed here, so a file for any machine
 //! can be inspected.
 
 use std::fs::File;
@@ -37,7 +37,7 @@ pub struct Artifact {
     hashes: SectionHashes,
     /// The weights of `--split-weights`.
     split_weights: Option<SplitWeightsFile>,
-    /// Of weights that are made on load.
+    /// The generator of weights that are made on load.
     weight_generator: Option<WeightGenerator>,
 }
 
@@ -119,7 +119,7 @@ impl Artifact {
         &self.sections
     }
 
-    /// The contents of a payload section of the artifact, or of the weights beside it.
+    /// The contents of a payload section of the artifact, or of its separate weights.
     pub fn section(&self, name: &str) -> Option<&[u8]> {
         if let (Some(beside), true) = (&self.split_weights, name == section::WEIGHTS) {
             return beside.map.get(beside.offset..);
@@ -161,7 +161,7 @@ impl Artifact {
         self.split_weights.as_ref().map(|b| b.path.as_path())
     }
 
-    /// How the weights are made, if the artifact has none.
+    /// The generator of the weights, if the artifact has none.
     pub fn weight_generator(&self) -> Option<&WeightGenerator> {
         self.weight_generator.as_ref()
     }
@@ -176,7 +176,8 @@ impl Artifact {
         self.hashes.code
     }
 
-    /// Verifies the hash of every payload section of at most `up_to` bytes; weights that are made on load are made for that.
+    /// Verifies the hash of every payload section of at most `up_to` bytes; weights that are made on load are
+    /// made for that.
     pub fn verify(&self, up_to: u64) -> Result<()> {
         for entry in self.hashes.sections.iter().filter(|e| e.bytes <= up_to) {
             let (found, path) = match (&entry.location, &self.weight_generator) {
@@ -305,8 +306,8 @@ fn map_file(path: &Path) -> Result<(File, Mmap)> {
     if meta.len() == 0 {
         return Err(Error::Elf { path: path.to_path_buf(), source: ElfError::Truncated("header") });
     }
-    // SAFETY: read-only and private. Files are replaced by rename, never written in place; who truncates one under a
-    // running process gets SIGBUS, as with any shared library.
+    // SAFETY: read-only and private. Files are replaced by rename, never written in place; who truncates one
+    // under a running process gets SIGBUS, as with any shared library.
     let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.map_err(fail("map"))?;
     Ok((file, map))
 }

@@ -8,8 +8,9 @@ use crate::top_k::{AcceptTopK, TokenCandidate};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{CachePages, Error, Model, Result, Session};
 
-/// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a draft. Sessions may
-/// join and leave between steps, each with as many tokens as it has; nothing is allocated in the steady state.
+/// Feeds tokens of several sessions in one step: to each its next token, or a piece of its prompt, or a
+/// draft. Sessions may join and leave between steps, each with as many tokens as it has; nothing is allocated
+/// in the steady state.
 ///
 /// ```no_run
 /// # use mlcc_runtime::{LoadOptions, Model, SessionInput};
@@ -26,26 +27,26 @@ use crate::{CachePages, Error, Model, Result, Session};
 /// ```
 pub struct SessionBatch {
     model: Model,
-    /// Where it is not the CPU that runs it.
+    /// The device that runs it, if it is not the CPU.
     on_device: Option<Box<dyn DeviceBatch>>,
     /// Most sequences in one step.
     max_sequences: usize,
-    /// As many tokens as a step takes.
+    /// Room for the tokens of a step.
     tokens: AlignedBuffer,
-    /// As many numbers of them.
+    /// Room for as many row numbers.
     output_rows: AlignedBuffer,
-    /// Of as many rows as a step has asked for yet.
+    /// Logits of as many rows as a step has requested yet.
     logits: AlignedBuffer,
-    /// How many floats of them the last step has made.
+    /// The number of their floats after the last step.
     logits_len: usize,
     sequences: Vec<Sequence>,
     /// The tokens of a step, and the numbers of those whose logits are wanted, until they are copied to where
     /// they are aligned.
     token_ids: Vec<i32>,
     row_indices: Vec<i32>,
-    /// What a session that went alone says of itself ([`Session::performance_warning`]).
+    /// The warning of a session that ran alone ([`Session::performance_warning`]).
     session_warning: Option<String>,
-    /// By wanted row of a step, whether its likeliest tokens were enough.
+    /// True, for each output row of a step, if its top-k candidates were enough.
     accepted: Vec<bool>,
     /// Times of the items of steps, if they are taken.
     trace: Option<Box<StepTrace>>,
@@ -55,7 +56,7 @@ pub struct SessionBatch {
 // them from its arguments.
 unsafe impl Send for SessionBatch {}
 
-/// What a step feeds to a session, which has one piece in a step: it is borrowed.
+/// The input of a session in a step, which has one piece of each: the session is borrowed.
 ///
 /// ```compile_fail,E0499
 /// # use mlcc_runtime::{Session, SessionBatch, SessionInput};
@@ -65,7 +66,7 @@ unsafe impl Send for SessionBatch {}
 /// ```
 pub struct SessionInput<'a> {
     pub session: &'a mut Session,
-    /// At least one.
+    /// The tokens, at least one.
     pub tokens: &'a [i32],
     pub outputs: OutputRows,
 }
@@ -150,13 +151,13 @@ impl SessionBatch {
         self.max_sequences
     }
 
-    /// What the last step or call of [`SessionBatch::decode`] has returned; nothing after an error.
+    /// The result of the last step or call of [`SessionBatch::decode`]; empty after an error.
     pub fn logits(&self) -> &[f32] {
         &self.logits.as_floats()[..self.logits_len]
     }
 
     /// Something that makes the steps slower than they could be and that the user may want to know, if there
-    /// is any: as [`Session::performance_warning`], also of sessions that were fed alone.
+    /// is any: as [`Session::performance_warning`], also of sessions that ran alone.
     pub fn performance_warning(&self) -> Option<String> {
         self.on_device
             .as_ref()
@@ -164,8 +165,7 @@ impl SessionBatch {
             .or_else(|| self.session_warning.clone())
     }
 
-    /// Keeps what a session says that has gone alone; the first one speaks for all, which have the same
-    /// device.
+    /// Keeps the warning of a session that ran alone; the first one is enough, as all have the same device.
     fn keep_performance_warning(&mut self, session: &Session) {
         if self.session_warning.is_none() {
             self.session_warning = session.performance_warning().map(String::from);
@@ -219,10 +219,10 @@ impl SessionBatch {
         self.step_accepting(rows, None)
     }
 
-    /// As [`SessionBatch::step`]. Where the device finds the likeliest next tokens itself (steps of one token
-    /// of each session), `enough` gets those of each row by its number, as in [`Session::decode_top_k`]; rows
-    /// of which it says true are not copied to the host and undefined in what is returned, and their sessions
-    /// have the logits of an earlier token.
+    /// Runs a step like [`SessionBatch::step`]. Where the device finds the top-k candidates itself (steps of
+    /// one token of each session), `enough` gets those of each row by its number, as in
+    /// [`Session::decode_top_k`]; rows for which it returns true are not copied to the host and are undefined
+    /// in the result, and their sessions have the logits of an earlier token.
     pub fn step_top_k(
         &mut self,
         rows: &mut [SessionInput<'_>],
@@ -246,7 +246,7 @@ impl SessionBatch {
         let new: Vec<bool> = rows.iter().map(|r| r.session.past() == 0).collect();
         let result = read_sources(rows).and_then(|()| self.run_step(rows, enough));
         if result.is_err() {
-            // As if nothing had been fed.
+            // The state before the call.
             let begun = rows.iter_mut().zip(new).filter(|(_, new)| *new);
             begun.for_each(|(r, _)| _ = r.session.reset());
         }
@@ -312,7 +312,7 @@ impl SessionBatch {
         self.model.device().has_batch(step)
     }
 
-    /// Whether the sessions may be fed these tokens; nothing has changed yet.
+    /// Checks that the sessions may compute these tokens; nothing has changed yet.
     fn check_inputs<'a>(&self, fed: impl ExactSizeIterator<Item = (&'a Session, &'a [i32])>) -> Result<()> {
         let n = fed.len();
         if n > self.max_sequences {
@@ -353,7 +353,7 @@ impl SessionBatch {
         }
     }
 
-    /// Logits of so many rows.
+    /// Room for the logits of this many rows.
     fn reserve_logits(&mut self, rows: usize) -> Result<()> {
         let floats = self.model.plan().vocab.saturating_mul(rows as u64);
         if (self.logits.len() as u64) < floats.saturating_mul(4) {
@@ -401,7 +401,8 @@ impl SessionBatch {
         Ok(())
     }
 
-    /// Runs an entry point for checked tokens of `members`, so many of each. There is room for the logits.
+    /// Runs an entry point for checked tokens of `members`, with the given number of tokens of each. There is
+    /// room for the logits.
     fn run_entry(
         &mut self,
         step: EntryPoint,
@@ -434,14 +435,14 @@ impl SessionBatch {
         let cpu = self.model.device().cpu().ok_or_else(|| missing_entry_error(&self.model, step))?;
         let call = call(self.tokens.copy_from(tokens));
         // SAFETY: the sessions are borrowed mutably, so the states and tables that were lent are alive,
-        // distinct and used by nobody else, and so are the pages for new rows; each has memory for its rows,
+        // distinct and without another user, and so are the pages for new rows; each has memory for its rows,
         // tokens and numbers of rows are in range, and there are as many as the plan permits. The logits have
         // room for the rows that are wanted.
         unsafe { cpu.run_batch(&self.model, step, &call, &mut self.logits, self.trace.as_deref_mut()) }
     }
 }
 
-/// The source texts of the sequences that begin with this step, one after the other; what is behind them is
+/// Reads the source texts of the sequences that begin with this step, in order; the tokens behind them are
 /// left.
 fn read_sources(rows: &mut [SessionInput<'_>]) -> Result<()> {
     for (index, piece) in rows.iter_mut().enumerate() {
@@ -462,7 +463,7 @@ fn record_accepted<'a>(
     }
 }
 
-/// Of a sequence that is fed by itself: pages that it wants are all that the step wants.
+/// The error of a sequence that runs by itself: its missing pages are those of the step.
 fn single_sequence_error(index: usize, source: Error) -> Error {
     match source {
         Error::NoPages { .. } | Error::OutOfMemory { .. } => source,

@@ -24,8 +24,8 @@ unsafe impl Send for AlignedBuffer {}
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
-    /// `bytes` zero bytes; `align` is a power of two. (Large pieces come from fresh pages that cost nothing until
-    /// they are touched.)
+    /// `bytes` zero bytes; `align` is a power of two. (Large pieces come from fresh pages that cost nothing
+    /// until they are touched.)
     pub fn zeroed(what: &'static str, bytes: u64, align: u64) -> Result<Self> {
         let refuse = || Error::OutOfMemory { what, bytes };
         let len = usize::try_from(bytes).map_err(|_| refuse())?;
@@ -40,7 +40,8 @@ impl AlignedBuffer {
         // SAFETY: the layout's size is not zero.
         let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
         let offset = block.addr().get().next_multiple_of(align) - block.addr().get();
-        // SAFETY: the block is aligned to FRESH, so the next multiple of `align` is at most `more` bytes away.
+        // SAFETY: the block is aligned to FRESH, so the next multiple of `align` is at most `more` bytes
+        // away.
         let ptr = unsafe { block.add(offset) };
         Ok(Self { ptr, len, align, block, layout })
     }
@@ -56,7 +57,8 @@ impl AlignedBuffer {
         Self::floats(what, len)
     }
 
-    /// Copies `values` to the start of a buffer that has room for them. The buffer comes from [`AlignedBuffer::integers`].
+    /// Copies `values` to the start of a buffer that has room for them. The buffer comes from
+    /// [`AlignedBuffer::integers`].
     pub fn copy_from(&mut self, values: &[i32]) -> &[i32] {
         // SAFETY: aligned for i32, every bit pattern is an i32, bounds as in `bytes_mut`.
         let room: &mut [i32] =
@@ -66,7 +68,7 @@ impl AlignedBuffer {
         held
     }
 
-    /// As [`AlignedBuffer::copy_from`], with zeros behind the values: `len` integers in all.
+    /// Copies like [`AlignedBuffer::copy_from`], with zeros behind the values: `len` integers in all.
     pub fn copy_padded(&mut self, len: usize, values: &[i32]) -> &[i32] {
         self.copy_from(values);
         // SAFETY: as in `copy_from`.
@@ -76,7 +78,7 @@ impl AlignedBuffer {
         &room[..len]
     }
 
-    /// Where it begins; who writes there sees to it that nobody else has the bytes.
+    /// The start of the buffer; a writer has to make sure that there is no other user of the bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
@@ -99,13 +101,14 @@ impl AlignedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len) }
     }
 
-    /// The content as floats. The buffer comes from [`AlignedBuffer::floats`] (any buffer is at least 4-aligned otherwise
-    /// the result is empty).
+    /// The content as floats. The buffer comes from [`AlignedBuffer::floats`] (any buffer is at least
+    /// 4-aligned otherwise the result is empty).
     pub fn floats_mut(&mut self) -> &mut [f32] {
         if self.layout.align() < 4 {
             return &mut [];
         }
-        // SAFETY: aligned for f32, every bit pattern is an f32 and every f32 four bytes, bounds as in `bytes_mut`.
+        // SAFETY: aligned for f32, every bit pattern is an f32 and every f32 four bytes, bounds as in
+        // `bytes_mut`.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len / 4) }
     }
 

@@ -35,11 +35,11 @@ pub(crate) struct CpuDevice {
     /// Workers that the memory plan knows of.
     max_workers: usize,
     arenas: ArenaPool,
-    /// Of the caches of all sequences, if the model has any.
+    /// Pages of the caches of all sequences, if the model has any.
     pages: Option<Arc<PagePool<HostPages>>>,
-    /// Of a model that is split among groups of workers.
+    /// Ranks of a model that is split among groups of workers.
     ranks: Option<CpuRanks>,
-    /// Of one that is split among processes.
+    /// The rank of a model that is split among processes.
     process: Option<ProcessRank>,
 }
 
@@ -47,9 +47,9 @@ pub(crate) struct CpuDevice {
 struct ProcessRank {
     processes: ProcessGroup,
     link: RankLink,
-    /// Of rank 0.
+    /// The leader, on rank 0.
     leader: Option<Arc<RankLeader>>,
-    /// Where its part of a page begins.
+    /// The start of its part of a page.
     page_offset: usize,
 }
 
@@ -96,7 +96,7 @@ impl CpuDevice {
         Ok(Self { name, entries, workers, max_workers: most_workers, arenas, pages, ranks, process })
     }
 
-    /// Of the first of several processes: what tells the others.
+    /// The leader of the other processes, on the first of several.
     fn leader(&self) -> Option<&Arc<RankLeader>> {
         self.process.as_ref()?.leader.as_ref()
     }
@@ -135,9 +135,9 @@ impl CpuDevice {
     ///
     /// # Safety
     ///
-    /// As [`CpuDevice::run`]; what the sequences point to is alive and used by nobody else, tokens and wanted
-    /// rows lie in a [`AlignedBuffer`] (code relies on its alignment), and the logits have room for the
-    /// wanted rows.
+    /// As [`CpuDevice::run`]; the sequences' memory is alive and has no other user, tokens and output rows
+    /// lie in an [`AlignedBuffer`] (code relies on its alignment), and the logits have room for the wanted
+    /// rows.
     pub unsafe fn run_batch(
         &self,
         model: &Model,
@@ -176,12 +176,12 @@ impl CpuDevice {
         pages.commit_ahead(call.tokens.len() as u64, growing);
     }
 
-    /// Whether the model is divided among ranks, whose logits are always made.
+    /// True if the model is divided among ranks, whose logits are always made.
     pub fn has_ranks(&self) -> bool {
         self.ranks.is_some() || self.process.is_some()
     }
 
-    /// Where ranks are processes: tells the others of the step, and sets what differs in `ctx`.
+    /// Announces the step to the others, where ranks are processes, and sets the differing fields of `ctx`.
     ///
     /// # Safety
     /// As [`CpuDevice::run`].
@@ -214,7 +214,8 @@ impl CpuDevice {
 
     /// Runs a step by all workers; sets the arena, the pages, the barrier, the pieces and the trace of `ctx`.
     ///
-    /// # Safety `function` is the entry point of `step` in the variant of `model` that fits this CPU, and
+    /// # Safety
+    /// `function` is the entry point of `step` in the variant of `model` that fits this CPU, and
     /// `ctx` fulfils its contract.
     pub unsafe fn run(
         &self,

@@ -1,8 +1,10 @@
-//! The CUDA device: the driver library, the model's kernels and weights on one GPU, and the execution of launch lists.
+//! The CUDA device: the driver library, the model's kernels and weights on one GPU, and the execution of
+//! launch lists.
 //!
-//! The driver is loaded by name at run time; nothing is needed at build time. All work of a model goes through one
-//! stream, copies included, so that order needs no further synchronisation ([`executor`]). What changes from call to call lies in
-//! memory that kernels read ([`control`]), and `decode` is recorded as a CUDA graph ([`graphs`]).
+//! The driver is loaded by name at run time; nothing is needed at build time. All work of a model goes
+//! through one stream, copies included, so that order needs no further synchronisation ([`executor`]). What
+//! changes from call to call lies in memory that kernels read ([`control`]), and `decode` is recorded as a
+//! CUDA graph ([`graphs`]).
 
 mod bandwidth;
 mod batch;

@@ -1,5 +1,5 @@
-//! What runs the steps of a model, and what it keeps for one sequence: the one interface of models and
-//! sessions to the worker pool of a CPU and to a GPU.
+//! Devices, which run the steps of a model, and their memory for one sequence: the one interface of models
+//! and sessions to the worker pool of a CPU and to a GPU.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -25,7 +25,7 @@ pub(crate) trait Device: Send + Sync {
         Ok(())
     }
 
-    /// As [`Model::follow_leader`].
+    /// See [`Model::follow_leader`].
     fn follow_leader(self: Arc<Self>, _model: &Model) -> Result<()> {
         Ok(())
     }
@@ -38,10 +38,10 @@ pub(crate) trait Device: Send + Sync {
         None
     }
 
-    /// Whether there is code of this step for several sequences.
+    /// True if there is code of this step for several sequences.
     fn has_batch(&self, step: EntryPoint) -> bool;
 
-    /// What runs steps of several sequences, if not the CPU.
+    /// The runner of steps of several sequences, if it is not the CPU.
     fn batch(self: Arc<Self>, _model: &Model) -> Result<Option<Box<dyn DeviceBatch>>> {
         Ok(None)
     }
@@ -52,7 +52,7 @@ pub(crate) trait Device: Send + Sync {
         Ok(())
     }
 
-    /// As [`Model::cache_pages`].
+    /// See [`Model::cache_pages`].
     fn cache_pages(&self) -> CachePages {
         CachePages::default()
     }
@@ -62,10 +62,10 @@ pub(crate) trait Device: Send + Sync {
         1
     }
 
-    /// As [`Model::fix_workers`].
+    /// See [`Model::fix_workers`].
     fn fix_workers(&self, _workers: Option<usize>) {}
 
-    /// As [`Model::copy_bandwidth`].
+    /// See [`Model::copy_bandwidth`].
     fn copy_bandwidth(&self) -> Result<Option<f64>> {
         Ok(None)
     }
@@ -73,7 +73,7 @@ pub(crate) trait Device: Send + Sync {
 
 /// Memory of one sequence. `rows` and `past` count rows of the caches; tokens were checked by the caller.
 pub(crate) trait DeviceSession: Send {
-    /// Whether the artifact has this step.
+    /// True if the artifact has this step.
     fn has_entry(&self, step: EntryPoint) -> bool;
 
     /// Runs a step that eats tokens.
@@ -183,7 +183,7 @@ pub(crate) trait DeviceSession: Send {
         Vec::new()
     }
 
-    /// As [`crate::Session::performance_warning`].
+    /// See [`crate::Session::performance_warning`].
     fn performance_warning(&self) -> Option<&str> {
         None
     }
@@ -191,9 +191,9 @@ pub(crate) trait DeviceSession: Send {
 
 /// Runs steps of several sequences on a device.
 pub(crate) trait DeviceBatch: Send {
-    /// Runs a step for tokens that were checked, and gives the logits of the wanted rows, of which there is
-    /// at least one. What the sequences point to is alive and used by nobody else. Rows of which `enough` has
-    /// said true, if the device asks, get none.
+    /// Runs a step for checked tokens, and returns the logits of the output rows, of which there is at least
+    /// one. The sequences' memory is alive and has no other user. Rows for which `enough` has returned true,
+    /// if the device asks, get none.
     fn run(
         &mut self,
         step: EntryPoint,
@@ -202,22 +202,22 @@ pub(crate) trait DeviceBatch: Send {
         enough: Option<AcceptTopK<'_>>,
     ) -> Result<()>;
 
-    /// As [`crate::SessionBatch::performance_warning`].
+    /// See [`crate::SessionBatch::performance_warning`].
     fn performance_warning(&self) -> Option<String>;
 }
 
-/// What a step of several sequences is fed.
+/// The inputs of a step of several sequences.
 pub(crate) struct BatchCall<'a> {
     pub sequences: &'a [Sequence],
     pub tokens: &'a [i32],
-    /// As many numbers of rows as tokens, those that are wanted first.
+    /// As many row numbers as tokens, those of the output rows first.
     pub output_rows: &'a [i32],
     pub n_outputs: usize,
     /// Some sequence has an adapter.
     pub adapted: bool,
 }
 
-/// What a batch needs of a session. The pointers are good while the session is borrowed.
+/// The parts of a session that a batch needs. The pointers are good while the session is borrowed.
 pub(crate) struct BatchMember<'a> {
     pub sequence: Sequence,
     pub session: PhantomData<&'a mut ()>,

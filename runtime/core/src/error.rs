@@ -1,4 +1,4 @@
-//! What can go wrong while a model is loaded or run. Every message says what to do.
+//! Errors while a model is loaded or run. Every message says what to do.
 
 use std::io;
 use std::path::PathBuf;

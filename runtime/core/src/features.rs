@@ -76,7 +76,7 @@ fn detect() -> u64 {
     0
 }
 
-/// Why no variant fits.
+/// The reasons why no variant fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VariantMismatch {
     /// Per variant: `NAME needs a, b`.
@@ -85,8 +85,8 @@ pub enum VariantMismatch {
     NothingBelow,
 }
 
-/// Chooses among (name, required features), best first. `level` is a variant's name (exactly that one) or one of
-/// [`feature::LEVELS`] (the best one within it).
+/// Chooses among (name, required features), best first. `level` is a variant's name (exactly that one) or one
+/// of [`feature::LEVELS`] (the best one within it).
 pub fn choose_variant(
     variants: &[(&str, u64)],
     host: u64,

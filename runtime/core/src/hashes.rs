@@ -20,11 +20,11 @@ pub struct SectionRecord {
     pub location: SectionLocation,
 }
 
-/// Where a section is.
+/// The place of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SectionLocation {
     Inside,
-    /// In another file.
+    /// In another file, at this offset.
     External {
         offset: u64,
         file: String,

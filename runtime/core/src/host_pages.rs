@@ -18,26 +18,27 @@ const SMALL: u64 = 64 << 10;
 /// Addresses that the system gives memory to as they are written.
 pub(crate) struct HostPages {
     map: MmapRaw,
-    /// Where page 0 begins in the map, at a multiple of [`HUGE`] in memory.
+    /// The start of page 0 in the map, at a multiple of [`HUGE`] in memory.
     first_page: usize,
-    /// Where the last page ends, from there on.
+    /// The end of the last page, from there on.
     bytes: usize,
     huge: bool,
     parts: Option<HostPageParts>,
 }
 
-/// Where each page has a part of every rank, and each rank is a process: others use their parts of the same pages in their own memory.
-/// So memory here comes as its part is written, in small pages, and the parts of others never take any.
+/// The parts of pages where each page has one of every rank, and each rank is a process: others use their
+/// parts of the same pages in their own memory. So memory here comes as its part is written, in small pages,
+/// and the parts of others never take any.
 pub(crate) struct HostPageParts {
     /// Bytes of a page, and of a part.
     pub page: u64,
     pub part: u64,
-    /// Of rank 0, whose sequences they are.
+    /// The leader, on rank 0, whose sequences they are.
     pub leader: Option<Arc<RankLeader>>,
 }
 
 impl HostPageParts {
-    /// Of rank 0: the other rank to which a place belongs.
+    /// The other rank to which a place belongs, on rank 0.
     fn remote_rank(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
         Some((self.leader.as_deref()?, rank)).filter(|_| rank > 0)
@@ -45,7 +46,8 @@ impl HostPageParts {
 }
 
 impl HostPages {
-    /// A pool of pages, of fewer than are wanted where the system refuses so many. `huge`: memory comes in huge pages.
+    /// A pool of pages, of fewer than requested where the system refuses as many. `huge`: memory comes in
+    /// huge pages.
     pub fn pool(
         page_bytes: u64,
         counts: PageCounts,
@@ -77,7 +79,7 @@ impl HostPages {
         self.parts.as_ref()?.remote_rank(at)
     }
 
-    /// Whether all of these bytes are there.
+    /// True if all of these bytes are there.
     pub fn contains_range(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.bytes as u64)
     }
@@ -86,7 +88,7 @@ impl HostPages {
         self.first_page + bytes.start as usize..self.first_page + bytes.end as usize
     }
 
-    /// Where `len` bytes from `offset` on begin.
+    /// The address of `len` bytes from `offset` on.
     fn page_address(&self, offset: u64, len: usize) -> *mut u8 {
         let end = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(len));
         assert!(end.is_some_and(|end| end <= self.bytes), "bytes of pages");
@@ -117,8 +119,8 @@ impl PageMemory for HostPages {
         }
         let range = self.map_range(bytes);
         let advice = memmap2::UncheckedAdvice::DontNeed;
-        // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; by contract nobody has a page of them. An
-        // error only means that the memory stays.
+        // SAFETY: the map is private and anonymous, so its dropped pages become zero pages; by contract none
+        // of their pages is in use. An error only means that the memory stays.
         let _ = unsafe { self.map.unchecked_advise_range(advice, range.start, range.len()) };
     }
 
@@ -134,8 +136,8 @@ impl PageMemory for HostPages {
             });
             return Ok(());
         }
-        // SAFETY: inside of the map by the assertion in `at`; initialised, since the system gives zeros. Nobody writes there meanwhile,
-        // as the page is the caller's.
+        // SAFETY: inside of the map by the assertion in `at`; initialised, since the system gives zeros.
+        // There is no writer meanwhile, as the page is the caller's.
         unsafe {
             std::ptr::copy_nonoverlapping(self.page_address(from, to.len()), to.as_mut_ptr(), to.len())
         };

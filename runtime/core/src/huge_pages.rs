@@ -1,13 +1,14 @@
 //! Weights in huge pages.
 //!
-//! Weights are mapped from the artifact, which makes a short start and lets processes share them. But pages of a file are
-//! read more slowly than huge pages of anonymous memory (measured on a virtual machine: 9.0 instead of 11.1 GB/s), also where
-//! the page cache has large folios. So a process that goes on decoding moves them: piece by piece, between steps, the file is
-//! read into a huge page, and `mremap` puts that in the place of the file's pages. Addresses stay as they are, and there is
-//! never more than one piece per worker in memory twice.
+//! Weights are mapped from the artifact, which makes a short start and lets processes share them. But pages
+//! of a file are read more slowly than huge pages of anonymous memory (measured on a virtual machine: 9.0
+//! instead of 11.1 GB/s), also where the page cache has large folios. So a process that goes on decoding
+//! moves them: piece by piece, between steps, the file is read into a huge page, and `mremap` puts that in
+//! the place of the file's pages. Addresses stay as they are, and there is never more than one piece per
+//! worker in memory twice.
 //!
-//! Memory lies on the NUMA node of the thread that touches it first, which is here who moves a piece. So pieces are moved
-//! by workers of the nodes where they are to be ([`NumaPlacer`](crate::numa::NumaPlacer)).
+//! Memory lies on the NUMA node of the thread that touches it first, which is here who moves a piece. So
+//! pieces are moved by workers of the nodes where they are to be ([`NumaPlacer`](crate::numa::NumaPlacer)).
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[cfg(target_os = "linux")]
 use memmap2::{Advice, MmapOptions};
 
-/// When weights move into huge pages.
+/// The time at which weights move into huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
     /// A little after each decode step, once there were some, where there is memory for it.
@@ -31,8 +32,8 @@ pub enum HugePages {
 
 /// Size and alignment of a huge page on x86-64, and on AArch64 with pages of 4 KiB.
 pub(crate) const HUGE: usize = 2 << 20;
-/// Decode steps before `Auto` begins: a process that reads the weights less often gains less than the move costs (as much
-/// as 6 to 25 reads).
+/// Decode steps before `Auto` begins: a process that reads the weights less often gains less than the move
+/// costs (as much as 6 to 25 reads).
 const PATIENCE: usize = 64;
 /// Fewer bytes stay where they are.
 const LEAST: usize = 64 << 20;
@@ -46,7 +47,7 @@ pub(crate) struct HugePageMigrator {
     /// Bytes of a piece, and how many all stretches have.
     piece: usize,
     pieces: usize,
-    /// Of every node on which pieces are to be; at least one.
+    /// Pieces of every node on which some are to be; at least one node.
     nodes: Vec<NodePieces>,
     steps: AtomicUsize,
 }
@@ -56,7 +57,7 @@ struct WeightsMapping {
     /// Address and place in the file of its first piece.
     address: usize,
     offset: u64,
-    /// From the first byte of its weights to its first piece.
+    /// Bytes from the first byte of its weights to its first piece.
     skip: usize,
     /// The number of its first piece.
     first: usize,
@@ -66,7 +67,7 @@ struct WeightsMapping {
 struct NodePieces {
     /// Numbers of pieces, rising; `None`: all.
     pieces: Option<Vec<u32>>,
-    /// How many were begun, and how many have moved.
+    /// The numbers of pieces that were started, and that have moved.
     next: AtomicUsize,
     moved: AtomicUsize,
 }
@@ -78,8 +79,8 @@ impl NodePieces {
 }
 
 impl HugePageMigrator {
-    /// For weights that are mapped from `file`, by rank: the bytes, and where they begin in it. `None` where that does not apply. The
-    /// mappings must live as long as pieces are moved.
+    /// The migrator of weights that are mapped from `file`, by rank: the bytes, and their start in it. `None`
+    /// where that does not apply. The mappings must live as long as pieces are moved.
     pub fn new(file: &File, weights: &[(&[u8], u64)], wanted: HugePages) -> Option<HugePageMigrator> {
         let skip = |weights: &[u8]| weights.as_ptr().addr().next_multiple_of(HUGE) - weights.as_ptr().addr();
         let whole = |weights: &[u8]| weights.len().saturating_sub(skip(weights)) / HUGE;
@@ -110,8 +111,8 @@ impl HugePageMigrator {
         })
     }
 
-    /// Shares out the pieces among so many nodes. `home` is told a rank and which bytes of its weights a piece has, and gives the
-    /// number of a node. Nothing may have moved yet.
+    /// Distributes the pieces among `nodes` nodes. `home` gets a rank and the bytes of its weights in a
+    /// piece, and returns the number of a node. Nothing may have moved yet.
     pub fn assign_nodes(&mut self, nodes: usize, mut home: impl FnMut(usize, Range<u64>) -> usize) {
         let mut parts = vec![Vec::new(); nodes];
         for piece in 0..self.pieces {
@@ -125,7 +126,7 @@ impl HugePageMigrator {
         self.nodes = parts.into_iter().map(|pieces| NodePieces::new(Some(pieces))).collect();
     }
 
-    /// Whose weights a piece has: stretches without a piece have no number.
+    /// The rank whose weights a piece has: stretches without a piece have no number.
     fn rank_of(&self, piece: usize) -> usize {
         self.mappings.partition_point(|stretch| stretch.first <= piece) - 1
     }
@@ -146,7 +147,8 @@ impl HugePageMigrator {
             && self.steps.fetch_add(1, Ordering::Relaxed) >= PATIENCE
     }
 
-    /// Moves the next piece of a node; false if there is none. Any number of threads may call it, those that run on that node.
+    /// Moves the next piece of a node; false if there is none. Any number of threads may call it, those that
+    /// run on that node.
     pub fn move_next_piece(&self, node: usize) -> bool {
         let Some(part) = self.nodes.get(node) else { return false };
         let i = part.next.fetch_add(1, Ordering::Relaxed);
@@ -175,12 +177,13 @@ impl HugePageMigrator {
         fresh.advise_range(Advice::HugePage, skip, self.piece).ok()?;
         self.file.read_exact_at(&mut fresh[skip..skip + self.piece], stretch.offset + at as u64).ok()?;
         let fresh = fresh.make_read_only().ok()?;
-        // SAFETY: `piece` bytes inside of both mappings, which no one else unmaps. The bytes at the target are the same
-        // before and after, and the kernel exchanges them at once for all threads.
+        // SAFETY: `piece` bytes inside of both mappings, which no one else unmaps. The bytes at the target
+        // are the same before and after, and the kernel exchanges them at once for all threads.
         if !unsafe { linux::replace(start + skip, self.piece, stretch.address + at) } {
             return None;
         }
-        // Where the piece was, another thread may have a mapping by now: dropping `fresh` would take that away.
+        // Where the piece was, another thread may have a mapping by now: dropping `fresh` would take that
+        // away.
         let end = start + fresh.len();
         std::mem::forget(fresh);
         // SAFETY: what is left of the forgotten mapping, before the piece and after it.
@@ -224,8 +227,8 @@ pub(crate) mod linux {
         fn munmap(address: *mut c_void, len: usize) -> c_int;
     }
 
-    /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if it did not. Linux looks at its limits
-    /// (how many mappings there may be) before it takes away what is at `to`.
+    /// Puts the pages of `from..from + len` in the place of those at the address `to`; false if it did not.
+    /// Linux looks at its limits (how many mappings there may be) before it takes away what is at `to`.
     ///
     /// # Safety
     /// Whole pages of mappings that the caller owns; no one relies on what was at `to`.
@@ -239,7 +242,7 @@ pub(crate) mod linux {
     /// Gives back the pages of `from..from + len`; none if `len` is 0.
     ///
     /// # Safety
-    /// Whole pages of a mapping that the caller owns and that nobody uses any more.
+    /// Whole pages of a mapping that the caller owns and that is not used any more.
     pub unsafe fn unmap(from: usize, len: usize) {
         if len > 0 {
             // SAFETY: as the caller promises.
@@ -260,7 +263,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[9; 4096]).unwrap();
         file.write_all(&bytes).unwrap();
-        // SAFETY: nobody else knows the file.
+        // SAFETY: the file has no other user.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
         let weights = &map[4096..];
         let whole = [(weights, 4096)];
@@ -292,7 +295,7 @@ mod tests {
         let bytes: Vec<u8> = (0..len).map(|i| (i / 5 * 29 % 253) as u8).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
-        // SAFETY: nobody else knows the file.
+        // SAFETY: the file has no other user.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
         let mut at = 0;
         let weights = ranks.map(|len| {
@@ -322,7 +325,7 @@ mod tests {
         let len = 6 * HUGE;
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&vec![7; len]).unwrap();
-        // SAFETY: nobody else knows the file.
+        // SAFETY: the file has no other user.
         let map = unsafe { MmapOptions::new().map_copy_read_only(&file) }.unwrap();
         let Some(mut mover) = HugePageMigrator::new(&file, &[(&map, 0)], HugePages::On) else {
             return println!("skipped: this system has no huge pages");

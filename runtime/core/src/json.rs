@@ -1,7 +1,8 @@
-//! One value of a JSON text, without reading the rest: the runtime looks at a few numbers of the metadata only.
+//! One value of a JSON text, without reading the rest: the runtime looks at a few numbers of the metadata
+//! only.
 
-/// The text of the value at `path`, keys of objects from the outermost on. `None` if there is none, or the text is no
-/// JSON up to there.
+/// The text of the value at `path`, keys of objects from the outermost on. `None` if there is none, or the
+/// text is no JSON up to there.
 pub(crate) fn find_value<'a>(json: &'a str, path: &[&str]) -> Option<&'a str> {
     let mut at = JsonCursor { text: json, at: 0 };
     for key in path {

@@ -9,10 +9,11 @@
 //! # let _ = logits; Ok(()) }
 //! ```
 //!
-//! Loading checks the file before its code is mapped: ELF headers and bounds, the machine, the hashes of the code and of all
-//! sections but large ones (weights, whose hash [`LoadOptions`] asks for), and what a loader follows (dynamic table, symbols,
-//! relocations). Then come the ABI version, the tables, each address and number of them, and the CPU's features, before anything
-//! is called. A damaged or foreign artifact is an [`Error`], not a crash; only machine code itself cannot be checked.
+//! Loading checks the file before its code is mapped: ELF headers and bounds, the machine, the hashes of the
+//! code and of all sections but large ones (weights, whose hash [`LoadOptions`] asks for), and what a loader
+//! follows (dynamic table, symbols, relocations). Then come the ABI version, the tables, each address and
+//! number of them, and the CPU's features, before anything is called. A damaged or foreign artifact is an
+//! [`Error`], not a crash; only machine code itself cannot be checked.
 //!
 //! In the steady state (`decode`) nothing is allocated; the only synchronisation is that of the worker pool.
 

@@ -19,7 +19,7 @@ use crate::{Artifact, Error, Result, perf_map};
 /// Names the loader: `own` or `system`.
 const VARIABLE: &str = "MLCC_LOADER";
 
-/// Who maps the code of an artifact.
+/// The loader that maps the code of an artifact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoaderKind {
     /// mlcc's own: the same on every operating system.

@@ -20,7 +20,7 @@ use crate::ranks::weights_section;
 use crate::table::{ArtifactTable, ModelPlan};
 use crate::{Artifact, Error, Result, Session, WorkerThreads, physical_cores};
 
-/// How to load.
+/// Options of loading.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Workers; default: physical cores that this process may use.
@@ -28,7 +28,7 @@ pub struct LoadOptions {
     /// Each worker stays on a core of its own, the thread that calls a step while the step lasts. By default
     /// the system chooses.
     pub pin: bool,
-    /// On which NUMA node the weights lie, once they are in huge pages.
+    /// The NUMA nodes of the weights, once they are in huge pages.
     pub numa: NumaPolicy,
     /// Workers that exist already, for example those of another model ([`Model::workers`]); `threads` and
     /// `pin` are theirs then.
@@ -37,7 +37,7 @@ pub struct LoadOptions {
     pub cpu_level: Option<String>,
     /// Verify the hash of the weights too, which reads all of them.
     pub verify_hashes: bool,
-    /// When weights move into huge pages; on a CPU.
+    /// The time at which weights move into huge pages; on a CPU.
     pub huge_pages: HugePages,
     /// Number of the GPU, for artifacts that need one; default 0.
     pub device: Option<u32>,
@@ -46,7 +46,7 @@ pub struct LoadOptions {
     /// addresses; on a GPU no more than nine tenths of its free memory hold. They take memory once they are
     /// used.
     pub cache_pages: Option<u64>,
-    /// Who maps the code; default: the variable `MLCC_LOADER`, else [`LoaderKind::Own`].
+    /// The loader that maps the code; default: the variable `MLCC_LOADER`, else [`LoaderKind::Own`].
     pub loader: Option<LoaderKind>,
     /// Processes that were started together: each is one rank of the model, and `threads` are those of one.
     /// By default all ranks are groups of threads of this process.
@@ -74,13 +74,13 @@ struct ModelInner {
     artifact: Artifact,
     /// The weights, if the artifact has none and the CPU reads them.
     generated_weights: Option<Mmap>,
-    /// For adapters.
+    /// Slots for adapters.
     adapter_slots: Option<Arc<AdapterSlotTable>>,
     /// Ranks that take memory of this machine.
     ranks_here: u64,
     /// Weights that are not yet in huge pages.
     migrator: Option<HugePageMigrator>,
-    /// Where these are to be, if that matters.
+    /// The places of these, if they matter.
     numa_placer: Option<NumaPlacer>,
 }
 
@@ -140,8 +140,8 @@ impl Model {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Of a process that was started together with others and is not the first: takes part in all steps of
-    /// the first one, until that has no use for the model any more. Nothing else may be done with the model.
+    /// Takes part in all steps of the first process, until that one no longer uses the model: for a process
+    /// that was started together with others and is not the first. Nothing else may be done with the model.
     pub fn follow_leader(&self) -> Result<()> {
         Arc::clone(&self.0.device).follow_leader(self)
     }
@@ -163,7 +163,7 @@ impl Model {
         &self.0.table.plan
     }
 
-    /// How many of its ranks are on this machine: all of them, unless other machines have some
+    /// The number of its ranks on this machine: all of them, unless other machines have some
     /// ([`LoadOptions::processes`]).
     pub fn ranks_here(&self) -> u64 {
         self.0.ranks_here
@@ -210,8 +210,8 @@ impl Model {
         self.0.device.cpu().map(|cpu| cpu.workers().clone())
     }
 
-    /// Where the weights are by now; `None` if they are not placed ([`LoadOptions::numa`], workers on several
-    /// nodes, weights in a file that may move into huge pages).
+    /// The present places of the weights; `None` if they are not placed ([`LoadOptions::numa`], workers on
+    /// several nodes, weights in a file that may move into huge pages).
     pub fn placement(&self) -> Option<WeightPlacement> {
         let (mover, homes) = (self.migrator()?, self.numa_placer()?);
         let nodes: Vec<(usize, u64)> = homes.nodes().iter().copied().zip(mover.moved_bytes()).collect();
@@ -220,9 +220,9 @@ impl Model {
         Some(WeightPlacement { nodes, in_file: all as u64 - moved, near_share: homes.near_share() })
     }
 
-    /// From the next step on so many workers run it (at least 1, at most [`Model::threads`]), in all
-    /// sessions; with `None`, as after loading, as many as are fastest beside what else runs on this machine.
-    /// Results do not depend on it.
+    /// Sets the number of workers from the next step on (at least 1, at most [`Model::threads`]), in all
+    /// sessions; with `None`, as after loading, as many as are fastest with the other programs of this
+    /// machine. Results do not depend on it.
     pub fn fix_workers(&self, workers: Option<usize>) {
         self.0.device.fix_workers(workers);
     }
@@ -232,7 +232,7 @@ impl Model {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Whether both are one loaded model.
+    /// True if both are one loaded model.
     pub(crate) fn is_same(&self, other: &Model) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -253,7 +253,7 @@ impl Model {
         self.0.numa_placer.as_ref()
     }
 
-    /// Those of a rank.
+    /// The weights of a rank.
     pub(crate) fn rank_weights(&self, rank: usize) -> &[u8] {
         if rank == 0 { self.weights() } else { self.artifact().rank_weights(rank).unwrap_or(&[]) }
     }
@@ -276,8 +276,8 @@ impl Model {
         hash.digest128()
     }
 
-    /// What a saved state must agree with: the weights, and the states but not how many rows they are planned
-    /// for.
+    /// The identity that a saved state must agree with: the weights, and the states but not the number of
+    /// rows that they are planned for.
     pub(crate) fn state_identity(&self) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         for rank in 0..self.plan().ranks as usize {
@@ -305,7 +305,8 @@ impl Model {
     }
 }
 
-/// Who moves the weights, if they are to be moved, and to where; with [`HugePages::On`] they have been.
+/// The migrator of the weights, if they are to be moved, and its targets; with [`HugePages::On`] they have
+/// been.
 fn move_weights(
     artifact: &Artifact,
     table: &ArtifactTable,

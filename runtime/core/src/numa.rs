@@ -1,18 +1,18 @@
-//! On which NUMA node the weights lie.
+//! Placement of the weights on NUMA nodes.
 //!
-//! Workers share the rows of a matrix in their order: of `WordRegister` workers, worker `w` reads the part from `w / W` to
-//! `(w + 1) / W` of its bytes (packings keep the order of rows). Where workers are bound to nodes, each byte has a node that
-//! reads it most: a huge page is put where most of its bytes are read.
+//! Workers share the rows of a matrix in their order: of `W` workers, worker `w` reads the part from `w / W`
+//! to `(w + 1) / W` of its bytes (packings keep the order of rows). Where workers are bound to nodes, each
+//! byte has a node that reads it most: a huge page is put where most of its bytes are read.
 
 use std::ops::Range;
 
 use crate::pool::WorkerAffinity;
 use crate::table::ParamInfo;
 
-/// Where weights are placed on machines with several NUMA nodes.
+/// The places of weights on machines with several NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NumaPolicy {
-    /// Where they happen to be: pages of the file where they were read first, by whatever process; huge pages on the node of
+    /// Unplaced: pages of the file where they were read first, by whatever process; huge pages on the node of
     /// the worker that moved them.
     #[default]
     Off,
@@ -22,10 +22,10 @@ pub enum NumaPolicy {
     Interleave,
 }
 
-/// Where the weights of a model are by now.
+/// The present places of a model's weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightPlacement {
-    /// Of each node that workers are on: its number, and the bytes of weights that were moved to it.
+    /// The number of each node that workers are on, and the bytes of weights that were moved to it.
     pub nodes: Vec<(usize, u64)>,
     /// Bytes that are where the file's pages are.
     pub in_file: u64,
@@ -37,11 +37,11 @@ pub struct WeightPlacement {
 pub(crate) struct NumaPlacer {
     /// Numbers of the nodes, rising.
     nodes: Vec<usize>,
-    /// For each worker the place of its node in `nodes`.
+    /// The place of each worker's node in `nodes`.
     worker_nodes: Vec<usize>,
-    /// How many of them each rank has, the first ones the first rank.
+    /// The number of workers of each rank, the first ones being those of the first rank.
     workers_per_rank: usize,
-    /// Where each matrix lies, in their order.
+    /// The place of each matrix, in their order.
     matrices: Vec<Range<u64>>,
     interleave: bool,
     /// Homes that were given, and bytes: all that are read, and those that are read where they lie.
@@ -51,8 +51,8 @@ pub(crate) struct NumaPlacer {
 }
 
 impl NumaPlacer {
-    /// `None` where nothing is to be placed: workers are on one node, or are bound to none. `ranks` of equal numbers of workers each
-    /// read weights of their own, which lie as `params` say.
+    /// `None` where nothing is to be placed: workers are on one node, or are bound to none. `ranks` of equal
+    /// numbers of workers each read weights of their own, which lie as `params` say.
     pub fn new(
         numa: NumaPolicy,
         places: &[WorkerAffinity],
@@ -112,7 +112,8 @@ impl NumaPlacer {
         home
     }
 
-    /// The part of what is read that lies where it is read, of all bytes that [`NumaPlacer::choose_node`] was asked for.
+    /// The part of what is read that lies where it is read, of all bytes that [`NumaPlacer::choose_node`] was
+    /// asked for.
     pub fn near_share(&self) -> f64 {
         if self.bytes_read == 0 { 1.0 } else { self.bytes_near as f64 / self.bytes_read as f64 }
     }
@@ -134,7 +135,7 @@ impl NumaPlacer {
     }
 }
 
-/// The matrices of a parameter: one, or those of all experts, one behind the other.
+/// The matrices of a parameter: one, or those of all experts, in order.
 fn matrices(param: &ParamInfo) -> impl Iterator<Item = Range<u64>> {
     let (offset, bytes) = (param.offset, param.bytes);
     let outer = param.dims.len().saturating_sub(2);

@@ -1,7 +1,8 @@
 //! Pages of the caches of all sequences of a model, in one range of addresses that is reserved once.
 //!
-//! Pages get memory in the order of their numbers, a little ahead of need, and keep it for the next sequence: nobody reads a row
-//! before it was written there. A page counts the sequences that have it. Who has one alone may write to it.
+//! Pages get memory in the order of their numbers, a little ahead of need, and keep it for the next sequence:
+//! no row is read before it was written there. A page counts the sequences that have it. The only one may
+//! write to it.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,24 +12,25 @@ use mlcc_abi::PAGE_ROWS;
 use crate::table::ModelPlan;
 use crate::{CachePages, Error, Result};
 
-/// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches likewise.
+/// Full contexts that the pages of a model are enough for, if nothing else is asked for, and full batches
+/// likewise.
 const FULL_CONTEXTS: u64 = 64;
 const FULL_BATCHES: u64 = 4;
-/// Memory that stays when no sequence has any page.
+/// Memory that stays when no sequence has a page.
 const KEPT: u64 = 64 << 20;
 
 /// Reserved addresses, which get memory from the first one on.
 pub(crate) trait PageMemory {
-    /// Memory comes in steps of so many bytes, of which [`KEPT`] is a multiple.
+    /// The step in bytes in which memory comes, of which [`KEPT`] is a multiple.
     fn granularity(&self) -> u64;
 
     /// Gives memory to a range behind all that have some. If there is none, nothing has changed.
     fn commit(&self, bytes: Range<u64>) -> Result<()>;
 
-    /// The last range with memory may lose it: nobody has a page there.
+    /// The last range with memory may lose it: no page there is in use.
     fn decommit(&self, bytes: Range<u64>);
 
-    /// What follows are places within memory that was given.
+    /// Reads from a place within memory that was given.
     fn read(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
     fn write(&self, to: u64, from: &[u8]) -> Result<()>;
@@ -40,7 +42,7 @@ pub(crate) trait PageMemory {
     fn synchronize(&self) -> Result<()>;
 }
 
-/// How many pages a model wants addresses for, and how many it needs.
+/// The number of pages that a model should have addresses for, and the number that it needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageCounts {
     pub desired_pages: u64,
@@ -48,7 +50,7 @@ pub(crate) struct PageCounts {
 }
 
 impl PageCounts {
-    /// Of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`].
+    /// The counts of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`].
     pub fn from_plan(plan: &ModelPlan, asked: Option<u64>) -> Option<Self> {
         let one = plan.pages();
         let contexts = FULL_CONTEXTS.max(plan.batch.saturating_mul(FULL_BATCHES));
@@ -57,7 +59,8 @@ impl PageCounts {
         (one > 0).then_some(Self { desired_pages: wanted, min_pages: one.min(most) })
     }
 
-    /// Addresses for as many pages as `reserve` has: it is given bytes, and has `None` where they are too many.
+    /// Addresses for as many pages as `reserve` has: it is given bytes, and has `None` where they are too
+    /// many.
     pub fn reserve<T>(
         self,
         page_bytes: u64,
@@ -86,9 +89,9 @@ pub(crate) struct PagePool<M> {
 }
 
 struct PageRefCounts {
-    /// By page that was ever taken: sequences that have it.
+    /// The number of sequences that have a page, for each page that was ever taken.
     ref_counts: Vec<u32>,
-    /// Pages that nobody has, the last one to be taken first.
+    /// Free pages, the last one to be taken first.
     free: Vec<i32>,
     /// Bytes from page 0 on that have memory.
     committed: u64,
@@ -116,7 +119,7 @@ impl<M: PageMemory> PagePool<M> {
         self.page_bytes
     }
 
-    /// How many there are, and how many of them no sequence has.
+    /// The number of all pages, and of those that no sequence has.
     pub fn pages(&self) -> CachePages {
         let counts = self.counts();
         let free = counts.free.len() + (self.max_pages - counts.ref_counts.len());
@@ -133,7 +136,7 @@ impl<M: PageMemory> PagePool<M> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds `n` pages that nobody has to `to`; all of them or none.
+    /// Adds `n` free pages to `to`; all of them or none.
     pub fn allocate(&self, n: usize, to: &mut Vec<i32>) -> Result<()> {
         let mut counts = self.counts();
         let free = counts.free.len() + (self.max_pages - counts.ref_counts.len());
@@ -152,9 +155,9 @@ impl<M: PageMemory> PagePool<M> {
         Ok(())
     }
 
-    /// Gives memory to pages that will be taken next, twice as much as `rows` rows have, until there are `pages` of them. So every step
-    /// pays for its own rows, and none for the pages that all its sequences begin at once. What cannot be had is left to whoever
-    /// needs it.
+    /// Gives memory to pages that will be taken next, twice as much as `rows` rows have, until there are
+    /// `pages` of them. So every step pays for its own rows, and none for the pages that all its sequences
+    /// begin at once. What cannot be had is left to whoever needs it.
     pub fn commit_ahead(&self, rows: u64, pages: usize) {
         let mut counts = self.counts();
         if self.ready_pages(&counts) >= pages {
@@ -171,7 +174,7 @@ impl<M: PageMemory> PagePool<M> {
         let _ = self.commit_up_to(&mut counts, end);
     }
 
-    /// Pages with memory that nobody has.
+    /// Free pages with memory.
     fn ready_pages(&self, counts: &PageRefCounts) -> usize {
         let given = (counts.committed / self.page_bytes as u64) as usize;
         counts.free.len() + given.saturating_sub(counts.ref_counts.len())
@@ -195,7 +198,7 @@ impl<M: PageMemory> PagePool<M> {
         pages.iter().for_each(|&page| counts.ref_counts[page as usize] += 1);
     }
 
-    /// Whether several sequences have a page.
+    /// True if several sequences have a page.
     pub fn is_shared(&self, page: i32) -> bool {
         self.counts().ref_counts[page as usize] > 1
     }
@@ -218,7 +221,7 @@ impl<M: PageMemory> PagePool<M> {
         }
     }
 
-    /// Gives memory back to the system, as nobody has any page.
+    /// Gives memory back to the system, as no page is in use.
     fn release_memory(&self, counts: &mut PageRefCounts) {
         let kept = KEPT as usize / self.page_bytes;
         counts.ref_counts.truncate(kept);
@@ -228,15 +231,15 @@ impl<M: PageMemory> PagePool<M> {
         counts.committed = KEPT;
     }
 
-    /// Where a part of a page begins.
+    /// The start of a part of a page.
     fn part_offset(&self, page: i32, part: &Range<usize>) -> u64 {
         assert!(part.start <= part.end && part.end <= self.page_bytes, "a part of a page");
         assert!((page as usize) < self.max_pages, "a page");
         (page as usize * self.page_bytes + part.start) as u64
     }
 
-    /// Bytes of a page. Nobody may write to them meanwhile: pages of several sequences are not written to, and those of one are
-    /// read by who may write to them.
+    /// Bytes of a page. There must be no writer meanwhile: pages of several sequences are not written to, and
+    /// pages of one are read by their writer.
     pub fn read(&self, page: i32, part: Range<usize>, to: &mut [u8]) -> Result<()> {
         assert_eq!(part.len(), to.len());
         self.memory.read(self.part_offset(page, &part), to)
@@ -247,7 +250,8 @@ impl<M: PageMemory> PagePool<M> {
         self.memory.write(self.part_offset(page, &(offset..offset + bytes.len())), bytes)
     }
 
-    /// Copies between pages, or parts of one that have no byte in common, the second of which the caller has alone.
+    /// Copies between pages, or parts of one that have no byte in common, the second of which the caller has
+    /// alone.
     pub fn copy(&self, from: (i32, usize), to: (i32, usize), bytes: usize) -> Result<()> {
         let at = |(page, offset)| self.part_offset(page, &(offset..offset + bytes));
         self.memory.copy(at(from), at(to), bytes as u64)

@@ -1,7 +1,8 @@
-//! The pages of one sequence: row `i` of every cache is row `i % PAGE_ROWS` of page `i / PAGE_ROWS` of its table.
+//! The pages of one sequence: row `i` of every cache is row `i % PAGE_ROWS` of page `i / PAGE_ROWS` of its
+//! table.
 //!
-//! A page that several sequences have is not written to: who is to write gets a copy of its rows before. So sequences that begin
-//! alike share all pages up to where they differ.
+//! A page that several sequences have is not written to: who is to write gets a copy of its rows before. So
+//! sequences that begin alike share all pages up to where they differ.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::table::{CacheShape, StateInfo};
 
 pub(crate) struct PageTable<M: PageMemory> {
     pool: Arc<PagePool<M>>,
-    /// Those of its rows, and perhaps of rows to come, which nobody else has.
+    /// Pages of its rows, and perhaps of rows to come in pages that are not shared.
     pages: Vec<i32>,
     /// Some page that rows may be written to may be another sequence's too.
     shared: AtomicBool,
@@ -41,7 +42,8 @@ impl<M: PageMemory> PageTable<M> {
         (self.pages.len() * self.pool.page_bytes()) as u64
     }
 
-    /// For writing to rows `rows`: how many pages are missing behind its last one, and its places of pages that others have too.
+    /// The number of pages that are missing behind its last one for writing to rows `rows`, and the places of
+    /// its pages that others have too.
     fn pages_to_write(&self, rows: &Range<u64>, used: u64) -> (usize, Vec<usize>) {
         let pages = (rows.start / PAGE_ROWS) as usize..rows.end.div_ceil(PAGE_ROWS) as usize;
         let missing = pages.end.saturating_sub(self.pages.len());
@@ -61,8 +63,8 @@ impl<M: PageMemory> PageTable<M> {
         missing + shared.len()
     }
 
-    /// Makes ready for writing to rows `rows`, of which those before `used` mean something: afterwards they have pages that nobody
-    /// else has. If there are not enough, nothing has changed.
+    /// Makes ready for writing to rows `rows`, of which those before `used` are in use: afterwards they have
+    /// pages that are not shared. If there are not enough, nothing has changed.
     pub fn make_writable(&mut self, states: &[StateInfo], rows: Range<u64>, used: u64) -> Result<()> {
         let (missing, shared) = self.pages_to_write(&rows, used);
         if missing == 0 && shared.is_empty() {
@@ -141,7 +143,8 @@ impl<M: PageMemory> PageTable<M> {
         Ok(())
     }
 
-    /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that nobody else has.
+    /// Moves rows of every cache to the places `moved`, from `count` rows after them; both have pages that
+    /// are not shared.
     fn move_rows(&self, states: &[StateInfo], count: u64, moved: Range<u64>) -> Result<()> {
         let mut row = moved.start;
         while row < moved.end {
@@ -189,7 +192,7 @@ impl<M: PageMemory> PageTable<M> {
         Ok(bytes)
     }
 
-    /// Replaces the first rows of a cache, which have pages that nobody else has.
+    /// Replaces the first rows of a cache, which have pages that are not shared.
     pub fn write_cache(&self, state: &StateInfo, cache: CacheShape, bytes: &[u8]) -> Result<()> {
         let rows = (bytes.len() as u64).checked_div(cache.row_bytes).unwrap_or(0);
         let mut left = bytes;

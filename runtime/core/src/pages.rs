@@ -1,4 +1,4 @@
-//! Advice to the system about pages of memory. Systems other than Linux are told nothing, and nothing depends on it.
+//! Advice to the system about pages of memory. Systems other than Linux get none, and nothing depends on it.
 
 pub(crate) use system::{populate, prefer_huge, refuse_huge};
 

@@ -1,15 +1,18 @@
-//! The worker pool: SPMD, persistent threads. `pool.run(f)` calls `f(worker)` once on every worker and returns when
-//! all are done; the caller's thread is worker 0.
+//! The worker pool: SPMD, persistent threads. `pool.run(f)` calls `f(worker)` once on every worker and
+//! returns when all are done; the caller's thread is worker 0.
 //!
-//! Between runs workers spin for a while (a decode loop calls every few hundred microseconds), then park. Inside a
-//! run they meet at [`Barrier`]s. Waiting spins first and then sleeps: another program has the core of the one waited for.
-//! Where that happens often, [`WorkerPool::run_step`] takes fewer workers, as [`crew`] chooses. A panic on a worker is caught and
-//! returned as an error; it also opens the barrier, so nobody waits for ever.
+//! Between runs workers spin for a while (a decode loop calls every few hundred microseconds), then park.
+//! Inside a run they meet at [`Barrier`]s. Waiting spins first and then sleeps: another program has the core
+//! of the worker that is waited for. Where that happens often, [`WorkerPool::run_step`] takes fewer workers,
+//! as `worker_tuner` chooses. A panic on a worker is caught and returned as an error; it also opens the
+//! barrier, so no worker waits for ever.
 //!
-//! Callers from several threads take turns in the order in which they come, whichever model their steps are of.
+//! Callers from several threads take turns in the order in which they come, whichever model their steps are
+//! of.
 //!
-//! Invariants: at most one run at a time (the gate; few uncontended atomics when sessions do not share the pool at the
-//! same moment); the job pointer is valid from the epoch's change until all workers of the run have ended.
+//! Invariants: at most one run at a time (the gate; few uncontended atomics when sessions do not share the
+//! pool at the same moment); the job pointer is valid from the epoch's change until all workers of the run
+//! have ended.
 
 mod affinity;
 mod barrier;
@@ -51,7 +54,7 @@ const SPINS_CROWDED: u32 = 1 << 4;
 type WorkerJob = *const (dyn Fn(usize) + Sync);
 
 struct PoolShared {
-    /// What changes from run to run, in the one line that workers wait for.
+    /// Fields that change from run to run, in the one line that workers wait for.
     current_run: CachePadded<CurrentRun>,
     /// The run that each worker, and all whom it leads, have ended last.
     finished: Vec<CachePadded<EventCount>>,
@@ -65,12 +68,12 @@ struct PoolShared {
 
 #[derive(Default)]
 struct CurrentRun {
-    /// Which run, and how many workers take part ([`RunEpoch`]).
+    /// The number of the run, and of the workers that take part ([`RunEpoch`]).
     epoch: AtomicU64,
     job: UnsafeCell<Option<WorkerJob>>,
 }
 
-/// Where a worker sleeps between runs.
+/// The place where a worker sleeps between runs.
 #[derive(Default)]
 struct WorkerParker {
     /// Set by the worker before it sleeps for the first time.
@@ -97,13 +100,14 @@ impl RunEpoch {
     }
 }
 
-// SAFETY: `job` is written by the gate's holder while no worker runs, and read by workers only between the epoch's
-// change (Release/Acquire) and the raise of their `ended`; the pointee is Sync. Everything else is Sync.
+// SAFETY: `job` is written by the gate's holder while no worker runs, and read by workers only between the
+// epoch's change (Release/Acquire) and the raise of their `ended`; the pointee is Sync. Everything else is
+// Sync.
 unsafe impl Sync for PoolShared {}
 // SAFETY: as above.
 unsafe impl Send for PoolShared {}
 
-/// Where a worker runs.
+/// The CPUs on which a worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAffinity {
     pub cpus: CpuSet,
@@ -115,16 +119,16 @@ pub struct WorkerAffinity {
 pub struct WorkerPool {
     shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
-    /// Of each worker, while it runs; of all or of none.
+    /// Affinities of the workers, while they run; of all or of none.
     affinities: Vec<WorkerAffinity>,
     run_state: TicketMutex<RunState>,
-    /// Where its clock begins.
+    /// The start of its clock.
     started: Instant,
     /// The number of workers that steps are to have; 0 if the pool chooses.
     fixed_workers: AtomicUsize,
 }
 
-/// What belongs to whom runs.
+/// State that belongs to the running caller.
 struct RunState {
     tuner: WorkerCountTuner,
     epoch: RunEpoch,
@@ -136,8 +140,8 @@ impl WorkerPool {
         Self::start(workers.max(1), Vec::new())
     }
 
-    /// A pool with a worker on each of `places`, of which there is at least one. The caller of a run is the first worker; its
-    /// thread goes back to its own CPUs at the end of each run.
+    /// A pool with a worker on each of `places`, of which there is at least one. The caller of a run is the
+    /// first worker; its thread goes back to its own CPUs at the end of each run.
     pub fn pinned(places: Vec<WorkerAffinity>) -> Result<Self> {
         Self::start(places.len().max(1), places)
     }
@@ -168,7 +172,8 @@ impl WorkerPool {
         };
         for index in 0..workers {
             let place = |source| Error::Pinning { index, source };
-            // A thread begins where the one is that starts it. The caller as well tries its place, to which it will come.
+            // A thread begins where the one is that starts it. The caller as well tries its place, to which
+            // it will come.
             let _there =
                 pool.affinities.get(index).map(|p| p.cpus.bind_thread()).transpose().map_err(place)?;
             if index == 0 {
@@ -188,12 +193,12 @@ impl WorkerPool {
         self.threads.len() + 1
     }
 
-    /// Where each worker runs; empty if the system chooses.
+    /// The CPUs of each worker; empty if the system chooses.
     pub fn affinities(&self) -> &[WorkerAffinity] {
         &self.affinities
     }
 
-    /// How often who waits looks before it sleeps.
+    /// The number of looks of a waiting worker before it sleeps.
     pub(crate) fn spins(&self) -> u32 {
         self.shared.spins
     }
@@ -203,12 +208,13 @@ impl WorkerPool {
         &self.shared.barrier
     }
 
-    /// What deals out the pieces of work that all workers of a run share.
+    /// The scheduler of the work chunks that all workers of a run share.
     pub fn chunks(&self) -> &ChunkScheduler {
         &self.shared.chunks
     }
 
-    /// From the next step on so many workers run it (at least 1, at most all); with `None` as many as suit.
+    /// Sets the number of workers from the next step on (at least 1, at most all); with `None` as many as
+    /// suit.
     pub fn fix_workers(&self, workers: Option<usize>) {
         self.fixed_workers.store(workers.map_or(0, |n| n.clamp(1, self.workers())), Ordering::Relaxed);
     }
@@ -235,7 +241,7 @@ impl WorkerPool {
         self.run_suited_first(usize::MAX, f)
     }
 
-    /// As [`WorkerPool::run_suited`], by at most `most` workers.
+    /// Runs like [`WorkerPool::run_suited`], by at most `most` workers.
     pub fn run_suited_first(&self, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
             return self.run_alone(&|worker| f(worker, 1));
@@ -245,8 +251,8 @@ impl WorkerPool {
         self.run_workers(&mut gate, workers, &|worker| f(worker, workers))
     }
 
-    /// Calls `f(worker, workers)` on as many workers as suit, at most `most`, and learns from how long it takes. Steps of one
-    /// kind take about the same time by the same workers.
+    /// Calls `f(worker, workers)` on as many workers as suit, at most `most`, and learns from how long it
+    /// takes. Steps of one kind take about the same time by the same workers.
     pub fn run_step(&self, kind: StepKind, most: usize, f: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         if self.threads.is_empty() {
             return self.run_alone(&|worker| f(worker, 1));
@@ -326,7 +332,7 @@ impl WorkerPool {
 impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.shared.shutdown.store(true, Ordering::Relaxed);
-        // One more than the last run, by nobody.
+        // One more than the last run, without workers.
         let epoch = self.run_state.get_mut().epoch.next(0);
         self.shared.current_run.0.epoch.store(epoch.0, Ordering::SeqCst);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
@@ -344,8 +350,8 @@ impl PoolShared {
 
     /// Makes the other workers of `epoch` call `f`. The gate is held and the last run is over.
     fn start_run(&self, epoch: RunEpoch, f: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: nobody reads the cell, since no run is going on. The lifetime is erased, but the pointer is used only until
-        // all workers have ended, which the caller waits for (`end`) before it returns.
+        // SAFETY: the cell has no reader, since no run is going on. The lifetime is erased, but the pointer
+        // is used only until all workers have ended, which the caller waits for (`end`) before it returns.
         unsafe {
             *self.current_run.0.job.get() =
                 Some(std::mem::transmute::<&(dyn Fn(usize) + Sync), WorkerJob>(f));
@@ -358,7 +364,8 @@ impl PoolShared {
     fn wake_children(&self, index: usize, epoch: RunEpoch) {
         for child in tree::children(index, epoch.workers()) {
             let Some(CachePadded(bed)) = self.parkers.get(child) else { continue };
-            // SeqCst with the worker's store, and with all looks at the epoch: either it sees the new one or we see it asleep.
+            // SeqCst with the worker's store, and with all looks at the epoch: either it sees the new one or
+            // we see it asleep.
             if bed.asleep.load(Ordering::SeqCst)
                 && let Some(thread) = bed.thread.get()
             {
@@ -411,8 +418,8 @@ fn worker_loop(shared: &PoolShared, index: usize) {
             continue;
         }
         shared.wake_children(index, epoch);
-        // SAFETY: this worker has a part in the epoch, so the cell holds this run's job, which stays valid until we
-        // have raised our `ended`.
+        // SAFETY: this worker has a part in the epoch, so the cell holds this run's job, which stays valid
+        // until we have raised our `ended`.
         let job = unsafe { (*shared.current_run.0.job.get()).map(|job| &*job) };
         if let Some(job) = job
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(index)))

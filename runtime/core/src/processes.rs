@@ -1,8 +1,9 @@
-//! Ranks that are processes, of one machine or of several. A launcher has started the same program several times, and a plug-in carries
-//! what they exchange ([`mlcc_abi::processes`]).
+//! Ranks that are processes, of one machine or of several. A launcher has started the same program several
+//! times, and a plug-in carries their data ([`mlcc_abi::processes`]).
 //!
-//! Rank 0 has sessions, sampler and server. It tells the others each step with its tables ([`RankLeader`]), and they follow
-//! ([`crate::Model::follow_leader`]). A rank that is lost ends all: with its part of the weights missing nobody can go on.
+//! Rank 0 has sessions, sampler and server. It sends each step with its tables to the others
+//! ([`RankLeader`]), and they follow ([`crate::Model::follow_leader`]). A rank that is lost ends all: without
+//! its part of the weights no rank can go on.
 
 mod handshake;
 mod leader;
@@ -33,7 +34,7 @@ const LIMIT_VARIABLE: &str = "MLCC_RANK_TIMEOUT";
 const LIMIT: u64 = 8;
 /// While a model is loaded, which takes as long as its weights are large.
 pub(crate) const LOADING: Duration = Duration::from_secs(600);
-/// By which launchers say how many processes they have started.
+/// Variables in which launchers give the number of processes that they have started.
 const LAUNCHERS: [&str; 2] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
 
 /// The processes that this one was started together with. Cloning is cheap and gives the same ones.
@@ -47,14 +48,15 @@ struct ProcessGroupInner {
     limit: Duration,
     /// Some model is split among them.
     claimed: AtomicBool,
-    /// By rank, for people.
+    /// Names by rank, for people.
     names: OnceLock<Vec<String>>,
     /// After the table, whose functions are its.
     _library: Library,
 }
 
 impl ProcessGroup {
-    /// Those that `mpirun` has started; `None` where it has not, or has started this one alone. To be asked for once.
+    /// The processes that `mpirun` has started; `None` where it has not, or has started this one alone. To be
+    /// asked for once.
     pub fn from_launcher() -> Result<Option<ProcessGroup>> {
         let size = |name: &&str| std::env::var(name).ok()?.trim().parse::<u32>().ok();
         match LAUNCHERS.iter().find_map(size) {
@@ -112,12 +114,12 @@ impl ProcessGroup {
         self.0.rank
     }
 
-    /// How many there are.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.0.ranks
     }
 
-    /// How long a rank may take that the others wait for.
+    /// The time that a rank may take while the others wait for it.
     pub(crate) fn limit(&self) -> Duration {
         self.0.limit
     }
@@ -205,7 +207,8 @@ impl ProcessGroup {
         self.check_outcome(result, late, limit);
     }
 
-    /// All are through with loading, each with so many pages of the KV cache, and rank 0 may begin. An error, `what`, where it has more pages.
+    /// Waits until all have finished loading, each with this many pages of the KV cache, and rank 0 may
+    /// begin. An error, `what`, where it has more pages.
     pub(crate) fn finish_loading(
         &self,
         pages: u64,
@@ -249,7 +252,7 @@ impl Communicator for ProcessGroup {
     }
 }
 
-/// Whether they are the same ones.
+/// True if they are the same ones.
 impl PartialEq for ProcessGroup {
     fn eq(&self, other: &ProcessGroup) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -264,7 +267,8 @@ impl std::fmt::Debug for ProcessGroup {
     }
 }
 
-/// What the user names, or what lies beside the program, or what the system knows by its name.
+/// The plug-in that the user names, or the one in the program's folder, or the one that the system knows by
+/// its name.
 fn plugin_path() -> PathBuf {
     if let Some(path) = std::env::var_os(PLUGIN_VARIABLE).filter(|path| !path.is_empty()) {
         return path.into();

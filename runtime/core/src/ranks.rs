@@ -1,4 +1,5 @@
-//! What ranks of a model that is split among several share: names, and how they exchange what they have.
+//! Shared parts of the ranks of a model that is split among several: names, and the ways in which they
+//! exchange data.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub(crate) fn rank_of_section(name: &str) -> Option<usize> {
     }
 }
 
-/// What a rank gives to an exchange, and where it wants what all give ([`mlcc_abi::AllGatherFn`]).
+/// The part of a rank in an all-gather, and the place for the parts of all ([`mlcc_abi::AllGatherFn`]).
 #[derive(Clone, Copy)]
 pub(crate) struct AllGatherBuffers {
     pub from: *const u8,
@@ -38,12 +39,13 @@ pub(crate) struct AllGatherBuffers {
     pub row_bytes: usize,
 }
 
-/// How ranks exchange what they have. All come to the same exchanges in the same order.
+/// The way in which ranks exchange data. All reach the same all-gathers in the same order.
 pub(crate) trait Communicator: Send + Sync {
     /// Joins the rows of all ranks.
     ///
-    /// # Safety `part` has `rows * row_bytes` bytes that nobody writes meanwhile, and room for those of all
-    /// ranks that nobody else uses. All ranks give parts of one size.
+    /// # Safety
+    /// `part` has `rows * row_bytes` bytes that are not written meanwhile, and room for those of all ranks
+    /// that has no other user. All ranks give parts of one size.
     unsafe fn all_gather_rows(&self, rank: usize, part: AllGatherBuffers);
 }
 
@@ -61,11 +63,11 @@ pub(crate) struct ThreadCommunicator {
 }
 
 struct ThreadRankSlot {
-    /// What it gives to the exchange that goes on.
+    /// Its part in the present all-gather.
     sent: AtomicPtr<u8>,
     /// Room for two parts.
     aside: AlignedBuffer,
-    /// How many it has put aside.
+    /// The number of parts that it has put aside.
     count: AtomicUsize,
 }
 
@@ -81,7 +83,7 @@ impl ThreadCommunicator {
         })
     }
 
-    /// Which half of its room a rank uses now; for all ranks the same one.
+    /// The half of its room that a rank uses now; for all ranks the same one.
     fn aside_half(&self, rank: usize) -> usize {
         let count = &self.ranks[rank].0.count;
         let turn = count.load(Ordering::Relaxed);
@@ -91,7 +93,8 @@ impl ThreadCommunicator {
 
     /// Copies to where the rows of all ranks go.
     ///
-    /// # Safety `part.all` as in [`Communicator::all_gather_rows`]; at `from` the rows of `rank`, which stay
+    /// # Safety
+    /// `part.all` as in [`Communicator::all_gather_rows`]; at `from` the rows of `rank`, which stay
     /// while this runs.
     unsafe fn scatter_rows(&self, rank: usize, from: *const u8, part: &AllGatherBuffers) {
         for row in 0..part.rows {
@@ -111,12 +114,12 @@ impl Communicator for ThreadCommunicator {
         if bytes <= ASIDE {
             let turn = self.aside_half(rank);
             let aside = |rank: usize| self.ranks[rank].0.aside.as_ptr().wrapping_add(turn);
-            // SAFETY: nobody reads this half now, since all have come to a later exchange than the one that
-            // used it last.
+            // SAFETY: this half has no reader now, since all have reached a later all-gather than the one
+            // that used it last.
             unsafe { std::ptr::copy_nonoverlapping(part.from, aside(rank), bytes) };
             self.barrier.wait(rank);
             for other in 0..self.ranks.len() {
-                // SAFETY: by contract of this call and of those of the others, which have met; nobody writes
+                // SAFETY: by contract of this call and of those of the others, which have met; no rank writes
                 // to this half before all have met again.
                 unsafe { self.scatter_rows(other, aside(other), &part) };
             }
@@ -127,7 +130,7 @@ impl Communicator for ThreadCommunicator {
                 // SAFETY: as above; all stay until the next meeting.
                 unsafe { self.scatter_rows(other, sender.sent.load(Ordering::Relaxed), &part) };
             }
-            // Until all have read it, nobody writes to its part again.
+            // Until all have read it, no rank writes to its part again.
             self.barrier.wait(rank);
         }
     }

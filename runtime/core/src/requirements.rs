@@ -1,4 +1,4 @@
-//! What an artifact says of itself, on a machine that need not have its device.
+//! Requirements of an artifact, on a machine that need not have its device.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::page_pool::PageCounts;
 use crate::table::{ArtifactTable, ModelPlan};
 use crate::{Artifact, Error, Model, Result, library};
 
-/// What a model will need, by the artifact alone or by the model that was loaded from it.
+/// The needs of a model, by the artifact alone or by the model that was loaded from it.
 #[derive(Debug, Clone)]
 pub struct ModelRequirements {
     pub plan: ModelPlan,
@@ -22,8 +22,8 @@ pub struct ModelRequirements {
 }
 
 impl ModelRequirements {
-    /// Reads it from the file. No worker is started, and no GPU asked for. `cache_pages` as in [`crate::LoadOptions`]; a GPU whose memory holds fewer
-    /// than the default has as many as that holds.
+    /// Reads it from the file. No worker is started, and no GPU asked for. `cache_pages` as in
+    /// [`crate::LoadOptions`]; a GPU whose memory holds fewer than the default has as many as that holds.
     pub fn open(path: impl AsRef<Path>, cache_pages: Option<u64>) -> Result<Self> {
         let artifact = Artifact::open(path)?;
         if artifact.machine_name() != HOST_TARGET {
@@ -41,7 +41,7 @@ impl ModelRequirements {
 }
 
 impl Model {
-    /// What the model needs.
+    /// The needs of the model.
     pub fn requirements(&self) -> ModelRequirements {
         ModelRequirements::from_table(
             self.table(),

@@ -31,7 +31,7 @@ pub struct Session {
     /// Once rows were dropped: the first row that is one of the window's. Those between the sinks and it mean
     /// nothing.
     window_row: u64,
-    /// What its rows go through beside the weights.
+    /// The adapter of its rows, in addition to the weights.
     adapter: Option<LoadedAdapter>,
     /// Logits of all positions, for `prefill_logits`; grows with the longest window asked for.
     all_logits: Option<AlignedBuffer>,
@@ -46,7 +46,7 @@ pub struct SessionMemory {
     pub state: u64,
     /// Scratch memory and results.
     pub scratch: u64,
-    /// What one more token adds to the state.
+    /// Bytes that one more token adds to the state.
     pub bytes_per_token: u64,
 }
 
@@ -169,12 +169,12 @@ impl Session {
         self.memory.softmax(&self.model, temperature)
     }
 
-    /// Logits of the last position fed; zeros before the first.
+    /// Logits of the last computed position; zeros before the first.
     pub fn logits(&self) -> &[f32] {
         self.memory.logits()
     }
 
-    /// Forgets everything fed so far; memory of cache rows goes back to the system.
+    /// Forgets all computed tokens; memory of cache rows goes back to the system.
     pub fn reset(&mut self) -> Result<()> {
         (self.rows, self.dropped) = (0, 0);
         self.shrink();
@@ -212,7 +212,7 @@ impl Session {
         self.write_length(0)
     }
 
-    /// Whether [`Session::truncate`] would go back to `past` tokens.
+    /// True if [`Session::truncate`] would go back to `past` tokens.
     pub fn can_truncate_to(&self, past: u64) -> bool {
         let all_rows = self.dropped == 0;
         let first_seen = |newest: u64| (past + 1).checked_sub(self.dropped + newest);
@@ -224,18 +224,18 @@ impl Session {
             || past < self.past() && self.can_truncate() && rows && behind_source()
     }
 
-    /// Whether [`Session::truncate`] may stop elsewhere than at 0.
+    /// True if [`Session::truncate`] may stop elsewhere than at 0.
     pub fn can_truncate(&self) -> bool {
         self.model.table().recurrent_state().is_none()
     }
 
-    /// How many newest tokens the model sees, if it goes on beyond its context by dropping the rows of older
-    /// ones.
+    /// The number of newest tokens that the model sees, if it goes on beyond its context by dropping the rows
+    /// of older ones.
     pub fn window(&self) -> Option<u64> {
         self.model.table().sliding_window().map(|(window, _)| window.newest)
     }
 
-    /// How many first tokens such a model sees for ever.
+    /// The number of first tokens that such a model sees for ever.
     pub fn sinks(&self) -> u64 {
         self.model.table().sliding_window().map_or(0, |(window, _)| window.sinks)
     }
@@ -251,7 +251,7 @@ impl Session {
         Ok(Some(self.memory.state(piece, self.rows)?.into_owned()))
     }
 
-    /// What this session's memory is planned to be and what it is now.
+    /// The planned and the present memory of this session.
     pub fn memory(&self) -> SessionMemory {
         let (state, scratch) = self.memory.allocated();
         let planned_state = self.model.plan().sequence_bytes();
@@ -315,8 +315,8 @@ impl Session {
         self.visible_rows().map_or(chunk, |kept| chunk.min(context - kept)) as usize
     }
 
-    /// Feeds a prompt; where it comes in pieces, the model is told before how long the sequence will be. When
-    /// a piece fails that is taken back: the sequence has ended before it.
+    /// Computes a prompt; where it comes in pieces, the model gets the length of the sequence first. When a
+    /// piece fails that is undone: the sequence has ended before it.
     fn forward_announced(
         &mut self,
         tokens: usize,
@@ -332,7 +332,7 @@ impl Session {
         self.write_length((self.past() + tokens as u64) as i32)?;
         let result = feed(self);
         if result.is_err() {
-            // What went wrong first is what the caller is told.
+            // The caller gets the first error.
             let _ = self.write_length(self.past() as i32);
         }
         result
@@ -419,7 +419,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether these tokens may be fed in one call, as those of a sequence of a batch.
+    /// Checks that these tokens may be computed in one call, as those of a sequence of a batch.
     pub(crate) fn check_piece(&self, tokens: &[i32]) -> Result<()> {
         self.check_tokens(tokens)?;
         let (n, most) = (tokens.len(), self.tokens_per_call());
@@ -430,21 +430,20 @@ impl Session {
         Ok(())
     }
 
-    /// Makes ready for so many more tokens that were checked, as a sequence of a batch: gives their rows
-    /// memory.
+    /// Makes ready for `tokens` more checked tokens, as a sequence of a batch: gives their rows memory.
     pub(crate) fn join_batch(&mut self, tokens: usize) -> Result<BatchMember<'_>> {
         self.drop_oldest_rows(tokens as u64)?;
         self.memory.join_batch(&self.model, self.rows, tokens as u64)
     }
 
-    /// Takes back what `join_batch` has reserved, of a batch that was not computed; gives the pages that so
-    /// many tokens want.
+    /// Undoes the reservation of `join_batch`, of a batch that was not computed; returns the number of pages
+    /// that `tokens` tokens need.
     pub(crate) fn rollback_batch(&mut self, tokens: usize) -> usize {
         self.shrink();
         self.memory.missing_pages(self.rows, tokens as u64)
     }
 
-    /// Counts the tokens that a batch has fed; the logits of the last one, where they are known.
+    /// Counts the tokens that a batch has computed; the logits of the last one, where they are known.
     pub(crate) fn leave_batch(&mut self, tokens: usize, logits: Option<&[f32]>) -> Result<()> {
         self.rows += tokens as u64;
         self.memory.leave_batch(&self.model, logits)

@@ -22,7 +22,7 @@ const MAGIC: [u8; 8] = *b"mlccSTAT";
 const VERSION: u32 = 2;
 const HEADER: usize = 64;
 
-/// What a valid file holds.
+/// The content of a valid file.
 pub(crate) struct SavedState {
     pub past: u64,
     file: Vec<u8>,
@@ -70,7 +70,8 @@ fn header(identity: u128, past: u64, pieces: &[Cow<'_, [u8]>]) -> Vec<u8> {
     header
 }
 
-/// Whether nothing stands there, or a state file (of any version), which a new one may replace. Anything else is the user's.
+/// True if there is nothing, or a state file (of any version), which a new one may replace. Anything else is
+/// the user's.
 fn may_replace(path: &Path) -> std::io::Result<bool> {
     // Of what is no file `replace_file` says so; a pipe would not even open.
     if !std::fs::metadata(path).is_ok_and(|there| there.is_file()) {
@@ -113,7 +114,8 @@ pub(crate) fn load(path: &Path, identity: u128, table: &ArtifactTable) -> Result
             "it belongs to another model, to another build of this one with other weights, or to another adapter",
         );
     }
-    // Before the size, which is bounded by the context: so a file from a larger context gets the better message.
+    // Before the size, which is bounded by the context: so a file from a larger context gets the better
+    // message.
     let context = table.plan.context;
     if context != 0 && past > context {
         return refuse("it has more tokens than this model's context; build with a larger -c/--ctx-size");

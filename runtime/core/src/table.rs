@@ -41,10 +41,10 @@ pub struct StateInfo {
     pub format: String,
     /// Rows of a KV cache; `None` = another state.
     pub cache: Option<CacheShape>,
-    /// The number of rows dropped from the start of every cache, of a model that sees only so many newest
+    /// The number of rows dropped from the start of every cache, of a model that sees only a number of newest
     /// rows.
     pub dropped_beyond: Option<SlidingWindow>,
-    /// True for the number of tokens that the sequence will have after the prompt that is being fed.
+    /// True for the number of tokens that the sequence will have after the present prompt.
     pub is_length: bool,
     /// True for the slot of the sequence's adapter.
     pub is_slot: bool,
@@ -77,7 +77,7 @@ pub struct CacheShape {
 }
 
 impl StateInfo {
-    /// How many bytes mean something once the caches have `rows` rows: of a recurrent state all of them.
+    /// The number of bytes in use once the caches have `rows` rows: of a recurrent state all of them.
     pub fn live_bytes(&self, rows: u64) -> u64 {
         self.cache.map_or(self.bytes, |c| c.rows.min(rows) * c.row_bytes)
     }
@@ -116,7 +116,7 @@ impl CpuEntries {
         if adapted && entry.has_adapted() { found.adapted } else { Some(found.function) }
     }
 
-    /// Whether an entry point has a function for calls with adapters.
+    /// True if an entry point has a function for calls with adapters.
     pub fn has_adapted(&self, entry: EntryPoint) -> bool {
         self.0[entry as usize].is_some_and(|found| found.adapted.is_some())
     }
@@ -130,7 +130,7 @@ pub struct GpuImage {
     pub sm: u32,
     /// A value of [`mlcc_abi::device_scope`].
     pub scope: u32,
-    /// With a NUL byte at the end.
+    /// The code, with a NUL byte at the end.
     pub bytes: Vec<u8>,
 }
 
@@ -146,7 +146,7 @@ pub struct KernelLaunch {
     pub is_all_gather: bool,
 }
 
-/// What a launch is for; see [`abi::repeat`].
+/// The repetitions of a launch; see [`abi::repeat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaunchRepeat {
     Once,
@@ -188,7 +188,7 @@ pub struct ArtifactTable {
     pub whole_prompts: bool,
 }
 
-/// Why a table is not usable.
+/// The reasons why a table is not usable.
 #[derive(Debug)]
 pub(crate) enum TableError {
     Magic,
@@ -208,7 +208,7 @@ impl ArtifactTable {
     /// # Safety
     /// The image's table is mapped, readable and not written, at `place.table`.
     pub(crate) unsafe fn read(place: &TableReader<'_>) -> TableResult<Self> {
-        /// What every version has.
+        /// The fields of every version.
         #[repr(C)]
         struct TableHeader {
             magic: u64,
@@ -289,8 +289,7 @@ impl ArtifactTable {
         })
     }
 
-    /// The state that says how long the sequence will be after the prompt that is being fed, of a model that
-    /// wants to know.
+    /// The state for the length of the sequence after the present prompt, of a model that needs it.
     pub fn length_state(&self) -> Option<&StateInfo> {
         self.states.iter().find(|s| s.is_length)
     }

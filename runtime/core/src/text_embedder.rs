@@ -1,5 +1,5 @@
 //! Vectors of texts: embeddings, or scores of a classification. Whole texts are read, several in one call,
-//! and nothing of them is kept: there are no caches and no states.
+//! and then forgotten: there are no caches and no states.
 
 use std::path::Path;
 
@@ -10,7 +10,8 @@ use crate::device::{BatchCall, missing_entry_error};
 use crate::trace::{StepTimes, StepTrace};
 use crate::{Error, Model, Result};
 
-/// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the others.
+/// Makes vectors of texts. Texts of any lengths go together, without padding, and no vector depends on the
+/// others.
 ///
 /// ```no_run
 /// # use mlcc_runtime::{LoadOptions, Model};
@@ -24,13 +25,13 @@ use crate::{Error, Model, Result};
 /// ```
 pub struct TextEmbedder {
     model: Model,
-    /// As many tokens as a call takes.
+    /// Room for the tokens of a call.
     tokens: AlignedBuffer,
-    /// As many numbers of them.
+    /// Room for as many row numbers.
     output_rows: AlignedBuffer,
     /// The vectors of a call.
     call_vectors: AlignedBuffer,
-    /// Those of all texts of the last [`TextEmbedder::embed`].
+    /// Vectors of all texts of the last [`TextEmbedder::embed`].
     vectors: Vec<f32>,
     sequences: Vec<Sequence>,
     token_ids: Vec<i32>,
@@ -87,9 +88,9 @@ impl TextEmbedder {
         &self.model
     }
 
-    /// The vectors of `texts`, one behind the other, [`Model::text_width`] floats each. Every text has at
-    /// least one token and at most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT)
-    /// token `t` of type `k` is `t + k * vocabulary`. If one is refused, nothing was computed.
+    /// The vectors of `texts`, in order, [`Model::text_width`] floats each. Every text has at least one token
+    /// and at most [`Model::max_text_tokens`]. In a model with several types of tokens (BERT) token `t` of
+    /// type `k` is `t + k * vocabulary`. If one is refused, nothing was computed.
     pub fn embed(&mut self, texts: &[&[i32]]) -> Result<&[f32]> {
         self.vectors.clear();
         for (index, text) in texts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Tokens that come next most likely.
+//! Candidates for the next token.
 
 /// A token and its logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -7,5 +7,5 @@ pub struct TokenCandidate {
     pub logit: f32,
 }
 
-/// Whether the likeliest tokens of a row, by its number, suffice, so that its logits need not be copied.
+/// Decides if the top-k candidates of a row, by its number, suffice, so that its logits need not be copied.
 pub(crate) type AcceptTopK<'a> = &'a mut dyn FnMut(usize, &[TokenCandidate]) -> bool;

@@ -1,6 +1,6 @@
-//! Which cores this process may use and how they lie, as Linux tells it: sockets, NUMA nodes, kinds of cores, threads of
-//! one core. What a file does not tell, or tells in words that are not known here, is taken as a plain machine has it:
-//! one socket, one node, one thread per core, all cores alike.
+//! Cores that this process may use, and their topology in Linux: sockets, NUMA nodes, kinds of cores, threads
+//! of one core. Facts that no file tells, or tells in unknown words, are those of a plain machine: one
+//! socket, one node, one thread per core, all cores alike.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use crate::pool::{CpuSet, WorkerAffinity};
 
 /// More logical CPUs than any machine has.
 const MOST_CPUS: usize = 1 << 13;
-/// A core with less than this part (in quarters) of the best one's capacity or clock is an efficiency core. Among cores of one kind
-/// clocks differ by a tenth at most (favoured cores).
+/// A core with less than this part (in quarters) of the best one's capacity or clock is an efficiency core.
+/// Among cores of one kind clocks differ by a tenth at most (favoured cores).
 const EFFICIENCY_QUARTERS: u64 = 3;
 
 /// Kinds of cores, the faster first.
@@ -35,19 +35,20 @@ pub struct CpuCore {
 /// The cores that this process may use: affinity and cgroup cpusets respected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuTopology {
-    /// In the order in which workers take them: neighbours are on one socket, performance cores come first. At least one.
+    /// Cores in the order in which workers take them: neighbours are on one socket, performance cores come
+    /// first. At least one.
     cores: Vec<CpuCore>,
 }
 
-/// Workers that suit this machine: its physical cores that this process may use, at most as many as its CPU quota pays for.
-/// At least 1.
+/// Workers that suit this machine: its physical cores that this process may use, at most as many as its CPU
+/// quota pays for. At least 1.
 pub fn physical_cores() -> usize {
     let quota = std::thread::available_parallelism().map_or(usize::MAX, |n| n.get());
     CpuTopology::detect_host().cores.len().min(quota)
 }
 
 impl CpuTopology {
-    /// Of this machine.
+    /// The topology of this machine.
     pub fn detect_host() -> Self {
         Self::read(Path::new("/")).unwrap_or_else(|| {
             let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -55,7 +56,8 @@ impl CpuTopology {
         })
     }
 
-    /// Of the machine whose `sys` and `proc` are in the folder `root`; `None` if they do not tell which CPUs there are.
+    /// The topology of the machine whose `sys` and `proc` are in the folder `root`; `None` if they do not
+    /// tell which CPUs there are.
     pub fn read(root: &Path) -> Option<Self> {
         let system = SystemFiles { root };
         let cpus = system.allowed_cpus()?;
@@ -108,8 +110,8 @@ impl CpuTopology {
         self.cores.iter().filter(|core| core.kind == kind).count()
     }
 
-    /// Where each of so many workers is: on its core, or anywhere on the NUMA node of its core. Fewer workers than cores
-    /// spread over all sockets, on performance cores first.
+    /// The affinity of each of `workers` workers: its core, or all of the NUMA node of its core. Fewer
+    /// workers than cores spread over all sockets, on performance cores first.
     pub(crate) fn worker_affinities(&self, workers: usize, within: AffinityScope) -> Vec<WorkerAffinity> {
         let place = |worker| {
             let core = &self.cores[self.worker_core(worker, workers)];
@@ -145,14 +147,14 @@ impl CpuTopology {
     }
 }
 
-/// What a worker is bound to.
+/// The scope that a worker is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AffinityScope {
     Core,
     Node,
 }
 
-/// In words, for example `64 cores (128 threads), 2 sockets, 2 NUMA nodes`.
+/// The topology in words, for example `64 cores (128 threads), 2 sockets, 2 NUMA nodes`.
 impl fmt::Display for CpuTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
@@ -236,7 +238,8 @@ impl SystemFiles<'_> {
         nodes.iter().flat_map(cpus).collect()
     }
 
-    /// Intel's hybrid processors have a device for each kind; Arm's tell capacities; of others the clock has to do.
+    /// Intel's hybrid processors have a device for each kind; Arm's tell capacities; of others the clock has
+    /// to do.
     fn core_kinds(&self, cpus: &[usize]) -> BTreeMap<usize, CoreKind> {
         let device = |name: &str| self.read_list(&format!("sys/devices/{name}/cpus"));
         if let (Some(_), Some(slow)) = (device("cpu_core"), device("cpu_atom")) {

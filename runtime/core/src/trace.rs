@@ -1,7 +1,7 @@
-//! How long the items of a step (launches and barriers) take on each worker, for profiles.
+//! Times of the items of a step (launches and barriers) on each worker, for profiles.
 //!
-//! A worker notes the time after each item; the difference to its last note is the item's. Each worker has counters of
-//! its own, so taking times costs one reading of the clock per item and nothing else.
+//! A worker notes the time after each item; the difference to its last note is the item's. Each worker has
+//! counters of its own, so taking times costs one reading of the clock per item and nothing else.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ pub struct StepTimes {
     /// Name of the entry point.
     pub entry: &'static str,
     pub calls: u64,
-    /// By worker, then by item in the order of the step: nanoseconds.
+    /// Nanoseconds by worker, then by item in the order of the step.
     pub nanoseconds: Vec<Vec<u64>>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct StepTrace {
 struct WorkerTrace {
     /// Nanoseconds from the start of the trace to this worker's last note.
     last: AtomicU64,
-    /// Of the entry point that runs. Only this worker locks it while a step runs.
+    /// Times of the running entry point. Only this worker locks it while a step runs.
     items: Mutex<Vec<u64>>,
 }
 

@@ -1,6 +1,7 @@
 //! Weights that are made when a model is loaded, for artifacts without them (`mlcc build --weights-on-load`).
 //!
-//! The section `.mlcc.recipe` is text, one entry per line in the order of the weights; what no entry covers is zero:
+//! The section `.mlcc.recipe` is text, one entry per line in the order of the weights; what no entry covers
+//! is zero:
 //!
 //! ```text
 //! mlcc-recipe 1 <seed> <bytes of the weights>
@@ -8,19 +9,20 @@
 //! bytes <offset> <hex digits>
 //! ```
 //!
-//! `draw` repeats its pieces `count` times from `offset` on. A piece is `<kind>:<bytes>` with what the kind needs:
+//! `draw` repeats its pieces `count` times from `offset` on. A piece is `<kind>:<bytes>` with what the kind
+//! needs:
 //!
 //! | piece | content |
 //! | --- | --- |
 //! | `fill:<bytes>:<byte>` | this byte |
 //! | `codes:<bytes>` | every bit random |
-//! | `scales:<bytes>:<f16>` | this f16 with a random sign, so that codes of which one sign has more are 0 in the mean |
-//! | `f32:<bytes>:normal:<mean>:<deviation>`, `f16:...`, `bf16:...` | floats; f16 and bf16 are cut off, not rounded |
+//! | `scales:<bytes>:<f16>` | this f16 with a random sign, so that uneven codes are 0 in the mean |
+//! | `f32:<bytes>:normal:<mean>:<deviation>`, `f16:...`, `bf16:...` | floats; f16 and bf16 are cut off |
 //! | `f32:<bytes>:uniform:<low>:<high>`, `f16:...`, `bf16:...` | the same, evenly spread |
 //!
-//! Bytes, f16 and f32 are hexadecimal digits of their bits. A value is a function of the key and of its place after `offset`
-//! alone: SplitMix64 of a counter, as in random checkpoints. So any piece can be made at any time by any thread, and every
-//! machine makes the same bytes.
+//! Bytes, f16 and f32 are hexadecimal digits of their bits. A value is a function of the key and of its place
+//! after `offset` alone: SplitMix64 of a counter, as in random checkpoints. So any piece can be made at any
+//! time by any thread, and every machine makes the same bytes.
 
 use std::fmt;
 
@@ -35,12 +37,12 @@ mod text;
 /// Bytes that are made at a time.
 const PORTION: u64 = 1 << 20;
 
-/// How to make the weights.
+/// The rules by which weights are made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightGenerator {
-    /// For people: the keys follow from it.
+    /// The seed, for people: the keys follow from it.
     pub seed: u64,
-    /// Of all weights.
+    /// Bytes of all weights.
     pub bytes: u64,
     /// Ascending, without overlap.
     pub entries: Vec<GeneratorEntry>,
@@ -56,7 +58,7 @@ pub enum GeneratorEntry {
     },
 }
 
-/// `count` times these pieces, one after the other, from `offset` of the weights on.
+/// `count` times these pieces, in order, from `offset` of the weights on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RandomDraw {
     pub offset: u64,
@@ -87,7 +89,7 @@ pub enum FloatType {
     BF16,
 }
 
-/// How values are spread.
+/// The distribution of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ValueDistribution {
     /// The sum of four uniform numbers: mean and deviation are exact, the tails end at 3.46 deviations.
@@ -124,7 +126,7 @@ impl WeightGenerator {
         self.entries.iter().map(stored).sum()
     }
 
-    /// The weights, made by so many threads; the number changes no byte.
+    /// The weights, made by `threads` threads; the number changes no byte.
     pub fn generate(&self, threads: usize) -> Result<Mmap> {
         let refuse = || Error::OutOfMemory { what: "the weights", bytes: self.bytes };
         let len = usize::try_from(self.bytes).map_err(|_| refuse())?;
@@ -198,7 +200,7 @@ impl WeightGenerator {
         })
     }
 
-    /// Entries lie inside of the weights, one after the other, and pieces hold whole values.
+    /// Entries lie inside of the weights, in order, and pieces hold whole values.
     fn check(&self) -> std::result::Result<(), String> {
         let mut end = 0;
         for entry in &self.entries {

@@ -12,18 +12,19 @@ use crate::{LoadOptions, NumaPolicy, Result, physical_cores};
 const MOST: usize = 1024;
 
 /// Worker threads. Cloning is cheap and gives the same ones. Models that were loaded with the same ones
-/// ([`LoadOptions::workers`]) take turns step by step, in the order in which the steps were asked for, whatever thread they come
-/// from; without that each model has its own, which want the same cores.
+/// ([`LoadOptions::workers`]) take turns step by step, in the order in which the steps were asked for,
+/// whatever thread they come from; without that each model has its own, which want the same cores.
 #[derive(Clone)]
 pub struct WorkerThreads(pub(crate) Arc<WorkerPool>);
 
 impl WorkerThreads {
-    /// As `options` say: how many, and where they run.
+    /// The workers of `options`: their number, and where they run.
     pub fn new(options: &LoadOptions) -> Result<WorkerThreads> {
         Self::with_max(MOST, 1, options)
     }
 
-    /// As [`WorkerThreads::new`], but as many for each of `ranks` ranks, at least one and at most `most`.
+    /// Workers like those of [`WorkerThreads::new`], but as many for each of `ranks` ranks, at least one and
+    /// at most `most`.
     pub(crate) fn with_max(most: usize, ranks: usize, options: &LoadOptions) -> Result<WorkerThreads> {
         let wanted = options.threads.unwrap_or_else(physical_cores);
         let wanted = ranks * (wanted / ranks).clamp(1, most.clamp(1, MOST / ranks));
@@ -38,8 +39,8 @@ impl WorkerThreads {
         Ok(WorkerThreads(Arc::new(pool)))
     }
 
-    /// Calls `work` once with each number below `count`, in parts on as many workers as suit, and comes back when all are done. If
-    /// a call panics, others may be missing. Not to be called from inside a step.
+    /// Calls `work` once with each number below `count`, in parts on as many workers as suit, and comes back
+    /// when all are done. If a call panics, others may be missing. Not to be called from inside a step.
     pub fn parallel_for(&self, count: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
         let next = AtomicUsize::new(0);
         self.0.run_suited_first(count, &|_, _| {
@@ -53,13 +54,13 @@ impl WorkerThreads {
         })
     }
 
-    /// How many.
+    /// The number of workers.
     pub fn threads(&self) -> usize {
         self.0.workers()
     }
 }
 
-/// Whether they are the same ones.
+/// True if they are the same ones.
 impl PartialEq for WorkerThreads {
     fn eq(&self, other: &WorkerThreads) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,5 +1,5 @@
-//! The ELF reader on a hand-made file, on every cut of it and on random damage: a value or an error, never a panic.
-//! `MLCC_FUZZ_RUNS` makes the random part longer.
+//! The ELF reader on a hand-made file, on every cut of it and on random damage: a value or an error, never a
+//! panic. `MLCC_FUZZ_RUNS` makes the random part longer.
 
 use crate::common;
 use mlcc_abi::elf::{ElfError, ElfFile};

@@ -11,7 +11,7 @@ use crate::page_pool::PageMemory;
 use crate::processes::{MessageReader, ProcessGroup, RankMessageKind};
 use crate::{Error, Model, Result};
 
-/// What rank 0 has told so far.
+/// The state of a rank by the messages of rank 0.
 struct CpuRankWorker<'a> {
     device: &'a CpuDevice,
     model: &'a Model,
@@ -22,13 +22,13 @@ struct CpuRankWorker<'a> {
     logits: AlignedBuffer,
 }
 
-/// What a step is fed.
+/// The inputs of a step.
 struct StepInputs {
     tokens: AlignedBuffer,
     output_rows: AlignedBuffer,
-    /// As they are read.
+    /// Row numbers as they are read.
     numbers: Vec<i32>,
-    /// Pages of all sequences, one behind the other.
+    /// Pages of all sequences, in order.
     pages: Vec<i32>,
     sequences: Vec<Sequence>,
 }
@@ -212,7 +212,7 @@ impl CpuRankWorker<'_> {
     }
 }
 
-/// A step, beside what it is fed.
+/// A step without its inputs.
 struct StepHeader {
     step: EntryPoint,
     past: i64,

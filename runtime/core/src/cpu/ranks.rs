@@ -1,9 +1,8 @@
 //! Steps of a model that is split: equal groups of the workers of one pool run it, each as one rank with
 //! memory of its own.
 //!
-//! A session has the states of all ranks one behind the other, and pages have the rows of all. Tokens and
-//! tables of pages are the same for all. Rank 0 writes the results; the others have the same ones and keep
-//! them in scratch.
+//! A session has the states of all ranks in order, and pages have the rows of all. Tokens and tables of pages
+//! are the same for all. Rank 0 writes the results; the others have the same ones and keep them in scratch.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -123,7 +122,7 @@ impl CpuRanks {
 }
 
 impl CpuDevice {
-    /// As [`CpuDevice::run`], by all ranks. Softmax is of one: all have the same logits.
+    /// Runs a step like [`CpuDevice::run`], by all ranks. Softmax is of one: all have the same logits.
     ///
     /// # Safety
     /// As there; `ctx` has arena and pages.

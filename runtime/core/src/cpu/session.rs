@@ -22,7 +22,7 @@ pub(super) struct CpuSession {
     device: Arc<CpuDevice>,
     /// All states that are no caches, of all ranks.
     state: RankStates,
-    /// Of the rows of its caches.
+    /// Pages of the rows of its caches.
     pages: Option<PageTable<HostPages>>,
     /// The tokens of a call, at most `chunk`: callers' slices are not aligned as entry points want them.
     tokens: AlignedBuffer,
@@ -36,14 +36,14 @@ pub(super) struct CpuSession {
     trace: Option<Box<StepTrace>>,
 }
 
-/// What differs from call to call.
+/// Fields that differ from call to call.
 struct StepCall<'a> {
     step: EntryPoint,
     tokens: &'a [i32],
     n: usize,
     past: u64,
     temperature: f32,
-    /// Whether logits are made.
+    /// True if logits are made.
     logits: bool,
 }
 
@@ -66,7 +66,7 @@ impl CpuSession {
         self.pages.as_ref().map_or(std::ptr::null(), |table| table.pages().as_ptr())
     }
 
-    /// Gives memory to `n` rows after `past`, which nobody else has.
+    /// Gives memory to `n` rows after `past`, in pages that are not shared.
     fn make_writable(&mut self, model: &Model, past: u64, n: u64) -> Result<()> {
         match &mut self.pages {
             Some(pages) => pages.make_writable(&model.table().states, past..past + n, past),

@@ -9,8 +9,8 @@ use crate::buffer::AlignedBuffer;
 use crate::processes::{RankLeader, RankMessageKind};
 use crate::table::{ModelPlan, StateInfo};
 
-/// One rank behind the other. Where ranks are processes, those of rank 0, which leads the others: they have theirs by the address of
-/// these, which no other sequence has meanwhile.
+/// One rank behind the other. Where ranks are processes, those of rank 0, which leads the others: they have
+/// theirs by the address of these, which no other sequence has meanwhile.
 pub(super) struct RankStates {
     own: AlignedBuffer,
     /// Bytes of those of one rank.
@@ -47,12 +47,12 @@ impl RankStates {
         self.own.as_mut_ptr()
     }
 
-    /// Of all ranks.
+    /// Bytes of all ranks.
     pub fn len(&self) -> usize {
         self.rank_bytes * self.ranks
     }
 
-    /// Of a process that leads others: the rank that has a state, if it is another one, and where it lies there.
+    /// The rank of a state on another process, with its leader, and the place of the state there.
     fn remote_location(&self, state: &StateInfo) -> Option<(&RankLeader, usize, u64)> {
         let (lead, each) = (self.leader.as_deref()?, self.rank_bytes as u64);
         let rank = (state.offset / each) as usize;
@@ -113,7 +113,7 @@ impl Drop for RankStates {
     }
 }
 
-/// Where a state lies that is no cache.
+/// The range of a state that is no cache.
 fn state_range(state: &StateInfo) -> Range<usize> {
     state.offset as usize..(state.offset + state.bytes) as usize
 }

@@ -1,4 +1,4 @@
-//! How fast the memory of the GPU is: a limit of its own for whatever reads weights.
+//! The speed of the memory of the GPU: a limit of its own for readers of weights.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ const BYTES: usize = 256 << 20;
 const TIME: Duration = Duration::from_millis(20);
 const ROUNDS: usize = 3;
 
-/// Bytes per second, read and written, while one buffer is copied to another on the GPU; the best of some rounds.
+/// Bytes per second, read and written, while one buffer is copied to another on the GPU; the best of some
+/// rounds.
 pub(crate) fn copy_bandwidth(context: &Arc<CudaContext>) -> Result<f64> {
     let buffer = || DeviceBuffer::new(context, "the measurement of the GPU's memory", BYTES as u64);
     let (from, to) = (buffer()?, buffer()?);

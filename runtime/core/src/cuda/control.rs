@@ -1,6 +1,6 @@
-//! What changes from call to call: the control block, and after it the sequences of a batch, tokens and the numbers of wanted rows, in one
-//! piece of the device's memory. Launches
-//! name its address, so they are the same in every call, and one copy from pinned memory tells the device of a call.
+//! Memory that changes from call to call: the control block, and after it the sequences of a batch, tokens
+//! and the numbers of output rows, in one piece of the device's memory. Launches name its address, so they
+//! are the same in every call, and one copy from pinned memory tells the device of a call.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::driver::{DevicePtr, DriverHandle};
 use crate::{Error, Result};
 
 const WHAT: &str = "the tokens on the GPU";
-/// Where the sequences begin.
+/// The offset of the sequences.
 const SEQUENCES_AT: usize = BUFFER_ALIGN;
 
 const _: () = assert!(size_of::<Control>() <= SEQUENCES_AT);
@@ -28,7 +28,7 @@ pub(crate) struct ControlBlock {
     context: Arc<CudaContext>,
 }
 
-/// What a call is told beside the control block.
+/// The inputs of a call, in addition to the control block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CallInputs<'a> {
     pub sequences: &'a [Sequence],
@@ -37,7 +37,7 @@ pub(crate) struct CallInputs<'a> {
 }
 
 impl ControlBlock {
-    /// For calls of at most so many sequences, tokens and wanted rows.
+    /// A block for calls of at most `sequences` sequences, `tokens` tokens and `wanted` output rows.
     pub fn new(context: &Arc<CudaContext>, sequences: u64, tokens: u64, wanted: u64) -> Result<Self> {
         let all = sequences.saturating_mul(size_of::<Sequence>() as u64);
         let tokens_at = (all.saturating_add(SEQUENCES_AT as u64)).next_multiple_of(BUFFER_ALIGN as u64);
@@ -94,8 +94,8 @@ impl ControlBlock {
             // SAFETY: the stream is the session's.
             driver.check("cuStreamSynchronize", unsafe { (driver.functions.stream_wait)(stream) })?;
         }
-        // SAFETY: `staged` has the length checked above and nothing reads it now; the copy reads it until somebody waits for
-        // the stream, and `in_flight` keeps it unchanged until then. Both types are plain data.
+        // SAFETY: `staged` has the length checked above and nothing reads it now; the copy reads it until the
+        // stream is waited for, and `in_flight` keeps it unchanged until then. Both types are plain data.
         let status = unsafe {
             std::ptr::from_ref(control)
                 .cast::<u8>()

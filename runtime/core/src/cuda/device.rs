@@ -49,7 +49,7 @@ impl CudaContext {
         self.device
     }
 
-    /// Bytes that nobody has.
+    /// Free bytes.
     pub fn free_memory(&self) -> Result<u64> {
         let driver = self.make_current()?;
         let (mut free, mut all) = (0, 0);
@@ -58,7 +58,7 @@ impl CudaContext {
         Ok(free as u64)
     }
 
-    /// Whether memory can be mapped into reserved addresses.
+    /// True if memory can be mapped into reserved addresses.
     pub fn has_virtual_memory(&self) -> bool {
         self.virtual_memory
     }
@@ -117,18 +117,18 @@ pub(crate) struct CudaDevice {
     name: String,
     entries: Vec<LaunchEntry>,
     decode_loaded: KernelsLoaded,
-    /// The same of tokens of sequences with adapters.
+    /// The same for tokens of sequences with adapters.
     adapted_loaded: KernelsLoaded,
     /// Launches of `decode`, and then of what finds the likeliest tokens.
     decode_top_k: Option<(Vec<ResolvedLaunch>, KernelsLoaded)>,
-    /// The same of `decode_batch`.
+    /// The launches of `decode_batch` with the search for top-k candidates.
     batch_top_k: Option<Vec<ResolvedLaunch>>,
     executor: Mutex<CudaExecutor>,
     weights: DeviceBuffer,
     /// The slots for adapters, of a model that has some.
     adapters: Option<DeviceBuffer>,
     pages: Option<Arc<PagePool<DevicePages>>>,
-    /// Of a model that is split.
+    /// Ranks of a model that is split.
     ranks: Option<GpuRanks>,
     module: CudaModule,
 }
@@ -270,7 +270,7 @@ impl CudaDevice {
         })
     }
 
-    /// Of the caches of all sequences, if the model has any.
+    /// Pages of the caches of all sequences, if the model has any.
     pub fn pages(&self) -> Option<&Arc<PagePool<DevicePages>>> {
         self.pages.as_ref()
     }
@@ -284,22 +284,22 @@ impl CudaDevice {
         &self.module.context
     }
 
-    /// What a step works with; steps wait for each other.
+    /// The executor of a step; steps wait for each other.
     pub fn executor(&self) -> MutexGuard<'_, CudaExecutor> {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the weights begin.
+    /// The start of the weights.
     pub fn weights(&self) -> DevicePtr {
         self.weights.ptr()
     }
 
-    /// Where the slots for adapters begin.
+    /// The start of the slots for adapters.
     pub fn adapters(&self) -> DevicePtr {
         self.adapters.as_ref().map_or(0, DeviceBuffer::ptr)
     }
 
-    /// Whether all launches of `decode` have run.
+    /// Tells if all launches of `decode` have run.
     pub fn loaded(&self, adapted: bool) -> &KernelsLoaded {
         if adapted { &self.adapted_loaded } else { &self.decode_loaded }
     }

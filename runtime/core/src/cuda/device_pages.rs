@@ -1,5 +1,6 @@
-//! Pages of caches in the memory of a GPU. Where the driver can map memory piece by piece (CUDA 10.2 and later, on devices that say
-//! so), addresses are reserved once and get memory as pages are taken; else all pages have it at once.
+//! Pages of caches in the memory of a GPU. Where the driver can map memory piece by piece (CUDA 10.2 and
+//! later, on devices that say so), addresses are reserved once and get memory as pages are taken; else all
+//! pages have it at once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use crate::table::ModelPlan;
 use crate::{Error, Result};
 
 const WHAT: &str = "pages of the KV cache on the GPU";
-/// Of the memory that is free when the model has been loaded: the rest is for what sessions need beside their pages.
+/// Share of the memory that is free when the model has been loaded: the rest is for other memory of sessions.
 const SHARE: (u64, u64) = (9, 10);
 
 pub(crate) struct DevicePages {
     storage: PageStorage,
     /// Places are those of pages with the parts of all ranks; here lie those of one.
     parts: PageParts,
-    /// For copies.
+    /// The stream for copies.
     stream: CudaStream,
 }
 
@@ -42,8 +43,8 @@ struct AddressReservation {
 }
 
 impl DevicePages {
-    /// A pool of the pages of a model; `None` if it has no caches. `asked`: as [`crate::LoadOptions::cache_pages`]; by default no more
-    /// than there is free memory for.
+    /// A pool of the pages of a model; `None` if it has no caches. `asked`: as
+    /// [`crate::LoadOptions::cache_pages`]; by default no more than there is free memory for.
     pub fn pool(
         context: &Arc<CudaContext>,
         plan: &ModelPlan,
@@ -99,7 +100,8 @@ impl DevicePages {
 impl DevicePages {
     /// Takes memory back, but for the first bytes.
     fn shrink_to(&self, bytes: u64) {
-        // Where the context is lost, what was launched may run on: memory is left to the driver then, which frees it with the context.
+        // Where the context is lost, what was launched may run on: memory is left to the driver then, which
+        // frees it with the context.
         if let PageStorage::Mapped(mapped) = &self.storage
             && self.stream.synchronize().is_ok()
         {
@@ -107,7 +109,7 @@ impl DevicePages {
         }
     }
 
-    /// Of rank 0: the others do the same.
+    /// Makes the others do the same, on rank 0.
     fn notify_ranks(&self, kind: RankMessageKind, bytes: Range<u64>) {
         if let Some(lead) = &self.parts.leader {
             lead.send_message(|message| {
@@ -209,7 +211,7 @@ impl AddressReservation {
         Ok(Some(granule as u64).filter(|&granule| granule > 0))
     }
 
-    /// `None` where there are not so many addresses.
+    /// `None` where there are not as many addresses.
     fn reserve(context: &Arc<CudaContext>, bytes: u64, granule: u64) -> Result<Option<Self>> {
         let driver = context.make_current()?;
         let bytes = bytes.div_ceil(granule).saturating_mul(granule);
@@ -233,7 +235,8 @@ impl AddressReservation {
         self.context.make_current()?.virtual_memory.as_ref().ok_or_else(missing)
     }
 
-    /// Sees to it that the first `bytes` bytes have memory. What could be got before there was no more goes back.
+    /// Sees to it that the first `bytes` bytes have memory. What could be got before there was no more goes
+    /// back.
     fn commit(&self, bytes: u64) -> Result<()> {
         let before = self.mapped.load(Ordering::Relaxed);
         for at in (before..bytes).step_by(self.granule as usize) {
@@ -256,19 +259,21 @@ impl AddressReservation {
         // SAFETY: a place for the result; the size is a granule.
         let status = unsafe { (v.create)(&mut handle, size, &location, 0) };
         driver.check_memory("cuMemCreate", status, WHAT, whole)?;
-        // SAFETY: the addresses are reserved and not mapped. The mapping keeps the memory alive, so the handle can go.
+        // SAFETY: the addresses are reserved and not mapped. The mapping keeps the memory alive, so the
+        // handle can go.
         let (mapped, _) = unsafe { ((v.map)(at, size, 0, handle, 0), (v.release)(handle)) };
         driver.check("cuMemMap", mapped)?;
         let access = driver::MemoryAccessDesc::read_write(self.context.device());
         // SAFETY: one description for the range mapped above.
         let status = unsafe { (v.set_access)(at, size, &access, 1) };
         driver.check("cuMemSetAccess", status).inspect_err(|_| {
-            // SAFETY: mapped above and used by nobody.
+            // SAFETY: mapped above and not in use.
             unsafe { (v.unmap)(at, size) };
         })
     }
 
-    /// Takes memory back from the end on, as far as whole granules lie behind the first `bytes` bytes, which nobody uses.
+    /// Takes memory back from the end on, as far as whole granules lie behind the first `bytes` bytes; these
+    /// are not in use.
     fn shrink_to(&self, bytes: u64) {
         let Ok(unmap) = self.functions().map(|v| v.unmap) else { return };
         let (size, kept) = (self.granule, bytes.div_ceil(self.granule) * self.granule);

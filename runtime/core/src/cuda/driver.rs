@@ -1,7 +1,7 @@
 //! The few functions of the CUDA driver API that we use, bound at run time.
 //!
-//! Signatures from `cuda.h` of CUDA 12; every one of them exists since CUDA 11.4 or longer. `_v2` and the like are the
-//! names that the header's macros give. The functions of [`VirtualMemory`] may be missing.
+//! Signatures from `cuda.h` of CUDA 12; every one of them exists since CUDA 11.4 or longer. `_v2` and the
+//! like are the names that the header's macros give. The functions of [`VirtualMemory`] may be missing.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -52,7 +52,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// What every driver has.
+    /// Functions of every driver.
     Functions;
     init = "cuInit" (u32);
     device_count = "cuDeviceGetCount" (*mut i32);
@@ -133,7 +133,7 @@ struct PitchedSide {
 const _: () = assert!(size_of::<PitchedCopy>() == 128);
 
 impl PitchedCopy {
-    /// Where rows begin and how far they lie apart, on either side; bytes of a row, and rows.
+    /// A copy of rows, with the start and the distance of rows on either side; bytes of a row, and rows.
     pub fn on_device(from: (DevicePtr, u64), to: (DevicePtr, u64), (row_bytes, rows): (u64, u64)) -> Self {
         const DEVICE: i32 = 2;
         let side = |(device, pitch): (DevicePtr, u64)| PitchedSide {
@@ -209,7 +209,7 @@ impl CudaDriver {
     pub fn open() -> std::result::Result<Self, String> {
         let name =
             std::env::var(DRIVER_VARIABLE).ok().filter(|n| !n.is_empty()).unwrap_or_else(|| DRIVER.into());
-        // SAFETY: loading the vendor's driver library runs its initialisers, which is what it is made for.
+        // SAFETY: loading the vendor's driver library runs its initialisers, as intended.
         let library = unsafe { Library::new(&name) }.map_err(|e| {
             format!("the NVIDIA driver library {name} cannot be loaded ({e}); install the NVIDIA driver")
         })?;

@@ -1,5 +1,5 @@
-//! What the steps of all sequences of a model work with on a GPU, one step after the other: a stream, scratch
-//! memory, what a call is told, and its results. A sequence has nothing but its state and its pages.
+//! The working memory of the steps of all sequences of a model on a GPU, which run in order: a stream,
+//! scratch memory, inputs of a call, and its results. A sequence has only its state and its pages.
 
 use std::sync::Arc;
 
@@ -25,13 +25,13 @@ pub(crate) struct CudaExecutor {
     pub stream: CudaStream,
     pub control: ControlBlock,
     arena: DeviceBuffer,
-    /// Of one row, and of as many as a step has asked for yet.
+    /// Logits of one row, and of as many as a step has requested yet.
     logits: DeviceBuffer,
     row_logits: Option<DeviceBuffer>,
     probs: Option<DeviceBuffer>,
-    /// Where the device finds them.
+    /// The top-k candidates, where the device finds them.
     pub top_k: Option<TopKTokens>,
-    /// Of `decode_batch`, and of `step`.
+    /// Graphs of `decode_batch`, and of `step`.
     batch_graphs: CudaGraphCache,
     top_k_graphs: CudaGraphCache,
     step_graphs: CudaGraphCache,
@@ -57,7 +57,7 @@ impl CudaExecutor {
         })
     }
 
-    /// Where launches find what belongs to no sequence.
+    /// The addresses of memory that belongs to no sequence.
     pub fn base_addresses(&self) -> BaseAddresses {
         BaseAddresses {
             arena: self.arena.ptr(),
@@ -71,7 +71,7 @@ impl CudaExecutor {
         }
     }
 
-    /// Room for the logits of so many rows.
+    /// Room for the logits of this many rows.
     pub fn reserve_logits(&mut self, rows: u64) -> Result<&DeviceBuffer> {
         let bytes = |rows: u64| rows.saturating_mul(self.plan.vocab).saturating_mul(4);
         if self.row_logits.as_ref().is_none_or(|buffer| (buffer.len() as u64) < bytes(rows)) {
@@ -94,7 +94,7 @@ impl CudaExecutor {
         some.into_iter().flatten().map(|buffer| buffer.len() as u64).sum::<u64>() + likeliest
     }
 
-    /// What the last step has left.
+    /// The contents after the last step.
     pub fn scratch(&self) -> Result<Vec<u8>> {
         let mut out = vec![0; self.arena.len()];
         self.stream.receive(self.arena.ptr(), &mut out)?;
@@ -203,7 +203,7 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// With the launches of the step, or `likeliest` ones.
+    /// Starts the launches of a step, or of its variant that finds top-k candidates.
     fn start_batch(
         &mut self,
         device: &CudaDevice,
@@ -243,7 +243,7 @@ impl CudaExecutor {
         graphs.run_batch(device, kernels, &bases, (sizes, most), self.plan.context, self.stream.handle())
     }
 
-    /// Why steps of several sequences go without graphs, if the driver refuses them.
+    /// The reason why steps of several sequences go without graphs, if the driver refuses them.
     pub fn performance_warning(&self) -> Option<&str> {
         self.batch_graphs
             .performance_warning()

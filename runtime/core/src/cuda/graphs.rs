@@ -1,9 +1,10 @@
 //! Steps as CUDA graphs: the launches of a call recorded once and started together.
 //!
-//! All arguments are the same in every call ([`super::control`]), only grids differ, and blocks that a call does not need return at
-//! once. So a graph has the grids of the largest call of a bucket, whose bounds are powers of two: of the length of sequences where a
-//! grid grows with it, of the number of sequences, of their rows and of those whose logits are wanted. A context of 32k takes eight graphs at most,
-//! batches of up to 64 sequences seven.
+//! All arguments are the same in every call ([`super::control`]), only grids differ, and blocks that a call
+//! does not need return at once. So a graph has the grids of the largest call of a bucket, whose bounds are
+//! powers of two: of the length of sequences where a grid grows with it, of the number of sequences, of their
+//! rows and of those whose logits are wanted. A context of 32k takes eight graphs at most, batches of up to
+//! 64 sequences seven.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ const MOST: usize = 32;
 
 /// The graphs of an entry point.
 pub(crate) struct CudaGraphCache {
-    /// What runs without them, for [`CudaGraphCache::performance_warning`].
+    /// The name of the work without them, for [`CudaGraphCache::performance_warning`].
     what: &'static str,
     /// The one that was used last is the last.
     recorded: Vec<(GridSizes, DriverHandle)>,
@@ -32,8 +33,8 @@ pub(crate) struct CudaGraphCache {
     warning: Option<String>,
 }
 
-/// Whether all kernels of a list have run once. The driver loads a kernel when it is first launched, which it cannot do
-/// while it records.
+/// True once all kernels of a list have run. The driver loads a kernel when it is first launched, which it
+/// cannot do while it records.
 #[derive(Default)]
 pub(crate) struct KernelsLoaded(AtomicBool);
 
@@ -42,8 +43,8 @@ impl CudaGraphCache {
         Self { what, recorded: Vec::new(), seen: Vec::new(), refusals: 0, warning: None }
     }
 
-    /// Puts the launches of a token on the stream, as a graph where that is possible. `loaded` tells whether all of them have run.
-    /// `past`: tokens before this one, of `context` at most.
+    /// Puts the launches of a token on the stream, as a graph where that is possible. `loaded` tells whether
+    /// all of them have run. `past`: tokens before this one, of `context` at most.
     pub fn run_decode(
         &mut self,
         device: &CudaDevice,
@@ -61,8 +62,8 @@ impl CudaGraphCache {
         Ok(())
     }
 
-    /// The same for a step of several sequences, of which a call has at most `most`. The second call of a bucket is recorded: many pieces of
-    /// prompts come once.
+    /// The same for a step of several sequences, of which a call has at most `most`. The second call of a
+    /// bucket is recorded: many pieces of prompts come once.
     pub fn run_batch(
         &mut self,
         device: &CudaDevice,
@@ -109,8 +110,8 @@ impl CudaGraphCache {
         let sizes = if device.ranks().is_some() { largest } else { sizes };
         let Some(graph) = graph else { return device.launch(kernels, bases, &sizes, stream) };
         let driver = device.context().make_current()?;
-        // SAFETY: the graph's arguments are the buffers of its owner and of the executor. These stay where they are, or the graph is
-        // destroyed before.
+        // SAFETY: the graph's arguments are the buffers of its owner and of the executor. These stay where
+        // they are, or the graph is destroyed before.
         driver.check("cuGraphLaunch", unsafe { (driver.functions.graph_launch)(graph, stream) })
     }
 
@@ -120,7 +121,7 @@ impl CudaGraphCache {
         self.recorded.last().map(|(_, graph)| *graph)
     }
 
-    /// Why it goes without graphs, once they have been given up.
+    /// The reason why it goes without graphs, once they have been given up.
     pub fn performance_warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
@@ -162,7 +163,7 @@ impl CudaGraphCache {
         }
     }
 
-    /// Nothing of them may be running.
+    /// None of them may be running.
     pub fn destroy(&mut self, driver: &CudaDriver) {
         for (_, graph) in self.recorded.drain(..) {
             // SAFETY: instantiated once in `capture_launches`.

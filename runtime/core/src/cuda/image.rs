@@ -1,4 +1,4 @@
-//! Which image of an artifact a GPU gets.
+//! The choice of an artifact's image for a GPU.
 
 use std::cmp::Reverse;
 
@@ -7,12 +7,13 @@ use mlcc_abi::device_scope;
 use crate::table::GpuImage;
 use crate::{Error, Result};
 
-/// Compute capabilities (times ten) whose family-specific features are the same, earliest first: "CUDA C++ Programming
-/// Guide", "Family-Specific Compilation Targets". Others are alone in their family.
+/// Compute capabilities (times ten) whose family-specific features are the same, earliest first: "CUDA C++
+/// Programming Guide", "Family-Specific Compilation Targets". Others are alone in their family.
 const FAMILIES: [&[u32]; 2] = [&[100, 103], &[120, 121]];
 
-/// The images that a GPU of compute capability `sm / 10` can run, best first: cubins before PTX, which the driver has to translate; of
-/// these the one for the latest device, and for that the one that may use most of it.
+/// The images that a GPU of compute capability `sm / 10` can run, best first: cubins before PTX, which the
+/// driver has to translate; of these the one for the latest device, and for that the one that may use most of
+/// it.
 pub(super) fn fitting_images(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
     let rank = |image: &&GpuImage| Reverse((is_cubin(image), image.sm, specific(image.scope)));
     let mut fitting: Vec<&GpuImage> = images.iter().filter(|image| runs_on(image, sm)).collect();
@@ -20,8 +21,8 @@ pub(super) fn fitting_images(images: &[GpuImage], sm: u32) -> Vec<&GpuImage> {
     fitting
 }
 
-/// Loads the first image that the driver takes: machine code may be that of a newer assembler than it knows, which its PTX is not.
-/// What it says of the first PTX is final. `None` if there is none.
+/// Loads the first image that the driver takes: machine code may be that of a newer assembler than it knows,
+/// which its PTX is not. What it says of the first PTX is final. `None` if there is none.
 pub(super) fn load_first<T>(
     images: &[&GpuImage],
     load: impl Fn(&GpuImage) -> Result<T>,
@@ -89,7 +90,7 @@ mod tests {
         GpuImage { kind: kind.into(), sm, scope, bytes: vec![0] }
     }
 
-    /// What a GPU gets of some images.
+    /// The image that a GPU gets, of some images.
     const TABLE: &[(&[&str], u32, Option<&str>)] = &[
         (&["ptx sm_70", "ptx sm_80", "ptx sm_90"], 75, Some("ptx sm_70")),
         (&["ptx sm_70", "ptx sm_80", "ptx sm_90"], 80, Some("ptx sm_80")),

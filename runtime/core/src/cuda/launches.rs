@@ -34,7 +34,7 @@ impl LengthRange {
     }
 }
 
-/// Where the arguments of a launch point.
+/// The base addresses of the arguments of a launch.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct BaseAddresses {
     pub arena: DevicePtr,
@@ -48,18 +48,18 @@ pub(crate) struct BaseAddresses {
     pub page_table: DevicePtr,
 }
 
-/// What grids depend on.
+/// Sizes that grids depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct GridSizes {
     pub n: i64,
     /// Grids have blocks enough for all of these.
     pub past: LengthRange,
-    /// By the launches for sequences with adapters.
+    /// True for the launches of sequences with adapters.
     pub adapted: bool,
     pub batch: BatchSizes,
 }
 
-/// Of a call for several sequences.
+/// Sizes of a call for several sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct BatchSizes {
     pub sequences: i64,
@@ -186,7 +186,7 @@ impl ResolvedLaunch {
         Ok(Self { function, launch: launch.clone() })
     }
 
-    /// Whether the launch has more blocks for longer sequences.
+    /// True if the launch has more blocks for longer sequences.
     pub fn grid_grows(&self) -> bool {
         self.launch.grid.iter().any(|g| g.coef_past != 0)
     }

@@ -52,7 +52,7 @@ impl NcclLibrary {
     pub fn open() -> Result<NcclLibrary> {
         let name = std::env::var(LIBRARY_VARIABLE).ok().filter(|n| !n.is_empty());
         let name = name.unwrap_or_else(|| LIBRARY.into());
-        // SAFETY: loading the vendor's library runs its initialisers, which is what it is made for.
+        // SAFETY: loading the vendor's library runs its initialisers, as intended.
         let library = unsafe { Library::new(&name) }
             .map_err(|e| Error::NoNccl { what: format!("{name} cannot be loaded ({e})") })?;
         let lacks = |symbol: &str| Error::NoNccl { what: format!("{name} lacks {symbol}") };
@@ -80,7 +80,7 @@ impl NcclLibrary {
         Ok(NcclLibrary { functions: f, _library: library })
     }
 
-    /// For rank 0.
+    /// The id that rank 0 makes.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: a place for the result.
@@ -140,10 +140,11 @@ unsafe impl Send for NcclCommunicator {}
 unsafe impl Sync for NcclCommunicator {}
 
 impl NcclCommunicator {
-    /// Puts on the stream: every rank gives `bytes` bytes from `from`, and gets those of all, in the order of ranks, at `to`.
+    /// Puts on the stream: every rank gives `bytes` bytes from `from`, and gets those of all, in the order of
+    /// ranks, at `to`.
     ///
     /// # Safety
-    /// Device memory of these sizes, and all ranks come to the same gathers in the same order.
+    /// Device memory of these sizes, and all ranks reach the same gathers in the same order.
     pub unsafe fn all_gather(
         &self,
         from: DevicePtr,
@@ -164,7 +165,7 @@ impl NcclCommunicator {
 
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
-        // SAFETY: joined once; nothing of it runs any more, or never will.
+        // SAFETY: joined once; it is not running any more, or never will.
         unsafe {
             match *self.failed.get_mut() {
                 true => (self.nccl.functions.abort)(self.communicator),

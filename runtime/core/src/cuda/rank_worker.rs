@@ -18,9 +18,9 @@ use crate::{Error, Model, Result};
 #[derive(Clone, Copy)]
 pub(super) struct StepMessage<'a> {
     pub step: EntryPoint,
-    /// With the launches that find the likeliest tokens: graphs are made of all that a step launches.
+    /// True with the launches that find top-k candidates: graphs are made of all that a step launches.
     pub top_k: bool,
-    /// Of several sequences, whatever their number.
+    /// True for several sequences, whatever their number.
     pub batch: bool,
     pub tokens: &'a [i32],
     pub output_rows: &'a [i32],
@@ -53,12 +53,12 @@ impl GpuRanks {
     }
 }
 
-/// What rank 0 has told so far.
+/// The state of a rank by the messages of rank 0.
 struct GpuRankWorker<'a> {
     device: Arc<CudaDevice>,
     model: &'a Model,
     ranks: &'a GpuRanks,
-    /// By the number that rank 0 gives them.
+    /// Sessions by the number that rank 0 gives them.
     sessions: BTreeMap<u64, CudaSession>,
     tokens: Vec<i32>,
     output_rows: Vec<i32>,

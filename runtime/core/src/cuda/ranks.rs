@@ -1,7 +1,9 @@
-//! Ranks on GPUs: each is a process with a GPU of its own, and NCCL carries what they exchange from stream to stream.
+//! Ranks on GPUs: each is a process with a GPU of its own, and NCCL carries what they exchange from stream to
+//! stream.
 //!
-//! Every process puts the same launches on its stream, as graphs or one by one alike: NCCL wants all of a gather recorded, or none. So
-//! the others have the same sessions as rank 0, with graphs of their own ([`super::follow`]).
+//! Every process puts the same launches on its stream, as graphs or one by one alike: NCCL wants all of a
+//! gather recorded, or none. So the others have the same sessions as rank 0, with graphs of their own
+//! ([`super::follow`]).
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,12 +21,13 @@ const STAGED: &str = "what ranks exchange on the GPU";
 #[derive(Clone)]
 pub(crate) struct LocalRank {
     pub processes: ProcessGroup,
-    /// How many ranks before this one are on the same machine.
+    /// The number of ranks before this one on the same machine.
     pub local: usize,
 }
 
 impl LocalRank {
-    /// Which of `count` GPUs is that of this rank: each takes the next one of its machine, unless it was given one alone.
+    /// The GPU of this rank, of `count`: each takes the next one of its machine, unless it was given one
+    /// alone.
     pub fn choose_device(&self, options: &LoadOptions, count: u32) -> u32 {
         let first = options.device.unwrap_or(0);
         if count == 1 { first } else { first.saturating_add(self.local as u32) }
@@ -36,9 +39,9 @@ pub(crate) struct GpuRanks {
     pub processes: ProcessGroup,
     pub rank: usize,
     pub ranks: usize,
-    /// Of rank 0.
+    /// The leader, on rank 0.
     pub leader: Option<Arc<RankLeader>>,
-    /// For parts of several rows, which come rank by rank.
+    /// Memory for parts of several rows, which come rank by rank.
     staged: Option<DeviceBuffer>,
     watchdog: RankWatchdog,
 }
@@ -86,7 +89,8 @@ impl GpuRanks {
         self.watchdog.start_wait(self.processes.limit())
     }
 
-    /// Puts an exchange on the stream: `rows` rows of `row_bytes` bytes at `part` go to all, and those of all to `all`, row by row.
+    /// Puts an exchange on the stream: `rows` rows of `row_bytes` bytes at `part` go to all, and those of all
+    /// to `all`, row by row.
     pub fn all_gather(
         &self,
         context: &CudaContext,
@@ -97,8 +101,8 @@ impl GpuRanks {
         let bytes = rows.saturating_mul(row_bytes);
         let staged = self.staged.as_ref().filter(|_| rows > 1);
         let to = staged.map_or(all, DeviceBuffer::ptr);
-        // SAFETY: the table was checked: parts and what they become lie in their buffers, and the staged ones have the bytes of the largest
-        // exchange. All ranks have the same launches.
+        // SAFETY: the table was checked: parts and what they become lie in their buffers, and the staged ones
+        // have the bytes of the largest exchange. All ranks have the same launches.
         unsafe { self.communicator.all_gather(part, to, bytes, stream) }?;
         let Some(staged) = staged else { return Ok(()) };
         let driver = context.make_current()?;
@@ -126,14 +130,14 @@ fn staged_bytes(table: &ArtifactTable) -> u64 {
     bytes.max().unwrap_or(0)
 }
 
-/// How pages are divided among ranks.
+/// The division of pages among ranks.
 #[derive(Clone)]
 pub(crate) struct PageParts {
     /// Bytes of a page with the parts of all, and of a part.
     pub page: u64,
     pub part: u64,
     pub ranks: u64,
-    /// Of rank 0, whose sequences they are.
+    /// The leader, on rank 0, whose sequences they are.
     pub leader: Option<Arc<RankLeader>>,
 }
 
@@ -148,12 +152,12 @@ impl PageParts {
         }
     }
 
-    /// Where a place of pages with the parts of all is in those with the part of one.
+    /// The place in pages with the part of one rank, for a place in pages with the parts of all.
     pub fn local_offset(&self, at: u64) -> u64 {
         at / self.page * self.part + at % self.page % self.part
     }
 
-    /// Of rank 0: the other rank to which a place belongs.
+    /// The other rank to which a place belongs, on rank 0.
     pub fn remote_rank(&self, at: u64) -> Option<(&RankLeader, usize)> {
         let rank = (at % self.page / self.part) as usize;
         Some((self.leader.as_deref()?, rank)).filter(|_| rank > 0)

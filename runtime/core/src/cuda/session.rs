@@ -28,11 +28,11 @@ use crate::{Model, Result};
 /// Between two calls nothing runs on it, so its pages may go to other sequences.
 pub(crate) struct CudaSession {
     graphs: CudaGraphCache,
-    /// Of tokens that end with the likeliest next ones.
+    /// Graphs of tokens with the search for top-k candidates.
     top_k_graphs: CudaGraphCache,
     /// All states that are no caches.
     state: DeviceBuffer,
-    /// Of the rows of its caches.
+    /// Pages of the rows of its caches.
     pages: Option<SessionPages>,
     host_logits: AlignedBuffer,
     host_chunk_logits: Option<AlignedBuffer>,
@@ -40,7 +40,7 @@ pub(crate) struct CudaSession {
     /// The sequence has an adapter.
     adapted: bool,
     plan: ModelPlan,
-    /// Of rank 0 of several: the others have this session by the place of its state.
+    /// The leader, on rank 0 of several: the others have this session by the place of its state.
     leader: Option<Arc<RankLeader>>,
     device: Arc<CudaDevice>,
 }
@@ -81,14 +81,14 @@ impl CudaSession {
         })
     }
 
-    /// Gives memory to `n` rows after `past`, which nobody else has, and tells the device.
+    /// Gives memory to `n` rows after `past`, in pages that are not shared, and tells the device.
     fn make_writable(&mut self, stream: &CudaStream, model: &Model, past: u64, n: u64) -> Result<()> {
         let Some(pages) = &mut self.pages else { return Ok(()) };
         pages.table.make_writable(&model.table().states, past..past + n, past)?;
         pages.send(stream)
     }
 
-    /// As [`CudaSession::run_entry`] of one token; false if its logits were wanted.
+    /// Runs one token like [`CudaSession::run_entry`]; false if its logits were needed.
     fn run_top_k(
         &mut self,
         executor: &mut CudaExecutor,
@@ -204,14 +204,14 @@ impl CudaSession {
         Ok(())
     }
 
-    /// As rank 0 tells; `None` where it makes no sense.
+    /// Takes the pages that rank 0 sends; `None` where they make no sense.
     pub fn receive_pages(&mut self, same: usize, new: &[i32]) -> Result<Option<()>> {
         let device = Arc::clone(&self.device);
         let Some(pages) = &mut self.pages else { return Ok(None) };
         pages.receive(&device.executor().stream, same, new)
     }
 
-    /// Where kernels find what belongs to this sequence.
+    /// The addresses of this sequence's memory for kernels.
     pub fn state_addresses(&self) -> (*mut u8, *const i32) {
         let page_table = self.pages.as_ref().map_or(0, SessionPages::ptr);
         let state = std::ptr::without_provenance_mut(self.state.ptr() as usize);
@@ -260,7 +260,7 @@ impl CudaSession {
         Some((ranks.send_step(&told)?, ranks.guard_wait()))
     }
 
-    /// Of rank 0: the other rank to which a state belongs that is no cache, and where it lies there.
+    /// The other rank to which a state belongs that is no cache, and the place of the state there, on rank 0.
     fn remote_state(&self, state: &StateInfo) -> Option<(&RankLeader, u64, u64)> {
         let (lead, each) = (self.leader.as_deref()?, self.plan.state_bytes.max(1));
         let rank = state.offset / each;
@@ -337,7 +337,7 @@ impl DeviceSession for CudaSession {
         let _together = self.send_step(&self.device, (step, false), &[], 0);
         let stream = &self.device.executor().stream;
         let states = &model.table().states;
-        // Those of the first rank, and so of every other one.
+        // The bytes of the first rank, and so of every other one.
         let own = &states[..states.len() / self.plan.ranks.max(1) as usize];
         for piece in own.iter().filter(|p| p.cache.is_none() && p.bytes > 0) {
             let at = self.state.ptr() + piece.offset;

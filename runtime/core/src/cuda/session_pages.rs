@@ -14,14 +14,14 @@ use crate::processes::{RankLeader, RankMessageKind};
 pub(crate) struct SessionPages {
     pub table: PageTable<DevicePages>,
     on_device: DeviceBuffer,
-    /// What the device was told.
+    /// The page numbers that the device has.
     sent: Vec<i32>,
-    /// Of rank 0 of several, which tells the others; and the number of the session.
+    /// The leader, on rank 0 of several, and the number of the session.
     leader: Option<(Arc<RankLeader>, u64)>,
 }
 
 impl SessionPages {
-    /// For a sequence of up to `pages` pages.
+    /// The table of a sequence of up to `pages` pages.
     pub fn new(
         context: &Arc<CudaContext>,
         pool: &Arc<PagePool<DevicePages>>,
@@ -37,7 +37,7 @@ impl SessionPages {
         })
     }
 
-    /// Where the numbers lie.
+    /// The address of the numbers.
     pub fn ptr(&self) -> DevicePtr {
         self.on_device.ptr()
     }
@@ -62,7 +62,7 @@ impl SessionPages {
         write(&self.on_device, &mut self.sent, stream, same, new)
     }
 
-    /// As rank 0 tells: those behind the first `same` ones. `None` where so many were not known.
+    /// Takes the numbers behind the first `same` ones from rank 0. `None` where not that many were known.
     pub fn receive(&mut self, stream: &CudaStream, same: usize, new: &[i32]) -> Result<Option<()>> {
         let fits = same <= self.sent.len() && (same + new.len()) * 4 <= self.on_device.len();
         if !fits {

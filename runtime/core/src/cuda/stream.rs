@@ -12,8 +12,8 @@ pub(crate) struct CudaStream {
     context: Arc<CudaContext>,
 }
 
-// SAFETY: a stream may be used from any thread that makes its context current, as every operation does first, and the driver API is
-// thread-safe.
+// SAFETY: a stream may be used from any thread that makes its context current, as every operation does first,
+// and the driver API is thread-safe.
 unsafe impl Send for CudaStream {}
 // SAFETY: as above.
 unsafe impl Sync for CudaStream {}
@@ -64,7 +64,8 @@ impl CudaStream {
     pub fn receive(&self, from: DevicePtr, to: &mut [u8]) -> Result<()> {
         let driver = self.make_current()?;
         if !to.is_empty() {
-            // SAFETY: the device range has at least the length of `to`, which lives until the wait below is over.
+            // SAFETY: the device range has at least the length of `to`, which lives until the wait below is
+            // over.
             let status =
                 unsafe { (driver.functions.to_host)(to.as_mut_ptr().cast(), from, to.len(), self.handle) };
             driver.check("cuMemcpyDtoHAsync", status)?;

@@ -62,7 +62,7 @@ impl TopKTokens {
         self.on_device.ptr()
     }
 
-    /// Whether there is room for so many rows.
+    /// True if there is room for this many rows.
     pub fn has_room_for(&self, rows: usize) -> bool {
         rows <= self.rows
     }
@@ -76,8 +76,8 @@ impl TopKTokens {
         let rows = rows.min(self.rows);
         let driver = stream.make_current()?;
         for begin in [0, self.rows * ROW] {
-            // SAFETY: both ranges have room for as many rows from there on, and nobody reads the host's
-            // before the wait below.
+            // SAFETY: both ranges have room for as many rows from there on, and the host's is not read before
+            // the wait below.
             let status = unsafe {
                 let to = self.staged.add(begin).cast();
                 (driver.functions.to_host)(to, self.ptr() + begin as u64, rows * ROW, stream.handle())
@@ -87,7 +87,7 @@ impl TopKTokens {
         stream.synchronize()
     }
 
-    /// Those of a row that was received.
+    /// The candidates of a row that was received.
     pub fn row_candidates(&mut self, row: usize) -> &[TokenCandidate] {
         let row = row.min(self.rows - 1) * TOP_K;
         // SAFETY: allocated for that many of each, aligned to pages, and written by the copy that was waited

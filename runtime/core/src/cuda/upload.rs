@@ -1,5 +1,6 @@
-//! Weights on their way to the device: a piece is copied to pinned memory while the one before it goes up. From pages of the file the driver
-//! would copy every piece to memory of its own first, and do nothing else meanwhile.
+//! Weights on their way to the device: a piece is copied to pinned memory while the one before it goes up.
+//! From pages of the file the driver would copy every piece to memory of its own first, and do nothing else
+//! meanwhile.
 
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -81,8 +82,8 @@ impl StagingBuffer {
         // SAFETY: an event that was not recorded yet is over at once.
         driver.check("cuEventSynchronize", unsafe { (driver.functions.event_wait)(self.sent) })?;
         let piece = &piece[..piece.len().min(self.bytes)];
-        // SAFETY: the memory has that length and nothing reads it before the copy that is started here; the event that is
-        // recorded behind the copy keeps it unchanged until then.
+        // SAFETY: the memory has that length and nothing reads it before the copy that is started here; the
+        // event that is recorded behind the copy keeps it unchanged until then.
         let status = unsafe {
             self.ptr.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
             (driver.functions.to_device)(to, self.ptr.cast(), piece.len(), stream.handle())
@@ -96,7 +97,8 @@ impl StagingBuffer {
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
         let Ok(driver) = self.context.make_current() else { return };
-        // SAFETY: both were made in `new`; `upload` has waited for the stream, and the driver frees no memory that it did not give.
+        // SAFETY: both were made in `new`; `upload` has waited for the stream, and the driver frees no memory
+        // that it did not give.
         unsafe {
             (driver.functions.event_destroy)(self.sent);
             if !self.ptr.is_null() {

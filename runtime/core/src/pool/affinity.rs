@@ -1,4 +1,4 @@
-//! Where a thread may run.
+//! CPUs of a thread.
 
 use std::io;
 
@@ -24,14 +24,15 @@ impl CpuSet {
         self.words.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1)
     }
 
-    /// Where the calling thread may run.
+    /// The CPUs of the calling thread.
     #[cfg(test)]
     pub fn of_this_thread() -> CpuSet {
         let words = system::current().unwrap();
         (0..64 * WORDS).filter(|&cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1).collect()
     }
 
-    /// Moves the calling thread there, until what is returned is dropped: then it may run where it might before.
+    /// Moves the calling thread there, until what is returned is dropped: then it may run where it might
+    /// before.
     pub fn bind_thread(&self) -> io::Result<AffinityGuard> {
         let before = system::current()?;
         system::set(&self.words)?;

@@ -1,15 +1,15 @@
 //! A barrier for the workers of one run.
 //!
-//! Up to [`FAN`] workers: each counts its arrivals in a cache line of its own and waits until no other count is behind, a
-//! butterfly of one round, as it were (Brooks, 1986). Nobody writes to a line of another worker, so there is no locked
-//! instruction, and the last one to come goes on after reading lines whose owners have long written them; the others see
-//! its line one transfer later.
+//! Up to [`FAN`] workers: each counts its arrivals in a cache line of its own and waits until no other count
+//! is behind, a butterfly of one round, as it were (Brooks, 1986). No worker writes to a line of another one,
+//! so there is no locked instruction, and the last one to come goes on after reading lines whose owners have
+//! long written them; the others see its line one transfer later.
 //!
-//! With more workers everyone would read too many lines. So the first of every eight gathers the arrivals of the others,
-//! then counts its own, and those first ones wait for each other, in as many levels as it takes until they are at most
-//! eight; then each lets its group go by one more line. That is the tree of Mellor-Crummey and Scott (1991), with the flat
-//! barrier in the place of its root. Three transfers of a line in a row for 64 workers and five for 512, and a worker reads at
-//! most seven lines of others per level.
+//! With more workers everyone would read too many lines. So the first of every eight gathers the arrivals of
+//! the others, then counts its own, and those first ones wait for each other, in as many levels as it takes
+//! until they are at most eight; then each lets its group go by one more line. That is the tree of
+//! Mellor-Crummey and Scott (1991), with the flat barrier in the place of its root. Three transfers of a line
+//! in a row for 64 workers and five for 512, and a worker reads at most seven lines of others per level.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -31,12 +31,12 @@ pub struct Barrier {
     broken: AtomicBool,
 }
 
-/// Of one worker.
+/// The signals of one worker.
 #[derive(Default)]
 struct BarrierSignals {
-    /// How often it has come, and all whom it leads.
+    /// The number of times that it has arrived, with all workers that it leads.
     arrivals: CachePadded<EventCount>,
-    /// How often it has let go those whom it leads.
+    /// The number of times that it has released the workers that it leads.
     releases: CachePadded<EventCount>,
 }
 
@@ -61,7 +61,7 @@ impl Barrier {
         let mut waiter = EventWaiter { spins: self.spins, open: Some(&self.broken), slept: &self.slept.0 };
         if lines.len() <= FAN {
             own.arrivals.0.raise_to(count);
-            // Where a worker will never come, nobody waits for anybody.
+            // Where a worker will never come, no worker waits for another.
             let _opened = lines.iter().all(|other| waiter.wait(&other.arrivals.0, count));
         } else {
             let _opened =
@@ -100,7 +100,7 @@ impl Barrier {
         Some(())
     }
 
-    /// Where nanoseconds of sleep are counted.
+    /// The counter of nanoseconds of sleep.
     pub(super) fn sleep_counter(&self) -> &AtomicU64 {
         &self.slept.0
     }
@@ -116,7 +116,7 @@ impl Barrier {
         self.signals().for_each(EventCount::wake_sleepers);
     }
 
-    /// Whether a worker will never come. Those of the run have ended.
+    /// True if a worker will never come. Those of the run have ended.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
@@ -139,7 +139,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Many threads on few cores, which sleep at once, one of them late: nobody is let through early or left asleep.
+    /// Many threads on few cores, which sleep at once, one of them late: none is let through early or left
+    /// asleep.
     #[test]
     fn sleepers_wake_when_the_last_one_comes() {
         // With one, two and three levels.

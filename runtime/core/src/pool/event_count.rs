@@ -1,7 +1,7 @@
 //! A number that one worker raises and others wait for, in a cache line of its own.
 //!
-//! Who waits spins first and then sleeps: the one waited for has most likely lost its core to another program, and gets
-//! one the sooner the fewer threads want any.
+//! A waiting worker spins first and then sleeps: the other one has most probably lost its core to another
+//! program, and gets one the sooner the fewer threads need any.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ const NAP: Duration = Duration::from_micros(500);
 pub struct EventCount {
     /// Goes round.
     count: AtomicU32,
-    /// How many sleep until it is raised.
+    /// The number of workers that sleep until it is raised.
     sleepers: AtomicU32,
 }
 
-/// One who waits, perhaps for several signals one after the other.
+/// A waiting worker, perhaps for several signals in turn.
 pub struct EventWaiter<'a> {
     /// Pauses before it sleeps.
     pub spins: u32,
@@ -34,13 +34,13 @@ impl EventCount {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Nobody may wait for it.
+    /// There may be no waiting worker.
     pub fn set_count(&self, count: u32) {
         self.count.store(count, Ordering::Relaxed);
     }
 
-    /// Lets go all who wait for `count` or less. Looks for sleepers without waiting until the new count is visible (a fence
-    /// at every barrier would cost a transfer of the line).
+    /// Lets go all who wait for `count` or less. Looks for sleepers without waiting until the new count is
+    /// visible (a fence at every barrier would cost a transfer of the line).
     pub fn raise_to(&self, count: u32) {
         self.count.store(count, Ordering::Release);
         if self.sleepers.load(Ordering::Relaxed) != 0 {
@@ -48,7 +48,7 @@ impl EventCount {
         }
     }
 
-    /// As [`EventCount::raise_to`], and misses no sleeper.
+    /// Raises like [`EventCount::raise_to`], and misses no sleeper.
     pub fn raise_and_wake(&self, count: u32) {
         self.count.store(count, Ordering::Release);
         // With the increment of `sleepers`: either it is seen here, or the sleeper sees the new count.

@@ -3,8 +3,9 @@
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while `word` is `seen`, until [`wake`], but not longer than `most`; may return early. The system compares
-/// before it puts the thread to sleep, so a change and its `wake` after the caller's last look are not missed.
+/// Sleeps while `word` is `seen`, until [`wake`], but not longer than `most`; may return early. The system
+/// compares before it puts the thread to sleep, so a change and its `wake` after the caller's last look are
+/// not missed.
 pub fn wait(word: &AtomicU32, seen: u32, most: Duration) {
     system::wait(word, seen, most);
 }
@@ -48,8 +49,8 @@ mod system {
             seconds: most.as_secs().min(i64::MAX as u64) as i64,
             nanoseconds: most.subsec_nanos().into(),
         };
-        // SAFETY: the word is four aligned bytes that live on, the time lives through the call, which keeps neither.
-        // Every error (changed before, interrupted, time over) means that the caller looks again.
+        // SAFETY: the word is four aligned bytes that live on, the time lives through the call, which keeps
+        // neither. Every error (changed before, interrupted, time over) means that the caller looks again.
         let _ = unsafe { syscall(SYS_FUTEX, word.as_ptr(), WAIT, seen, &raw const most) };
     }
 

@@ -118,7 +118,7 @@ fn late_workers_are_slept_for() {
 
 #[test]
 fn panics_are_contained() {
-    // Those who lead others in a barrier, and those who do not.
+    // Workers that lead others in a barrier, and those that do not.
     for (workers, bad) in [(3, 0), (3, 1), (20, 0), (20, 8), (20, 11)] {
         let pool = WorkerPool::new(workers).unwrap();
         let result = pool.run(&|w| {

@@ -1,5 +1,5 @@
-//! A lock whose callers get it in the order in which they came: sessions of several threads, perhaps of several models,
-//! take turns step by step, however fast one of them comes back.
+//! A lock whose callers get it in the order in which they came: sessions of several threads, perhaps of
+//! several models, take turns step by step, however fast one of them comes back.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,7 +43,7 @@ impl<T> TicketMutex<T> {
         TicketGuard { mutex: self, ticket: number, value }
     }
 
-    /// How many wait while somebody has a turn.
+    /// The number of waiting callers while one has a turn.
     #[cfg(test)]
     pub fn waiting_count(&self) -> u32 {
         self.next_ticket.load(Ordering::SeqCst).wrapping_sub(self.now_serving.0.count()).saturating_sub(1)
@@ -79,7 +79,7 @@ impl<T> DerefMut for TicketGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// Where all wait again before the next turn, they go round.
+    /// All callers that wait again before the next turn go round.
     #[test]
     fn nobody_is_overtaken() {
         let turns = TicketMutex::new(Vec::new());

@@ -1,9 +1,11 @@
-//! Who is next to whom among many workers: a tree with groups of [`FAN`].
+//! The neighbours of workers when there are many: a tree with groups of [`FAN`].
 //!
-//! Workers are grouped by their numbers, the first of each group leads it, leaders are grouped in the same way. A group
-//! never leaves its socket where workers are in the order of sockets and a socket has a multiple of [`FAN`] of them.
+//! Workers are grouped by their numbers, the first of each group leads it, leaders are grouped in the same
+//! way. A group never leaves its socket where workers are in the order of sockets and a socket has a multiple
+//! of [`FAN`] of them.
 
-/// Workers of a group. As many lines as a core has loads under way at once; up to here a flat barrier is best.
+/// Workers of a group. As many lines as a core has loads under way at once; up to here a flat barrier is
+/// best.
 pub const FAN: usize = 8;
 
 /// The workers that `worker` leads, of `workers` below one root, worker 0.
@@ -17,7 +19,7 @@ pub fn levels(worker: usize, below: usize) -> impl Iterator<Item = usize> {
     strides.take_while(move |&stride| stride < below && leader(worker, stride) == worker)
 }
 
-/// Who leads the group of `worker` whose members are `stride` apart.
+/// The leader of the group of `worker` whose members are `stride` apart.
 pub fn leader(worker: usize, stride: usize) -> usize {
     // A power of two.
     worker & !(stride * FAN - 1)

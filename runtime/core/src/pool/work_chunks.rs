@@ -1,15 +1,17 @@
-//! Deals out pieces of work to the workers of one run (work stealing by shares): each worker has a share of every launch,
-//! cut into equal pieces, and takes them in their order; once they are gone it takes the next pieces of the shares of its
-//! neighbours. So a share is read from begin to end, mostly by one worker, and nobody waits while there is work near by.
-//! Up to [`MOST_NEIGHBOURS`] workers are all neighbours. More are divided into equal neighbourhoods, since everyone looks at
-//! every counter of its own at the end of every launch; and workers in the order of sockets have theirs on their socket.
+//! Deals out pieces of work to the workers of one run (work stealing by shares): each worker has a share of
+//! every launch, cut into equal pieces, and takes them in their order; once they are used up it takes the
+//! next pieces of the shares of its neighbours. So a share is read from begin to end, mostly by one worker,
+//! and no worker waits while there is work near by. Up to [`MOST_NEIGHBOURS`] workers are all neighbours.
+//! More are divided into equal neighbourhoods, since every worker looks at every counter of its neighbourhood
+//! at the end of every launch; and workers in the order of sockets have theirs on their socket.
 //!
-//! A counter per worker holds the number of the launch that it is for and how many pieces of the share are taken. Whoever
-//! first takes a piece of a share in a launch moves its counter on to that launch, so nothing has to be reset between
-//! launches. A worker goes on to the next launch only when all shares of its neighbourhood are used up; so a counter that is
-//! ahead of a worker says that this share has nothing left for it.
+//! A counter per worker holds the number of the launch that it is for and how many pieces of the share are
+//! taken. The first worker that takes a piece of a share in a launch moves its counter on to that launch, so
+//! nothing has to be reset between launches. A worker goes on to the next launch only when all shares of its
+//! neighbourhood are used up; so a counter that is ahead of a worker says that this share has nothing left
+//! for it.
 //!
-//! Counters order nothing but themselves: what the pieces make is in order by the barrier after the launch.
+//! Counters order only themselves: the results of the pieces are in order by the barrier after the launch.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -30,7 +32,7 @@ pub struct ChunkScheduler {
 struct WorkerChunks {
     /// Number of a launch (upper half), and how many of its pieces are taken (lower half).
     taken: AtomicU64,
-    /// The launch that the owner is at; nobody else reads it.
+    /// The launch that the owner is at; no other worker reads it.
     launch: AtomicU32,
 }
 
@@ -40,8 +42,8 @@ impl ChunkScheduler {
         Self { workers: AtomicUsize::new(workers), shares }
     }
 
-    /// A piece for `worker` of the launch that it is at, of `each` pieces per share: `owner * each` and on. `None` once for
-    /// each launch, when nothing is left.
+    /// A piece for `worker` of the launch that it is at, of `each` pieces per share: `owner * each` and on.
+    /// `None` once for each launch, when nothing is left.
     pub fn take_chunk(&self, worker: usize, each: u32) -> Option<u32> {
         let shares = &self.shares[..self.workers.load(Ordering::Relaxed).min(self.shares.len())];
         let own = &shares.get(worker)?.0;
@@ -66,7 +68,7 @@ impl ChunkScheduler {
     }
 }
 
-/// Those who share the work of `worker`, with itself.
+/// The workers that share the work of `worker`, with itself.
 fn neighbours(worker: usize, workers: usize) -> Range<usize> {
     if workers <= MOST_NEIGHBOURS {
         return 0..workers;

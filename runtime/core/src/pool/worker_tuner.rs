@@ -1,10 +1,11 @@
-//! How many workers suit now.
+//! The number of workers that suits now.
 //!
-//! Steps run by all workers until these sleep at barriers for a good part of the time: then other programs have taken
-//! cores, and a worker without one keeps all others waiting. So a trial runs the next steps by fewer workers and by as many
-//! as before, in turns, and the number with the shortest steps stays. Trials that lead back to more workers come from time
-//! to time, more rarely as long as they change nothing. What is measured decides, whatever the scheduler does; on a quiet
-//! machine nobody sleeps for long, and there is no trial.
+//! Steps run by all workers until these sleep at barriers for a good part of the time: then other programs
+//! have taken cores, and a worker without one keeps all others waiting. So a trial runs the next steps by
+//! fewer workers and by as many as before, in turns, and the number with the shortest steps stays. Trials
+//! that lead back to more workers come from time to time, more rarely as long as they change nothing.
+//! Measurements decide, whatever the scheduler does; on a quiet machine no worker sleeps for long, and there
+//! is no trial.
 
 use std::ops::RangeInclusive;
 
@@ -14,19 +15,21 @@ pub type NanoTime = u64;
 const MILLISECOND: NanoTime = 1_000_000;
 /// Steps are looked at together for so long: some slices of time that a system gives to a program.
 const WINDOW: NanoTime = 8 * MILLISECOND;
-/// ... and at least so many of them.
+/// ... and at least this many of them.
 const LEAST_STEPS: u32 = 2;
-/// How often a trial comes to each number.
+/// The number of times that a trial comes to each number.
 const ROUNDS: usize = 2;
-/// From one trial of fewer or of more workers to the next: doubles from the first to the last while they change nothing.
+/// Time from one trial of fewer or of more workers to the next: doubles from the first to the last while they
+/// change nothing.
 const PAUSES_FEWER: RangeInclusive<NanoTime> = 50 * MILLISECOND..=800 * MILLISECOND;
 const PAUSES_MORE: RangeInclusive<NanoTime> = 50 * MILLISECOND..=400 * MILLISECOND;
-/// Such a pause takes at least so many times as long as the trial did.
+/// The least length of such a pause as a multiple of the trial's.
 const TRIALS_PER_PAUSE: NanoTime = 8;
-/// Workers sleep together for this part (1 / n) of the time of steps before there is a trial. Those that a quiet machine lets wait
-/// hardly ever sleep.
+/// Workers sleep together for this part (1 / n) of the time of steps before there is a trial. Those that a
+/// quiet machine lets wait hardly ever sleep.
 const SLEPT_PART: NanoTime = 4;
-/// A choice whose steps take so much longer in a trial (halves more) is out of it before its window is over.
+/// The excess of step times in a trial (in halves) with which a choice is out of it before its window is
+/// over.
 const HOPELESS_HALVES: NanoTime = 1;
 /// A trial changes the number for steps that are shorter by this part (1 / n).
 const GAIN_PART: NanoTime = 20;
@@ -35,7 +38,7 @@ const OTHERS: NanoTime = 100 * MILLISECOND;
 /// Numbers that a trial compares at most.
 const MOST_CHOICES: usize = 4;
 
-/// What makes steps comparable: of which model, which one, and for how many tokens.
+/// The kind of a step, which makes steps comparable: its model, its name, and the number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepKind {
     pub model: usize,
@@ -47,14 +50,15 @@ pub struct StepKind {
 #[derive(Clone, Copy, Debug)]
 pub struct StepTiming {
     pub kind: StepKind,
-    /// When it ended, on a clock that only goes forward.
+    /// The time at which it ended, on a clock that only goes forward.
     pub end: NanoTime,
     pub time: NanoTime,
-    /// For how long workers slept in it, all together.
+    /// The time that workers slept in it, all together.
     pub slept: NanoTime,
 }
 
-/// Chooses the number of workers of each step from the times of those before. Plain data: no clock of its own.
+/// Chooses the number of workers of each step from the times of those before. Plain data: no clock of its
+/// own.
 #[derive(Debug)]
 pub struct WorkerCountTuner {
     max_workers: usize,
@@ -91,16 +95,16 @@ struct WorkerCountTrial {
     /// The number that suited before, then others.
     choices: [usize; MOST_CHOICES],
     count: usize,
-    /// Of fewer workers than suited before, not of more.
+    /// True for a trial of fewer workers than suited before, false for more.
     fewer: bool,
     /// The choice that runs, in the round that runs.
     choice: usize,
     round: usize,
-    /// By choice.
+    /// Sums by choice.
     sums: [StepWindow; MOST_CHOICES],
     hopeless: [bool; MOST_CHOICES],
     time: NanoTime,
-    /// Of steps of other kinds since the last one that counted.
+    /// Time of steps of other kinds since the last one that counted.
     other_time: NanoTime,
 }
 
@@ -293,7 +297,7 @@ mod tests {
             Self { crew: WorkerCountTuner::new(most), clock: 0 }
         }
 
-        /// Runs steps for so many milliseconds; gives how many steps each number ran.
+        /// Runs steps for some milliseconds; returns how many steps each number ran.
         fn run(
             &mut self,
             milliseconds: NanoTime,

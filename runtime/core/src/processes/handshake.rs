@@ -1,4 +1,4 @@
-//! What processes tell each other first: whether they have the same model, and what machines they are on.
+//! The first messages of processes: whether they have the same model, and the machines that they are on.
 
 use std::path::Path;
 
@@ -16,20 +16,20 @@ const NAME: usize = 96;
 /// A program, a model, and a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HandshakeMessage {
-    /// Of the program, and of its ABI.
+    /// Versions of the program, and of its ABI.
     version: String,
     abi: u64,
-    /// Of the code and of all sections of the artifact.
+    /// Hash of the code and of all sections of the artifact.
     artifact: u128,
     plan: u128,
     features: u64,
-    /// Of the CPUs that the process may use, and of the machine.
+    /// Hashes of the CPUs that the process may use, and of the machine.
     cpus: u64,
     machine: u64,
     name: String,
 }
 
-/// What all agree on.
+/// The values that all agree on.
 pub(crate) struct RankAgreement {
     /// Features that all CPUs have.
     pub features: u64,

@@ -16,7 +16,7 @@ const FIRST: usize = 4096;
 /// A rank that has nothing to do hears so often that the others are there.
 const PING: Duration = Duration::from_secs(1);
 
-/// Rank 0. What it says goes one after the other: nothing comes between the exchanges of a step.
+/// Rank 0. Its messages are in order: nothing comes between the all-gathers of a step.
 pub(crate) struct RankLeader {
     processes: ProcessGroup,
     channel: Arc<Mutex<MessageWriter>>,
@@ -59,7 +59,7 @@ impl RankLeader {
         broadcast_message(&self.processes, line.bytes());
     }
 
-    /// As [`RankLeader::send_message`], of something that all do together.
+    /// Sends a message like [`RankLeader::send_message`], of something that all do together.
     pub fn send_collective(
         &self,
         write: impl FnOnce(&mut MessageWriter) -> &mut MessageWriter,

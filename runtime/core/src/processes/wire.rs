@@ -1,8 +1,8 @@
-//! What rank 0 tells the others, as bytes: a kind, then numbers of eight bytes and lists.
+//! Messages of rank 0 as bytes: a kind, then numbers of eight bytes and lists.
 
 use mlcc_abi::{EntryForm, EntryPoint};
 
-/// What a message is about. The numbers that follow stand beside; places are bytes.
+/// The kind of a message, with the numbers that follow; places are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RankMessageKind {
     /// Nothing more comes.
@@ -78,7 +78,7 @@ impl MessageWriter {
         self
     }
 
-    /// How many, and the values.
+    /// Appends the number of values, and the values.
     pub fn push_list(&mut self, values: &[i32]) -> &mut MessageWriter {
         self.push_number(values.len() as u64);
         values.iter().for_each(|value| self.0.extend_from_slice(&value.to_le_bytes()));

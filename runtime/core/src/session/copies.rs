@@ -24,18 +24,19 @@ impl Session {
         Ok(Self { model, memory, rows, dropped, window_row, adapter, all_logits: None })
     }
 
-    /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token after
-    /// loading).
+    /// Writes position, recurrent states and the cache rows in use to a file (not the logits: feed a token
+    /// after loading).
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
         state_file::save(path.as_ref(), self.identity(), self.rows, &self.live_states()?)
     }
 
-    /// What [`Session::save_state`] would write, for somebody else to write it.
+    /// The content that [`Session::save_state`] would write, for another writer.
     pub fn state_file(&self) -> Result<Vec<u8>> {
         Ok(state_file::encode_file(self.identity(), self.rows, &self.live_states()?))
     }
 
-    /// Differs where states are no numbers of this sequence: of another model, or computed with another adapter.
+    /// Differs where states are no numbers of this sequence: of another model, or computed with another
+    /// adapter.
     fn identity(&self) -> u128 {
         self.model.state_identity() ^ self.adapter.as_ref().map_or(0, crate::LoadedAdapter::identity)
     }
@@ -45,8 +46,9 @@ impl Session {
         self.model.table().states.iter().map(|s| self.memory.state(s, self.rows)).collect()
     }
 
-    /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another context size
-    /// is no hindrance as long as the tokens fit. When the file is refused the session is as before.
+    /// Replaces state and position by those of a file that `save_state` of the same model wrote. Another
+    /// context size is no hindrance as long as the tokens fit. When the file is refused the session is as
+    /// before.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let table = self.model.table();
         let saved = state_file::load(path.as_ref(), self.identity(), table)?;

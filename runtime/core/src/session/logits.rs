@@ -25,9 +25,10 @@ impl fmt::Debug for OwnedLogits {
 }
 
 impl Session {
-    /// Gives the logits of the last position away without a copy; the next step writes into `spare`, logits that nobody reads any
-    /// more, or else into new memory. Until then [`Session::logits`] is undefined, and so is what depends on it
-    /// ([`Session::softmax`], the logits of a fork). `spare` of a model with another vocabulary is [`Error::ForeignLogits`].
+    /// Gives the logits of the last position away without a copy; the next step writes into `spare`, logits
+    /// without a reader, or else into new memory. Until then [`Session::logits`] is undefined, and so is
+    /// everything that depends on it ([`Session::softmax`], the logits of a fork). `spare` of a model with
+    /// another vocabulary is [`Error::ForeignLogits`].
     pub fn take_logits(&mut self, spare: Option<OwnedLogits>) -> Result<OwnedLogits> {
         let vocab = self.model.vocab();
         let fresh = match spare {

@@ -3,14 +3,14 @@
 use super::{EntryPoint, Session};
 use crate::{Error, Result};
 
-/// How many of the first tokens are those of a source text, which ends where the token `start` is that the decoder starts with.
-/// `None` where there is none, or nothing before it.
+/// The number of first tokens that are a source text, which ends at the token `start` that the decoder starts
+/// with. `None` where there is none, or nothing before it.
 pub fn source_rows(tokens: &[i32], start: i32) -> Option<usize> {
     tokens.iter().position(|&token| token == start).filter(|&rows| rows > 0)
 }
 
 impl Session {
-    /// How many of `tokens` are the source text: those of the first call.
+    /// The number of `tokens` that are the source text: those of the first call.
     fn source_token_count(&self, tokens: &[i32]) -> Result<usize> {
         match self.model.plan().decoder_start() {
             Some(start) if self.past() == 0 => source_rows(tokens, start).ok_or(Error::NoSource { start }),
@@ -32,8 +32,8 @@ impl Session {
         Ok(rest)
     }
 
-    /// [`Session::read_source`], then `feed` of what is behind it. When that fails nothing has been fed: a source that is not followed
-    /// by its first call would be taken for another one's.
+    /// Runs [`Session::read_source`], then `feed` with the tokens behind it. When that fails nothing has been
+    /// computed: a source that is not followed by its first call would be taken for another one's.
     pub(super) fn forward_after_source(
         &mut self,
         tokens: &[i32],
@@ -42,7 +42,7 @@ impl Session {
         let rest = self.read_source(tokens)?;
         let result = feed(self, rest);
         if result.is_err() && rest.len() < tokens.len() {
-            // What went wrong first is what the caller is told.
+            // The caller gets the first error.
             let _ = self.reset();
         }
         result

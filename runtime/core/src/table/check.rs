@@ -12,7 +12,7 @@ use crate::ranks::MOST_RANKS;
 
 /// Most threads of a block on any GPU.
 const MOST_BLOCK_THREADS: u64 = 1024;
-/// Most adapters beside each other.
+/// Most adapters at a time.
 const MOST_SLOTS: u64 = 1 << 16;
 /// More dynamic shared memory than any GPU has.
 const MOST_SHARED_BYTES: u32 = 1 << 20;
@@ -248,7 +248,7 @@ fn check_all_gather(launch: &KernelLaunch, entry: &str, plan: &ModelPlan) -> Tab
     }
 }
 
-/// Whether an argument is of a known kind, and its address within what it is relative to.
+/// True if an argument is of a known kind, and its address within its base.
 fn is_valid_argument(a: &LaunchArg, plan: &ModelPlan) -> bool {
     let rows = plan.chunk.max(plan.batch);
     let bytes = match a.kind {

@@ -1,4 +1,4 @@
-//! Where the parts of a loaded table lie.
+//! The places of the parts of a loaded table.
 
 use mlcc_abi::{EntryPoint, ModelTable, StepFn, Str};
 use mlcc_loader::CodeImage;
@@ -23,7 +23,8 @@ const MOST_LARGE: u64 = 64;
 impl<'a> TableReader<'a> {
     /// The values at an address of the table.
     ///
-    /// # Safety The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`,
+    /// # Safety
+    /// The image that `self.image` describes is mapped, with its table at `self.table`, for `'a`,
     /// and not written any more; any bits are a value of `T`.
     pub unsafe fn array<T>(&self, at: *const T, n: u64, what: &str) -> TableResult<&'a [T]> {
         if n == 0 {

@@ -34,7 +34,8 @@ impl FakeMachine {
     }
 }
 
-/// 2 sockets of 32 cores with two threads each, numbered as Linux does: all first threads, then all second ones.
+/// 2 sockets of 32 cores with two threads each, numbered as Linux does: all first threads, then all second
+/// ones.
 fn server() -> FakeMachine {
     let mut fake = FakeMachine::new("0-127").write("sys/devices/system/node/online", "0-1\n");
     for (node, cpus) in ["0-31,64-95\n", "32-63,96-127\n"].into_iter().enumerate() {
@@ -46,7 +47,7 @@ fn server() -> FakeMachine {
     })
 }
 
-/// The sockets of so many workers.
+/// The sockets of `workers` workers.
 fn sockets(topology: &CpuTopology, workers: usize) -> Vec<usize> {
     (0..workers).map(|w| topology.cores()[topology.worker_core(w, workers)].socket).collect()
 }

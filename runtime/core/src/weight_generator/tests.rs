@@ -50,10 +50,10 @@ fn threads_and_portions_change_no_byte() {
     assert_eq!(one.len(), 6_000_000);
     assert!(one[..] == recipe.generate(2).unwrap()[..] && one[..] == recipe.generate(5).unwrap()[..]);
     assert_eq!(recipe.hash(), xxhash_rust::xxh3::xxh3_128(&one));
-    // Whatever is between entries is zero, and stored bytes are what they were.
+    // Bytes between entries are zero, and stored bytes are unchanged.
     assert!(one[..64].iter().chain(&one[5_840_000..]).all(|&b| b == 0));
     assert!(one[2_600_000..2_600_200].iter().copied().eq(0..200));
-    // A draw is what the same draw makes that begins elsewhere: places count from its own begin.
+    // A draw equals the same draw with another begin: places count from its own begin.
     let GeneratorEntry::Draw(first) = &recipe.entries[0] else { panic!() };
     let moved = WeightGenerator {
         seed: 7,
@@ -63,8 +63,8 @@ fn threads_and_portions_change_no_byte() {
     assert!(moved.generate(1).unwrap()[..] == one[64..64 + 9000 * 288]);
 }
 
-/// The bytes are part of the format: every version of this code makes the same ones. These were made by another program, from
-/// the description in the module's comment.
+/// The bytes are part of the format: every version of this code makes the same ones. These were made by
+/// another program, from the description in the module's comment.
 #[test]
 fn bytes_are_fixed() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();

@@ -1,4 +1,4 @@
-//! A recipe as text; the format is told in the [module](super).
+//! A recipe as text; the format is described in the [module](super).
 
 use std::fmt::{self, Write};
 
