@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 /// A lowered model.
 pub struct CodegenInput<'a> {
     pub target: &'a CompileTarget,
-    /// In the order of `target.levels`: best first.
+    /// Levels in the order of `target.levels`: best first.
     pub levels: Vec<LevelInput<'a>>,
-    /// What the table says about the model. Code generation fills in `variants` (CPU) or `images` and
+    /// The model's data in the table. Code generation fills in `variants` (CPU) or `images` and
     /// `device_entries` (GPU).
     pub table: TableDesc,
     /// Makes machine code for each level of a GPU target, beside the text.
@@ -61,7 +61,7 @@ impl FixedArguments {
     }
 }
 
-/// What the launches of each kernel have in common.
+/// The arguments that all launches of each kernel have in common.
 pub fn fixed_arguments<'a>(
     steps: impl IntoIterator<Item = &'a StepProgram>,
 ) -> BTreeMap<&'a str, FixedArguments> {
@@ -87,13 +87,13 @@ pub struct EntryLimits {
     pub batch: u64,
 }
 
-/// What an entry point checks.
+/// The checks of an entry point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArgumentChecks {
     None,
     /// `1 <= n <= chunk`.
     Rows,
-    /// That, `past + n <= context`, and every token id.
+    /// The same, `past + n <= context`, and every token id.
     Tokens,
     /// `1 <= n <= batch`, `past + 1 <= context` of every sequence, and every token id.
     Sequences,

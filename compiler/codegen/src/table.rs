@@ -56,7 +56,7 @@ pub struct ParamDesc {
     pub format: String,
     /// Empty = row-major.
     pub packing: String,
-    /// At most four.
+    /// Logical dims, at most four.
     pub dims: Vec<u64>,
     /// It is one of the matrices of slots for adapters.
     pub of_slots: bool,
@@ -77,11 +77,11 @@ pub struct StateDesc {
     pub cache: Option<CacheDesc>,
     /// The number of rows dropped from the caches, of a model that sees only these.
     pub dropped_beyond: Option<WindowDesc>,
-    /// The number of tokens that the sequence will have after the prompt that is being fed.
+    /// The number of tokens that the sequence will have after the present prompt.
     pub is_length: bool,
     /// The slot of the sequence's adapter.
     pub is_slot: bool,
-    /// How many first rows of the caches are of the source text.
+    /// The number of first rows of the caches that are of the source text.
     pub is_source: bool,
 }
 
@@ -113,8 +113,8 @@ pub struct ImageDesc {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceEntryDesc {
-    /// That of a [`mlcc_abi::EntryPoint`], with [`mlcc_abi::ADAPTED`] before it in the list for calls with
-    /// adapters.
+    /// The name of the [`mlcc_abi::EntryPoint`], with [`mlcc_abi::ADAPTED`] before it in the list for calls
+    /// with adapters.
     pub name: String,
     pub launches: Vec<LaunchDesc>,
 }
@@ -130,7 +130,7 @@ pub struct LaunchDesc {
     pub repeat: u32,
 }
 
-/// What a relocated slot points to.
+/// The target of a relocated slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RelocTarget {
     /// This many bytes into the data symbol itself.
