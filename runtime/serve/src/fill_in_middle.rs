@@ -1,11 +1,11 @@
-//! Prompts of models that write what stands between two texts.
+//! Prompts of models that write the text between two others.
 
 use mlcc_text::{TokenId, Tokenizer};
 
 use crate::error::ApiError;
 use crate::served_model::ServedModel;
 
-/// Names of the tokens before the prefix, before the suffix, and before what stands between, by family.
+/// Names of the tokens before the prefix, before the suffix, and before the text between them, by family.
 const NAMES: &[[&str; 3]] = &[
     // Qwen Coder, CodeGemma, Granite 4
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
@@ -17,7 +17,7 @@ const NAMES: &[[&str; 3]] = &[
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// Names of tokens behind which another file or nothing stands.
+/// Names of tokens that are followed by another file or the end.
 const ENDS: &[&str] = &[
     "<|fim_pad|>",
     "<fim_pad>",
@@ -34,7 +34,7 @@ pub struct FimTokens {
     prefix: TokenId,
     suffix: TokenId,
     middle: TokenId,
-    /// Tokens that end what stands between.
+    /// Tokens that end the text between the two.
     pub ends: Vec<TokenId>,
 }
 

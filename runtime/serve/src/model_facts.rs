@@ -1,4 +1,4 @@
-//! What an artifact says of its model, as clients list models.
+//! The facts of an artifact about its model that clients see in lists of models.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

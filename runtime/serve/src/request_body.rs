@@ -17,7 +17,7 @@ use crate::request_memory::{MemoryLease, parsed_bytes};
 use crate::served_model::ServedModel;
 use crate::traces::RequestSpan;
 
-/// What handlers take besides a body: the state that all share, and who asks.
+/// The shared state, which handlers take besides a body and the client.
 pub type SharedApp = State<Arc<AppState>>;
 pub type ClientExtension = Extension<ClientId>;
 

@@ -39,7 +39,7 @@ pub async fn answer(
 ) -> Response {
     let NativeCompletion { mut requests, prompts, stream, is_list, returns_tokens } = asked;
     requests.iter_mut().for_each(|request| request.client = client.0);
-    // Without what is large: settings are told again.
+    // Leaves out large fields: settings are sent again.
     let settings =
         requests.iter().map(|request| EngineRequest { prompt: Vec::new(), grammar: None, ..request.clone() });
     let form = NativeForm {

@@ -38,12 +38,12 @@ pub fn prepare(hosted: &ServedModel, mut fields: RequestFields) -> Result<Native
     read(hosted, fields, prompt, is_list)
 }
 
-/// Reads a request for what stands between two texts.
+/// Reads a request for the text between two others.
 pub fn prepare_infill(hosted: &ServedModel, mut fields: RequestFields) -> Result<NativeCompletion, ApiError> {
     let prefix: String = fields.take_required("input_prefix", "a string")?;
     let suffix: String = fields.take_required("input_suffix", "a string")?;
     let tokens = FimTokens::require(&hosted.tokenizer, "input_suffix")?;
-    // The begin of what stands between, which the model goes on with.
+    // The begin of the text between the two, which the model continues.
     let prompt: String = fields.take_field("prompt", "a string")?.unwrap_or_default();
     let mut ids = tokens.prompt(hosted, &prefix, &suffix)?;
     hosted.check_text("prompt", &prompt)?;

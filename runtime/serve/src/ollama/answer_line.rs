@@ -32,7 +32,7 @@ pub fn entry(tokenizer: &Tokenizer, logprobs: &Logprobs) -> Value {
     entry
 }
 
-/// What all lines of an answer have.
+/// The fields of all lines of an answer.
 pub struct AnswerHead {
     pub model: String,
     pub form: AnswerField,

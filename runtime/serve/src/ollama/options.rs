@@ -161,7 +161,7 @@ fn take_format(fields: &mut RequestFields, texts: &mut Map<String, Value>) -> Re
     Ok(())
 }
 
-/// How much the model reasons: yes or no, or an effort.
+/// Reads the amount of reasoning: yes or no, or an effort.
 fn take_think(
     fields: &mut RequestFields,
     hosted: &ServedModel,

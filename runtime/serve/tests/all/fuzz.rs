@@ -204,7 +204,8 @@ fn changed_bodies_are_answered() {
     let mut tried = BTreeMap::<&str, usize>::new();
     for (path, seed) in &all {
         let answer = server.post(path, seed);
-        // The toy makes no vectors, has no tokens around a gap, has no library, and does not let clients load adapters.
+        // The toy makes no vectors, has no tokens around a gap, has no library, and does not let clients load
+        // adapters.
         let right: &[u16] =
             if ["embed", "rerank", "/models/", "infill"].iter().any(|part| path.contains(part)) {
                 &[400, 404]

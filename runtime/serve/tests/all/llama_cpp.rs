@@ -182,7 +182,7 @@ fn gaps_are_written_by_models_that_have_tokens_for_them() {
     let own = json!({"model": "coder", "prompt": "x", "suffix": "y", "stream": false, "options": options});
     assert_eq!(server.ask("/api/generate", &own)["response"], wanted);
     assert_eq!(server.ask("/api/show", &json!({}))["capabilities"], json!(["completion", "insert"]));
-    // What stands between has begun.
+    // The text between the two has begun.
     let begun = json!([ids[0], ids[1], ids[2], ids[3], ids[4], id("z")]);
     let wanted = server.ask("/completion", &with(&sampling, json!({"prompt": begun})))["content"].clone();
     assert_eq!(server.ask("/infill", &with(&gap, json!({"prompt": "z"})))["content"], wanted);

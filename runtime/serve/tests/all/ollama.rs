@@ -39,7 +39,7 @@ fn stream_and_whole(server: &TestServer, path: &str, body: &Value) -> (Vec<Value
     (lines(&server.post(path, body)), whole)
 }
 
-/// What the last line says of the whole answer.
+/// Checks the fields of the last line about the whole answer.
 fn check_end(line: &Value, tokens: u64, reason: &str) {
     assert_eq!((&line["done"], &line["done_reason"]), (&json!(true), &json!(reason)), "{line}");
     assert_eq!((&line["eval_count"], &line["model"]), (&json!(tokens), &json!("toy:latest")), "{line}");
