@@ -9,8 +9,8 @@
 //! answers apart by it.
 //!
 //! Templates are foreign programs: they run with bounded steps, time, memory, depth and output, cannot reach
-//! files, and what they raise becomes an error that carries their message. A [`TemplateHost`] gives stacks and
-//! clocks.
+//! files, and what they raise becomes an error that carries their message. A [`TemplateHost`] gives stacks
+//! and clocks.
 
 mod accepted_messages;
 mod answer;

@@ -29,7 +29,7 @@ enum GuardState {
     /// Blanks before the text.
     Blank,
     Text,
-    /// In the head of a message; `first` if it has no role.
+    /// The head of a message; `first` if it has no role.
     Head {
         first: bool,
     },

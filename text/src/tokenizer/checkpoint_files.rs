@@ -1,4 +1,4 @@
-//! How this crate reads files: it opens none itself.
+//! The trait through which this crate reads files: it opens none itself.
 
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,6 @@ pub trait CheckpointFiles {
     /// The content of a tokenizer file.
     fn read_tokenizer(&self, path: &Path) -> Result<Vec<u8>, TokenizerError>;
 
-    /// The content of one of the small files beside it.
+    /// The content of one of the small files in the same folder.
     fn read_config(&self, path: &Path) -> Result<String, TokenizerError>;
 }

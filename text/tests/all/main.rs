@@ -1,4 +1,5 @@
-//! All integration tests of the crate in one program, since linking it is most of a build: one module per subject.
+//! All integration tests of the crate in one program, since linking it is most of a build: one module per
+//! subject.
 
 mod chat;
 mod common;

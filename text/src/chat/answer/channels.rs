@@ -8,7 +8,7 @@ const LONGEST_HEAD: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ChannelPosition {
-    /// In a head; `first` if nothing marks its begin, so that a text without one is possible.
+    /// A head; `first` if nothing marks its begin, so that a text without one is possible.
     Head {
         first: bool,
     },

@@ -40,7 +40,7 @@ pub(super) enum MarkedAnswerState {
     Tag {
         first: bool,
     },
-    /// In the name of an argument; `first` if it would be the first one.
+    /// The name of an argument; `first` if it would be the first one.
     Key {
         first: bool,
     },

@@ -51,7 +51,7 @@ struct RenderMeter {
     work: Cell<u64>,
     time: Cell<Duration>,
     end: Cell<Duration>,
-    /// Whose clock is read.
+    /// The host whose clock is read.
     host: Cell<Option<&'static dyn TemplateHost>>,
     reached: Cell<Option<RenderLimit>>,
     /// Long texts that were counted; those without other owners are given back.

@@ -1,4 +1,4 @@
-//! What several tests need: this machine, and the folders of reference files.
+//! Shared parts of several tests: this machine, and the folders of reference files.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -58,8 +58,8 @@ pub fn tiny_books() -> PathBuf {
     workspace().join("assets/rwkv4-tiny-books")
 }
 
-/// A path in the folder of reference files that are not part of the project; `None`, with a printed reason, where it
-/// is absent.
+/// A path in the folder of reference files that are not part of the project; `None`, with a printed reason,
+/// where it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("MLCC_SHARED").map_or_else(|| workspace().join("../shared"), PathBuf::from);
     let path = folder.join(path);
