@@ -2,6 +2,7 @@
 //! subject. Programs that have to be alone in their process are next to it.
 
 mod circles;
+mod comments;
 mod family_goldens;
 mod graph_goldens;
 mod literals;

@@ -161,8 +161,8 @@ fn the_contract_has_no_dependency_and_the_runtime_few() {
     }
 }
 
-/// Words that the sources of mlcc-text do not have, so that it runs wherever Rust does: its traits stand for the
-/// machine.
+/// Words that the sources of mlcc-text do not have, so that it runs wherever Rust does: its traits stand for
+/// the machine.
 const NOT_IN_TEXT: &[&str] = &[
     "std::fs",
     "std::thread",
