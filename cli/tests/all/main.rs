@@ -2,6 +2,7 @@
 //! subject. Programs that have to be alone in their process are next to it.
 
 mod aarch64;
+mod any_system;
 mod attention;
 mod attention_case;
 mod bad_artifacts;

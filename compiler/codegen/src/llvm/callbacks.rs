@@ -65,10 +65,8 @@ impl<'c, 'm> CallbackBody<'c, 'm> {
     ) -> EmitResult<FunctionValue<'c>> {
         let e = LlvmBuilder::new(ctx, module);
         let function = module.add_function(name, ty, Some(Linkage::Internal));
-        for name in ["nounwind", "noinline"] {
-            function.add_attribute(AttributeLoc::Function, e.flag(name));
-        }
-        function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute("no-builtins", ""));
+        function.add_attribute(AttributeLoc::Function, e.flag("noinline"));
+        e.mark_cpu_function(function);
         e.b.position_at_end(ctx.append_basic_block(function, "entry"));
         let mut params = function.get_params().into_iter();
         let this = params.next().ok_or_else(|| EmitError::new("no context"))?.into_pointer_value();

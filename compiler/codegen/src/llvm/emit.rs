@@ -314,6 +314,26 @@ impl<'c, 'm> LlvmBuilder<'c, 'm> {
 
     // ---- attributes
 
+    /// Says of a function that it does not unwind, and that no call of memset, memcpy or libm may be
+    /// invented: the artifact imports nothing.
+    pub fn mark_function(&self, function: FunctionValue<'c>) {
+        function.add_attribute(AttributeLoc::Function, self.flag("nounwind"));
+        let no_builtins = self.ctx.create_string_attribute("no-builtins", "");
+        function.add_attribute(AttributeLoc::Function, no_builtins);
+    }
+
+    /// [`LlvmBuilder::mark_function`] for a CPU, whatever its operating system: nothing below the stack
+    /// pointer is used (Windows may write there at any time), and frames of more than a page are touched page
+    /// by page, without a call (Windows and macOS grow stacks by guard pages).
+    pub fn mark_cpu_function(&self, function: FunctionValue<'c>) {
+        self.mark_function(function);
+        function.add_attribute(AttributeLoc::Function, self.flag("noredzone"));
+        for (name, value) in [("probe-stack", "inline-asm"), ("stack-probe-size", "4096")] {
+            let probe = self.ctx.create_string_attribute(name, value);
+            function.add_attribute(AttributeLoc::Function, probe);
+        }
+    }
+
     /// An attribute without a value, such as `nounwind`.
     pub fn flag(&self, name: &str) -> Attribute {
         self.ctx.create_enum_attribute(Attribute::get_named_enum_kind_id(name), 0)

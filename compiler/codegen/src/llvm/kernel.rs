@@ -224,11 +224,13 @@ impl<'a, 'c> KernelEmitter<'a, 'c> {
     fn attributes(&self) {
         let f = self.function;
         let at = AttributeLoc::Function;
-        for name in ["nounwind", "noinline", "norecurse"] {
+        for name in ["noinline", "norecurse"] {
             f.add_attribute(at, self.e.flag(name));
         }
-        // No call of memset, memcpy or libm may be invented: the artifact imports nothing.
-        f.add_attribute(at, self.e.ctx.create_string_attribute("no-builtins", ""));
+        match self.machine {
+            ExecutionModel::Cpu => self.e.mark_cpu_function(f),
+            _ => self.e.mark_function(f),
+        }
         if self.machine == ExecutionModel::Cpu && self.caps.vector_bits >= 512 {
             let bits = self.caps.vector_bits.to_string();
             f.add_attribute(at, self.e.ctx.create_string_attribute("prefer-vector-width", &bits));

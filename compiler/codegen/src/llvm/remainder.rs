@@ -37,7 +37,7 @@ impl<'c> LlvmBuilder<'c, '_> {
         let f32 = self.ctx.f32_type();
         let ty = f32.fn_type(&[f32.into(), f32.into()], false);
         let function = self.module.add_function(NAME, ty, Some(Linkage::Internal));
-        for name in ["nounwind", "noinline"] {
+        for name in ["nounwind", "noinline", "noredzone"] {
             function.add_attribute(AttributeLoc::Function, self.flag(name));
         }
         // An emitter of its own: this one is in the middle of another function.

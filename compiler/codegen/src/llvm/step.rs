@@ -6,7 +6,6 @@ use super::emit::{EmitResult, LlvmBuilder, LlvmValue};
 use crate::error::{CodegenError, EmitError};
 use crate::model::EntryLimits;
 use crate::step::{self, ClaimedWork, IntCompare, IntOp, StepCode};
-use inkwell::attributes::AttributeLoc;
 use inkwell::basic_block::BasicBlock;
 use inkwell::context::Context;
 use inkwell::module::{Linkage, Module};
@@ -65,8 +64,7 @@ impl<'a, 'c> LlvmStepEmitter<'a, 'c> {
         let ty = i32.fn_type(&[pointer.into(), i32.into(), i32.into()], false);
         let function = module.add_function(symbol, ty, Some(Linkage::External));
         function.as_global_value().set_visibility(GlobalVisibility::Hidden);
-        function.add_attribute(AttributeLoc::Function, e.flag("nounwind"));
-        function.add_attribute(AttributeLoc::Function, ctx.create_string_attribute("no-builtins", ""));
+        e.mark_cpu_function(function);
         e.b.position_at_end(ctx.append_basic_block(function, "entry"));
         let [this, worker, workers] = function.get_params()[..] else {
             return Err(EmitError::new("three parameters expected"));

@@ -49,11 +49,15 @@ fn llvm_feature(name: &str) -> Option<&str> {
     }
 }
 
-fn feature_string(level: &FeatureLevel) -> String {
+fn feature_string(arch: Arch, level: &FeatureLevel) -> String {
     let mut all: Vec<String> =
         level.features.iter().filter_map(|f| llvm_feature(f)).map(|f| format!("+{f}")).collect();
     if let Some(gpu) = &level.gpu {
         all.push(format!("+ptx{}", gpu.ptx));
+    }
+    if arch == Arch::Aarch64 {
+        // Belongs to the system on Windows, macOS and Android.
+        all.push("+reserve-x18".into());
     }
     all.join(",")
 }
@@ -73,7 +77,7 @@ impl LlvmMachine {
             .create_target_machine(
                 &llvm_triple,
                 &level.llvm_cpu,
-                &feature_string(level),
+                &feature_string(arch, level),
                 OptimizationLevel::Aggressive,
                 reloc,
                 CodeModel::Default,
