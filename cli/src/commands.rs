@@ -1,6 +1,7 @@
 //! One file per command: its flags (`Args`) and what it does (`run`).
 
 pub mod bench;
+mod bench_host;
 pub mod bisect;
 pub mod build;
 pub mod chat;
@@ -35,8 +36,7 @@ use mlcc_text::{ChatSource, ChatTemplate};
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::ui::{self, Ui};
-use mlcc_driver::compile::keep::format_label;
+use crate::ui::Ui;
 
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
@@ -105,13 +105,6 @@ pub(crate) fn model_name(metadata: &serde_json::Value, artifact: &Path) -> Strin
 pub(crate) fn name_of_artifact(model: &mlcc_runtime::Model) -> String {
     let metadata = serde_json::from_str(model.metadata()).unwrap_or(serde_json::Value::Null);
     model_name(&metadata, model.artifact().path())
-}
-
-/// The weight format of an artifact, as `--quant` chose it.
-pub(crate) fn scheme_name(metadata: &serde_json::Value) -> String {
-    let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
-    let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
-    format_label(keeps, scheme.unwrap_or("-"))
 }
 
 /// `--template`: a template by its name, or a file of Jinja text. `more` are further names for the error.
@@ -260,15 +253,6 @@ fn load_with(
     Ok(model)
 }
 
-/// The present places of the weights, in words; `None` if they are not placed.
-pub(crate) fn placement(model: &mlcc_runtime::Model) -> Option<String> {
-    let placement = model.placement()?;
-    let on_node = |(node, bytes): &(usize, u64)| format!("{} on node {node}", ui::bytes(*bytes));
-    let nodes: Vec<String> = placement.nodes.iter().map(on_node).collect();
-    let (in_file, near) = (ui::bytes(placement.in_file), 100.0 * placement.near_share);
-    Some(format!("{}, {in_file} in the file's pages; {near:.0} % where workers read them", nodes.join(", ")))
-}
-
 /// `--threads`, or the physical cores.
 pub(crate) fn load(
     path: &Path,
@@ -276,41 +260,4 @@ pub(crate) fn load(
     verify_hashes: bool,
 ) -> Result<mlcc_runtime::Model, CliError> {
     ranks::load(path, mlcc_runtime::LoadOptions { threads, verify_hashes, ..Default::default() })
-}
-
-/// Limits on the length of a model's sequences; `None`: no limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SequenceLimits {
-    /// Tokens of one sequence.
-    pub context: Option<usize>,
-    /// Tokens of one prompt.
-    pub prompt: Option<usize>,
-}
-
-impl SequenceLimits {
-    pub(crate) fn from_model(model: &mlcc_runtime::Model) -> SequenceLimits {
-        SequenceLimits::from_table(model.table())
-    }
-
-    pub(crate) fn from_table(table: &mlcc_runtime::ArtifactTable) -> SequenceLimits {
-        let plan = &table.plan;
-        // A window drops what is oldest.
-        let endless = plan.context == 0 || table.sliding_window().is_some();
-        let context = (!endless).then_some(plan.context as usize);
-        let whole = table.whole_prompts.then_some(plan.chunk as usize);
-        SequenceLimits { context, prompt: SequenceLimits::min_limit(context, whole) }
-    }
-
-    /// The limits that hold for both.
-    pub(crate) fn intersect(self, other: SequenceLimits) -> SequenceLimits {
-        let least = SequenceLimits::min_limit;
-        SequenceLimits {
-            context: least(self.context, other.context),
-            prompt: least(self.prompt, other.prompt),
-        }
-    }
-
-    fn min_limit(a: Option<usize>, b: Option<usize>) -> Option<usize> {
-        a.into_iter().chain(b).min()
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use mlcc_bench::error::BenchError;
 use mlcc_engine::generation_config::GenerationConfigError as EngineConfigError;
 use thiserror::Error;
 
@@ -67,6 +68,20 @@ impl From<BuildError> for CliError {
         match error {
             BuildError::Interrupted => CliError::Interrupted,
             other => CliError::Build(other),
+        }
+    }
+}
+
+impl From<BenchError> for CliError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Usage(what) => CliError::Usage(what),
+            BenchError::Interrupted => CliError::Interrupted,
+            BenchError::Failed(what) => CliError::Failed(what),
+            BenchError::Io { action, path, source } => CliError::Io { action, path, source },
+            BenchError::Build(error) => CliError::Build(error),
+            BenchError::Runtime(error) => CliError::Runtime(error),
+            BenchError::Target(error) => CliError::Target(error),
         }
     }
 }

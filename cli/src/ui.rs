@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-pub use mlcc_driver::format::{bytes, format_count, format_seconds, format_table, pluralize};
+pub use mlcc_driver::format::{bytes, format_count, format_seconds, format_table, placement, pluralize};
 
 /// The amount of messages on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

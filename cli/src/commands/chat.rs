@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
+use mlcc_driver::compile::keep::scheme_name;
 use mlcc_engine::conversation::{
     AnswerSettings, ChatFormat, Conversation, ConversationError, RestoredContext, TurnResult,
 };
@@ -103,7 +104,7 @@ pub fn run(args: &ChatArgs, ui: &Ui) -> Result<(), CliError> {
     ui.note(format_args!(
         "{}, {}, on {}, {}. /help lists the commands.",
         super::model_name(&metadata, &args.artifact),
-        super::scheme_name(&metadata),
+        scheme_name(&metadata),
         model.executor(),
         match model.plan().context {
             0 => "no limit of the context".into(),

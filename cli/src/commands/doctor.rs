@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use mlcc_bench::proc::proc_value;
 use mlcc_codegen::cache::{CACHE_VARIABLE, ObjectCache};
 use mlcc_codegen::link::find_linker;
 use mlcc_codegen::ptxas::find_ptxas;
@@ -184,13 +185,6 @@ fn memory() -> DoctorCheck {
             "/proc/meminfo gives no information here",
         ),
     }
-}
-
-/// The value of the first line `key : value`.
-pub(super) fn proc_value(file: &str, key: &str) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
-    Some(line.split_once(':')?.1.trim().to_string())
 }
 
 /// Objects are linked there.

@@ -3,15 +3,14 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
+use mlcc_bench::limits::SequenceLimits;
 use mlcc_engine::eval::{self, EvalProtocol, EvalWindows, Perplexity, WindowModel};
 use mlcc_models::AdapterRequest;
 use mlcc_runtime::{Model, Session};
 use mlcc_text::{TokenId, Tokenizer};
 use serde_json::json;
 
-use crate::commands::{
-    SequenceLimits, checkpoint, load, name_of_artifact, print, print_json, read_text, run,
-};
+use crate::commands::{checkpoint, load, name_of_artifact, print, print_json, read_text, run};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::ui::{self, Ui};

@@ -8,6 +8,7 @@ use crate::ui::{self, Ui};
 use mlcc_abi::section;
 use mlcc_driver::compile::QualityReport;
 use mlcc_driver::compile::graph::from_section;
+use mlcc_driver::compile::keep::scheme_name;
 use mlcc_files::did_you_mean;
 use mlcc_ir::module::Module;
 use mlcc_runtime::Artifact;
@@ -196,7 +197,7 @@ fn text(artifact: &Artifact, metadata: &Value, params: &Value, hashes_checked: b
     let mut rows = vec![
         ["model".to_string(), format!("{} ({})", get("/model/name"), get("/model/type"))],
         ["parameters".into(), number("/model/parameters")],
-        ["quantization".into(), super::scheme_name(metadata)],
+        ["quantization".into(), scheme_name(metadata)],
         ["target".into(), format!("{} for {}", levels.join(", "), artifact.machine_name())],
         ["compiler".into(), format!("{}, back end {}", get("/compiler"), get("/backend"))],
         ["context".into(), get("/memory/context").replace('-', "no limit")],

@@ -214,7 +214,7 @@ pub fn run(args: &RunArgs, ui: &Ui) -> Result<(), CliError> {
     text.end()?;
     print_statistics(&out, loaded, first.unwrap_or_else(|| ui.started.elapsed()), ui);
     super::warn_session(generator.model(), ui);
-    if let Some(weights) = super::placement(&model) {
+    if let Some(weights) = ui::placement(&model) {
         ui.detail(format_args!("weights: {weights}"));
     }
     if let Some(path) = &args.save_state {

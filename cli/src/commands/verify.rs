@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
+use mlcc_driver::compile::keep::scheme_name;
 use mlcc_driver::replay::{self, judge_model};
 use mlcc_driver::stored::StoredGraph;
 use mlcc_driver::text_replay::{self, ErrorBar};
@@ -112,7 +113,7 @@ fn run_golden(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliE
     ));
     let mut session = model.session()?;
     let graph = || StoredGraph::open(&model);
-    let format = super::scheme_name(&metadata);
+    let format = scheme_name(&metadata);
     let outcome = judge_model(&mut session, &golden, &format, own, graph, args.tolerance)
         .map_err(|e| CliError::Failed(format!("{}: {e}", args.artifact.display())))?;
     if args.json {
@@ -139,7 +140,7 @@ fn run_texts(args: &VerifyArgs, golden_path: &Path, ui: &Ui) -> Result<(), CliEr
     let scheme = metadata.pointer("/quantization/scheme").and_then(Value::as_str).unwrap_or("f32");
     let own = if has_own_error(&model, scheme) { None } else { replay::format_tolerance(scheme) };
     ui.detail(format_args!("{artifact} on {} with {} threads", model.executor(), model.threads()));
-    let format = super::scheme_name(&metadata);
+    let format = scheme_name(&metadata);
     let bar = ErrorBar { format: &format, own, asked: args.tolerance };
     let outcome =
         text_replay::judge_embeddings(&mut texts, &golden, &ids, &bar, || StoredGraph::open(&model))

@@ -55,6 +55,15 @@ pub fn format_table(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// The present places of the weights, in words; `None` if they are not placed.
+pub fn placement(model: &mlcc_runtime::Model) -> Option<String> {
+    let placement = model.placement()?;
+    let on_node = |(node, size): &(usize, u64)| format!("{} on node {node}", bytes(*size));
+    let nodes: Vec<String> = placement.nodes.iter().map(on_node).collect();
+    let (in_file, near) = (bytes(placement.in_file), 100.0 * placement.near_share);
+    Some(format!("{}, {in_file} in the file's pages; {near:.0} % where workers read them", nodes.join(", ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

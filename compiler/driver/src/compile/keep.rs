@@ -61,6 +61,13 @@ pub fn format_label(keep: bool, scheme: &str) -> String {
     }
 }
 
+/// The weight format of an artifact, as `--quant` chose it.
+pub fn scheme_name(metadata: &serde_json::Value) -> String {
+    let keeps = metadata.pointer("/quantization/keep").and_then(serde_json::Value::as_bool) == Some(true);
+    let scheme = metadata.pointer("/quantization/scheme").and_then(serde_json::Value::as_str);
+    format_label(keeps, scheme.unwrap_or("-"))
+}
+
 /// Most texts that are read in one call, if nothing else was asked for.
 const TEXTS_TOGETHER: u32 = 64;
 

@@ -3,17 +3,16 @@
 
 use std::time::Instant;
 
-use indicatif::ProgressBar;
 use mlcc_driver::tune::{CandidateEvaluator, ComparisonEffort, RefusedValue, SpeedComparison, TuneTrial};
 use mlcc_runtime::{Artifact, read_table};
 use mlcc_target::{FeatureLevel, GpuModel, WorkloadKind};
 
 use super::builder::TrialBuilder;
 use super::machine::show_trial;
-use crate::commands::bench::predict::{NvidiaTools, PredictionCache, SpeedPredictor};
-use crate::commands::bench::test::BenchTest;
-use crate::error::CliError;
-use crate::ui::Ui;
+use crate::error::BenchError;
+use crate::host::BenchHost;
+use crate::predict::{NvidiaTools, PredictionCache, SpeedPredictor};
+use crate::test::BenchTest;
 
 /// Tokens that are generated, of which the one in the middle is predicted.
 const GENERATED: usize = 128;
@@ -30,8 +29,7 @@ pub struct PredictionBench<'a> {
     /// The end of the search.
     pub end: Option<Instant>,
     started: Instant,
-    ui: &'a Ui,
-    bar: &'a ProgressBar,
+    host: &'a dyn BenchHost,
 }
 
 /// The code of an artifact, and what was predicted of it so far.
@@ -44,8 +42,7 @@ impl<'a> PredictionBench<'a> {
     pub fn new(
         builder: TrialBuilder,
         (gpu, tools): (GpuModel, NvidiaTools),
-        ui: &'a Ui,
-        bar: &'a ProgressBar,
+        host: &'a dyn BenchHost,
     ) -> PredictionBench<'a> {
         PredictionBench {
             builder,
@@ -54,8 +51,7 @@ impl<'a> PredictionBench<'a> {
             cache: PredictionCache::default(),
             end: None,
             started: Instant::now(),
-            ui,
-            bar,
+            host,
         }
     }
 
@@ -82,7 +78,7 @@ impl<'a> PredictionBench<'a> {
         self.test(kind).name()
     }
 
-    fn speed(&self, of: &mut PredictedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
+    fn speed(&self, of: &mut PredictedArtifact, kind: WorkloadKind) -> Result<f64, BenchError> {
         if let Some((_, speed)) = of.speeds.iter().find(|(known, _)| *known == kind) {
             return Ok(*speed);
         }
@@ -94,18 +90,18 @@ impl<'a> PredictionBench<'a> {
 
 impl CandidateEvaluator for PredictionBench<'_> {
     type Artifact = PredictedArtifact;
-    type Error = CliError;
+    type Error = BenchError;
 
-    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, BenchError> {
         let code = self.builder.compile(level)?;
-        self.bar.set_position(self.started.elapsed().as_secs());
+        self.host.set_progress(self.started.elapsed().as_secs());
         Ok(code)
     }
 
-    fn load(&mut self) -> Result<PredictedArtifact, CliError> {
+    fn load(&mut self) -> Result<PredictedArtifact, BenchError> {
         let path = self.builder.write()?;
         let table = read_table(&Artifact::open(&path)?)?;
-        std::fs::remove_file(&path).map_err(CliError::io("remove", &path))?;
+        std::fs::remove_file(&path).map_err(BenchError::io("remove", &path))?;
         let predictor = SpeedPredictor::new(&path, table, &self.gpu, &self.tools, &self.cache)?;
         Ok(PredictedArtifact { predictor, speeds: Vec::new() })
     }
@@ -116,20 +112,20 @@ impl CandidateEvaluator for PredictionBench<'_> {
         new: &mut PredictedArtifact,
         kind: WorkloadKind,
         _: ComparisonEffort,
-    ) -> Result<Option<SpeedComparison>, CliError> {
+    ) -> Result<Option<SpeedComparison>, BenchError> {
         if self.is_over() {
             return Ok(None);
         }
         let without = self.speed(old, kind)?;
         let with = self.speed(new, kind)?;
-        self.bar.set_position(self.started.elapsed().as_secs());
+        self.host.set_progress(self.started.elapsed().as_secs());
         Ok(Some(SpeedComparison::exact(kind, without, with)))
     }
 
-    fn refused(&self, error: CliError) -> Result<String, CliError> {
+    fn refused(&self, error: BenchError) -> Result<String, BenchError> {
         match error {
             // A fault of this machine concerns every value.
-            CliError::Interrupted | CliError::Io { .. } => Err(error),
+            BenchError::Interrupted | BenchError::Io { .. } => Err(error),
             other => Ok(other.to_string()),
         }
     }
@@ -139,10 +135,10 @@ impl CandidateEvaluator for PredictionBench<'_> {
     }
 
     fn report_trial(&mut self, trial: &TuneTrial) {
-        show_trial(self.ui, self.bar, trial);
+        show_trial(self.host, trial);
     }
 
     fn report_refusal(&mut self, refusal: &RefusedValue) {
-        self.ui.note(format!("{} {} is left out: {}", refusal.key, refusal.to, refusal.why));
+        self.host.note(&format_args!("{} {} is left out: {}", refusal.key, refusal.to, refusal.why));
     }
 }

@@ -3,10 +3,10 @@
 
 use mlcc_runtime::Model;
 
-use super::BenchArgs;
-use super::test::{BenchTest, TextCounts};
-use crate::commands::SequenceLimits;
-use crate::error::CliError;
+use crate::error::BenchError;
+use crate::limits::SequenceLimits;
+use crate::options::BenchOptions;
+use crate::test::{BenchTest, TextCounts};
 
 /// Tokens of the usual tests.
 const PROMPT: usize = 512;
@@ -17,7 +17,7 @@ const TEXTS: TextCounts = TextCounts { texts: 64, tokens: 256 };
 
 /// The room of an artifact.
 #[derive(Clone, Copy)]
-pub(super) enum ArtifactCapacity {
+pub enum ArtifactCapacity {
     /// It was not read yet.
     Unknown,
     Sequences(SequenceLimits),
@@ -27,7 +27,7 @@ pub(super) enum ArtifactCapacity {
 
 /// The room of a model that makes vectors.
 #[derive(Clone, Copy)]
-pub(super) struct EmbeddingCapacity {
+pub struct EmbeddingCapacity {
     /// Tokens of a text.
     tokens: usize,
     /// Texts and tokens of a call.
@@ -55,37 +55,37 @@ impl ArtifactCapacity {
     }
 }
 
-pub(super) fn plan_tests(args: &BenchArgs, room: ArtifactCapacity) -> Result<Vec<BenchTest>, CliError> {
+pub fn plan_tests(options: &BenchOptions, room: ArtifactCapacity) -> Result<Vec<BenchTest>, BenchError> {
     match room {
-        ArtifactCapacity::Texts(room) => text_tests(args, room),
-        ArtifactCapacity::Sequences(_) if !args.texts.is_empty() => Err(CliError::usage(
+        ArtifactCapacity::Texts(room) => text_tests(options, room),
+        ArtifactCapacity::Sequences(_) if !options.texts.is_empty() => Err(BenchError::usage(
             "--texts is for embedding models; this one generates text: give -p, -n or --mixed",
         )),
-        ArtifactCapacity::Sequences(limits) => sequence_tests(args, limits),
-        ArtifactCapacity::Unknown if !args.texts.is_empty() => Ok(Vec::new()),
-        ArtifactCapacity::Unknown => sequence_tests(args, SequenceLimits::default()),
+        ArtifactCapacity::Sequences(limits) => sequence_tests(options, limits),
+        ArtifactCapacity::Unknown if !options.texts.is_empty() => Ok(Vec::new()),
+        ArtifactCapacity::Unknown => sequence_tests(options, SequenceLimits::default()),
     }
 }
 
-fn text_tests(args: &BenchArgs, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, CliError> {
-    let generates = [args.n_prompt.is_some(), args.n_gen.is_some(), !args.mixed.is_empty()];
+fn text_tests(options: &BenchOptions, room: EmbeddingCapacity) -> Result<Vec<BenchTest>, BenchError> {
+    let generates = [options.n_prompt.is_some(), options.n_gen.is_some(), !options.mixed.is_empty()];
     if generates.contains(&true) {
-        return Err(CliError::usage(
+        return Err(BenchError::usage(
             "this is an embedding model, which generates no text: give --texts 64x256 instead of -p, -n and --mixed",
         ));
     }
-    if args.texts.is_empty() {
+    if options.texts.is_empty() {
         return Ok(vec![room.test(TextCounts { tokens: TEXTS.tokens.min(room.tokens), ..TEXTS })]);
     }
-    for of in &args.texts {
+    for of in &options.texts {
         check_fits(format_args!("--texts {}x{}", of.texts, of.tokens), of.tokens, Some(room.tokens))?;
     }
-    Ok(args.texts.iter().map(|&of| room.test(of)).collect())
+    Ok(options.texts.iter().map(|&of| room.test(of)).collect())
 }
 
-fn sequence_tests(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchTest>, CliError> {
+fn sequence_tests(options: &BenchOptions, limits: SequenceLimits) -> Result<Vec<BenchTest>, BenchError> {
     let mut tests = Vec::new();
-    match &args.n_prompt {
+    match &options.n_prompt {
         None => tests.push(BenchTest::Prompt(limits.prompt.map_or(PROMPT, |most| PROMPT.min(most)))),
         Some(lengths) => {
             for &n in lengths.iter().filter(|&&n| n > 0) {
@@ -94,50 +94,50 @@ fn sequence_tests(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<BenchT
             }
         }
     }
-    for tokens in generated_tokens(args, limits)? {
-        for &depth in &args.depth {
+    for tokens in generated_tokens(options, limits)? {
+        for &depth in &options.depth {
             let what = match depth {
                 0 => format!("-n/--n-gen {tokens}"),
                 _ => format!("-n/--n-gen {tokens} after -d/--depth {depth}"),
             };
             check_fits(what, depth.saturating_add(tokens), limits.context)?;
-            let sequences = args.batch.iter().map(|&b| usize::from(b));
+            let sequences = options.batch.iter().map(|&b| usize::from(b));
             tests.extend(sequences.map(|sequences| BenchTest::Generate { tokens, depth, sequences }));
         }
     }
-    for &mix in &args.mixed {
-        check_depths(args, limits)?;
+    for &mix in &options.mixed {
+        check_depths(options, limits)?;
         check_fits(
             format_args!("--mixed {}+{}", mix.decode_tokens, mix.prefill_tokens),
             mix.prefill_tokens,
             limits.prompt,
         )?;
-        tests.extend(args.depth.iter().map(|&depth| BenchTest::Mixed { mix, depth }));
+        tests.extend(options.depth.iter().map(|&depth| BenchTest::Mixed { mix, depth }));
     }
     match tests.is_empty() {
-        true => Err(CliError::usage("nothing to measure: give -p N or -n N above 0, or --mixed")),
+        true => Err(BenchError::usage("nothing to measure: give -p N or -n N above 0, or --mixed")),
         false => Ok(tests),
     }
 }
 
 /// The numbers of tokens to generate.
-fn generated_tokens(args: &BenchArgs, limits: SequenceLimits) -> Result<Vec<usize>, CliError> {
-    if let Some(asked) = &args.n_gen {
+fn generated_tokens(options: &BenchOptions, limits: SequenceLimits) -> Result<Vec<usize>, BenchError> {
+    if let Some(asked) = &options.n_gen {
         let lengths: Vec<usize> = asked.iter().copied().filter(|&n| n > 0).collect();
         if !lengths.is_empty() {
-            check_depths(args, limits)?;
+            check_depths(options, limits)?;
         }
         return Ok(lengths);
     }
-    check_depths(args, limits)?;
+    check_depths(options, limits)?;
     // The same number after every depth, so that the rows can be compared.
-    let deepest = args.depth.iter().copied().max().unwrap_or(0);
+    let deepest = options.depth.iter().copied().max().unwrap_or(0);
     Ok(vec![limits.context.map_or(GENERATED, |most| GENERATED.min(most - deepest))])
 }
 
 /// There must be room after every depth, and what lies before is a prompt.
-fn check_depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError> {
-    for &depth in args.depth.iter().filter(|&&depth| depth > 0) {
+fn check_depths(options: &BenchOptions, limits: SequenceLimits) -> Result<(), BenchError> {
+    for &depth in options.depth.iter().filter(|&&depth| depth > 0) {
         check_fits(format_args!("-d/--depth {depth}"), depth, limits.prompt)?;
         check_fits(
             format_args!("one token after -d/--depth {depth}"),
@@ -148,9 +148,9 @@ fn check_depths(args: &BenchArgs, limits: SequenceLimits) -> Result<(), CliError
     Ok(())
 }
 
-fn check_fits(what: impl std::fmt::Display, tokens: usize, most: Option<usize>) -> Result<(), CliError> {
+fn check_fits(what: impl std::fmt::Display, tokens: usize, most: Option<usize>) -> Result<(), BenchError> {
     match most {
-        Some(most) if tokens > most => Err(CliError::usage(format!(
+        Some(most) if tokens > most => Err(BenchError::usage(format!(
             "{what} needs room for {tokens} tokens, but the model has room for {most}: choose fewer, or build with a \
              larger -c/--ctx-size (--chunk for prompts of a model that must read them at once)"
         ))),

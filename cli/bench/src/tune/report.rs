@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mlcc_driver::format::format_table;
 use mlcc_driver::tune::{SpeedComparison, TuneResult, is_better};
 use mlcc_target::{
     ChangeRow, FeatureLevel, LevelTuning, MeasuredTuning, PredictedRow, PredictedTuning, TestRow,
@@ -14,9 +15,8 @@ use serde::Serialize;
 
 use super::machine::TimingBench;
 use super::predicted::PredictionBench;
-use crate::commands::bench::probe::{self, ComputeType};
-use crate::error::CliError;
-use crate::ui;
+use crate::error::BenchError;
+use crate::probe::{self, ComputeType, bandwidth_probe};
 
 /// The limits of the machine, the least and the most of all probes.
 #[derive(Clone, Debug)]
@@ -28,10 +28,8 @@ pub struct ProbedLimits {
 }
 
 impl ProbedLimits {
-    pub fn probe(threads: usize) -> Result<ProbedLimits, CliError> {
-        let reading = probe::BandwidthProbe::new(threads);
-        let reading = reading.map_err(CliError::io("allocate memory for", "the bandwidth probe"))?;
-        let read = rounded(reading.bandwidth() / 1e9);
+    pub fn probe(threads: usize) -> Result<ProbedLimits, BenchError> {
+        let read = rounded(bandwidth_probe(threads)?.bandwidth() / 1e9);
         let peak = |a: ComputeType| {
             let peak = rounded(probe::measure_peak(a, threads)? / 1e9);
             Some((a.name().to_string(), [peak, peak]))
@@ -194,6 +192,11 @@ impl TuneReport {
         }
     }
 
+    /// The user has ended the search.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
     pub fn text(&self) -> String {
         let mut out = format!("{}\n\n", self.tuning);
         let (changes, kinds, judged): (&[ChangeRow], &[WorkloadKind], _) =
@@ -214,11 +217,11 @@ impl TuneReport {
                 let texts = [&change.key, &change.from, &change.to].map(Clone::clone);
                 rows.push(texts.into_iter().chain(names.clone().map(gain)).collect::<Vec<String>>());
             }
-            out += &(ui::format_table(&rows) + "\n");
+            out += &(format_table(&rows) + "\n");
         }
         let tests = self.tests();
         if tests.len() > 1 {
-            out += &(ui::format_table(&tests) + "\n");
+            out += &(format_table(&tests) + "\n");
         }
         let ended = match (self.interrupted, self.complete) {
             (true, _) => "interrupted",

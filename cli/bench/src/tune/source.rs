@@ -15,10 +15,8 @@ use mlcc_passes::scheme::QuantScheme;
 use mlcc_runtime::Artifact;
 use serde_json::Value;
 
-use super::TuneArgs;
-use crate::commands::build::{download_listener, offline_by_environment};
-use crate::error::CliError;
-use crate::ui::Ui;
+use super::TuneOptions;
+use crate::error::BenchError;
 
 const SEED: u64 = 0;
 
@@ -28,38 +26,38 @@ pub struct TuningSource {
     pub _folder: Option<TemporaryFolder>,
 }
 
-pub fn find_source(args: &TuneArgs, ui: &Ui) -> Result<TuningSource, CliError> {
-    let path = Path::new(&args.model);
-    if ModuleText::is_named(&args.model) {
-        return Err(CliError::usage(format!(
+pub fn find_source(asked: &TuneOptions) -> Result<TuningSource, BenchError> {
+    let path = Path::new(&asked.model);
+    if ModuleText::is_named(&asked.model) {
+        return Err(BenchError::usage(format!(
             "{}: a module in text form is tuned by hand; name the model that it came from",
-            args.model
+            asked.model
         )));
     }
-    let mut options = BuildOptions::new(&args.model);
+    let mut options = BuildOptions::new(&asked.model);
     let mut folder = None;
     if is_elf(path) {
         folder = Some(read_artifact(path, &mut options)?);
-    } else if args.quant.is_none() {
-        return Err(CliError::usage(format!(
+    } else if asked.quant.is_none() {
+        return Err(BenchError::usage(format!(
             "{}: name the weight format with --quant (mlcc quants)",
-            args.model
+            asked.model
         )));
     }
-    if let Some(name) = &args.quant {
-        set_quant(&mut options, name).map_err(CliError::Usage)?;
+    if let Some(name) = &asked.quant {
+        set_quant(&mut options, name).map_err(BenchError::Usage)?;
     }
     options.request.random_weights = Some(SEED);
-    options.request.download = (!args.offline && !offline_by_environment()).then(|| download_listener(ui));
-    if let Some(directory) = &args.hf_cache {
+    options.request.download = asked.download.clone();
+    if let Some(directory) = &asked.hf_cache {
         options.request.cache.directory = directory.clone();
     }
     options.weights_on_load = true;
     // Its products are those of short prompts.
     options.batch = Some(1);
-    options.kv_cache = args.kv_cache.or(options.kv_cache);
-    options.chunk = args.chunk.or(options.chunk);
-    options.context = args.ctx_size.or(options.context);
+    options.kv_cache = asked.kv_cache.or(options.kv_cache);
+    options.chunk = asked.chunk.or(options.chunk);
+    options.context = asked.ctx_size.or(options.context);
     options.cache = ObjectCache::from_environment();
     Ok(TuningSource { options, _folder: folder })
 }
@@ -84,10 +82,10 @@ fn is_elf(path: &Path) -> bool {
 }
 
 /// Uses the metadata of a build: the configuration goes into a folder of its own, as a model without weights.
-fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, CliError> {
+fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFolder, BenchError> {
     let artifact = Artifact::open(path)?;
     let failed = |what: &str| {
-        CliError::Failed(format!(
+        BenchError::Failed(format!(
             "{}: its metadata {what}, so it cannot be built again: tune the model that it came from",
             path.display()
         ))
@@ -102,18 +100,19 @@ fn read_artifact(path: &Path, options: &mut BuildOptions) -> Result<TemporaryFol
     let name = get("/model/name").and_then(Value::as_str).unwrap_or_default();
     let name = if name.is_empty() || name.contains('/') || name.starts_with('.') { "model" } else { name };
 
-    let folder = create_temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
+    let folder = create_temporary("mlcc-tune").map_err(BenchError::io("create", std::env::temp_dir()))?;
     let place = folder.path().join(name);
     let written = std::fs::create_dir(&place)
         .and_then(|()| std::fs::write(place.join("config.json"), Value::Object(config.clone()).to_string()));
-    written.map_err(CliError::io("write", &place))?;
+    written.map_err(BenchError::io("write", &place))?;
     options.request = ModelRequest::new(&place.display().to_string());
 
     let scheme =
         get("/quantization/scheme").and_then(Value::as_str).ok_or_else(|| failed("has no format"))?;
     let keeps_blocks = get("/quantization/keep").and_then(Value::as_bool) == Some(true) && scheme == BASE;
     if !keeps_blocks {
-        set_quant(options, scheme).map_err(|what| CliError::Failed(format!("{}: {what}", path.display())))?;
+        set_quant(options, scheme)
+            .map_err(|what| BenchError::Failed(format!("{}: {what}", path.display())))?;
     } else {
         // Which blocks were kept is known of no single tensor.
         return Err(failed("says that blocks of a checkpoint were kept"));

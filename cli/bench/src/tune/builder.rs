@@ -11,8 +11,8 @@ use mlcc_target::{CompileTarget, FeatureLevel};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::source::TuningSource;
-use crate::error::CliError;
-use crate::interrupt;
+use crate::error::BenchError;
+use crate::host::BenchHost;
 
 pub struct TrialBuilder {
     source: BuildSource,
@@ -26,13 +26,17 @@ pub struct TrialBuilder {
 }
 
 impl TrialBuilder {
-    pub fn open(origin: TuningSource, level: &FeatureLevel) -> Result<TrialBuilder, CliError> {
+    pub fn open(
+        origin: TuningSource,
+        level: &FeatureLevel,
+        host: &dyn BenchHost,
+    ) -> Result<TrialBuilder, BenchError> {
         let options = BuildOptions { target: level.name.clone(), ..origin.options };
         let target = mlcc_target::resolve_target(&level.name)?;
         let source = BuildSource::open(&options)?;
         let options = options.for_source(&source);
-        let folder = create_temporary("mlcc-tune").map_err(CliError::io("create", std::env::temp_dir()))?;
-        let cancel = interrupt::flag();
+        let folder = create_temporary("mlcc-tune").map_err(BenchError::io("create", std::env::temp_dir()))?;
+        let cancel = host.cancel_flag();
         Ok(TrialBuilder { source, options, target, folder, program: None, written: 0, cancel })
     }
 
@@ -64,7 +68,7 @@ impl TrialBuilder {
     }
 
     /// The code for this level, as a number that is equal where the code is.
-    pub fn compile(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
+    pub fn compile(&mut self, level: &FeatureLevel) -> Result<u128, BenchError> {
         self.target.levels = vec![level.clone()];
         let mut hooks = BuildHooks { event: &mut |_| {}, cancel: self.cancel };
         let (program, _) =
@@ -85,9 +89,9 @@ impl TrialBuilder {
     }
 
     /// Writes what was compiled last as an artifact.
-    pub fn write(&mut self) -> Result<PathBuf, CliError> {
+    pub fn write(&mut self) -> Result<PathBuf, BenchError> {
         let Some(program) = self.program.take() else {
-            return Err(CliError::Failed(
+            return Err(BenchError::Failed(
                 "internal error: an artifact is loaded before it is compiled".into(),
             ));
         };

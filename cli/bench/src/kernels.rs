@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Instant;
 
+use mlcc_driver::compile::keep::scheme_name;
+use mlcc_driver::compile::profile::KernelInfo;
+use mlcc_driver::format::bytes;
 use mlcc_ir::dim::{Dim, SymValues};
 use mlcc_ir::step::SequenceFilter;
 use mlcc_ir::text::{Lexer, parse_dim};
@@ -16,13 +19,12 @@ use mlcc_runtime::{Model, StepTimes};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::probe::{self, ComputeType, KINDS};
-use super::runner::BenchRunner;
-use super::test::{BenchTest, MixedStep};
-use super::{BenchArgs, bandwidth_probe};
-use crate::error::CliError;
-use crate::ui::{self, Ui};
-use mlcc_driver::compile::profile::KernelInfo;
+use crate::error::BenchError;
+use crate::host::BenchHost;
+use crate::options::BenchOptions;
+use crate::probe::{self, ComputeType, KINDS, bandwidth_probe};
+use crate::runner::BenchRunner;
+use crate::test::{BenchTest, MixedStep};
 
 /// The distribution of the time of one test. Times are milliseconds of one run.
 #[derive(Debug, Serialize)]
@@ -97,34 +99,34 @@ impl PeakRates {
 pub fn profile_tests(
     model: &Model,
     tests: &[BenchTest],
-    args: &BenchArgs,
-    ui: &Ui,
-) -> Result<Vec<KernelProfile>, CliError> {
+    options: &BenchOptions,
+    host: &dyn BenchHost,
+) -> Result<Vec<KernelProfile>, BenchError> {
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let level = LevelKernels::read(&metadata, model.executor())?;
     let threads = model.threads();
-    ui.detail("warming up");
-    probe::keep_busy(threads, args.warm_up.max(0.0));
+    host.detail(&"warming up");
+    probe::keep_busy(threads, options.warm_up.max(0.0));
     let limits = PeakRates {
         bandwidth: bandwidth_probe(threads)?.bandwidth(),
         peaks: ComputeType::ALL.map(|a| probe::measure_peak(a, threads)),
     };
-    let mut runner = BenchRunner::new(model, tests)?;
+    let mut runner = BenchRunner::new(model, tests, host)?;
     let mut profiles = Vec::new();
     let [_, peak_bf16, peak_i8, peak_i4] = limits.peaks;
     for &test in tests {
-        ui.detail(test.name());
-        let run = profile_test(&mut runner, test, args.repetitions)?;
+        host.detail(&test.name());
+        let run = profile_test(&mut runner, test, options.repetitions)?;
         let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
         let (kernels, barriers, waiting_ms) = kernel_rows(&level, test, &run, model.plan().chunk, &limits);
         let inside: f64 = kernels.iter().map(|k| k.ms).sum::<f64>() + waiting_ms;
         profiles.push(KernelProfile {
             model: text("/model/name"),
-            quant: crate::commands::scheme_name(&metadata),
+            quant: scheme_name(&metadata),
             level: model.executor().to_string(),
             threads,
             test: test.name(),
-            repetitions: args.repetitions,
+            repetitions: options.repetitions,
             tok_s: 1e3 * test.tokens() as f64 / run.ms,
             ms: run.ms,
             kernels,
@@ -151,10 +153,10 @@ struct ProfiledRun {
 }
 
 fn profile_test(
-    runner: &mut BenchRunner,
+    runner: &mut BenchRunner<'_>,
     test: BenchTest,
     repetitions: u32,
-) -> Result<ProfiledRun, CliError> {
+) -> Result<ProfiledRun, BenchError> {
     let (mut seconds, mut times) = (0.0, Vec::new());
     // The first round fills the caches.
     for round in 0..=repetitions {
@@ -206,9 +208,9 @@ struct KernelCost {
 }
 
 impl LevelKernels {
-    fn read(metadata: &Value, name: &str) -> Result<LevelKernels, CliError> {
+    fn read(metadata: &Value, name: &str) -> Result<LevelKernels, BenchError> {
         let missing = || {
-            CliError::usage(format!(
+            BenchError::usage(format!(
                 "the artifact does not describe its kernels for {name}: profiles are of models for a CPU"
             ))
         };
@@ -434,8 +436,8 @@ impl KernelProfile {
                 k.waiting_ms,
                 100.0 * k.share,
                 1e3 * k.ms / k.calls.max(1) as f64,
-                ui::bytes(k.memory_bytes as u64),
-                ui::bytes(k.value_bytes as u64),
+                bytes(k.memory_bytes as u64),
+                bytes(k.value_bytes as u64),
                 k.ops / 1e9,
                 per_second(k.memory_bytes),
                 per_second(k.ops),

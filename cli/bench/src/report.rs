@@ -2,14 +2,24 @@
 
 use std::fmt::Write;
 
+use mlcc_driver::compile::keep::scheme_name;
+use mlcc_driver::format::{bytes, placement};
 use mlcc_runtime::{CpuTopology, Model};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::probe::ComputeType;
-use super::test::{BenchTest, TokenCost};
-use super::{MachineProbe, TestRepetition};
-use crate::ui;
+use crate::probe::{ComputeType, MachineProbe};
+use crate::test::{BenchTest, TokenCost};
+
+/// One run of a test.
+pub struct TestRepetition {
+    /// Tokens per second.
+    pub speed: f64,
+    /// Seconds of each step, of tests that generate.
+    pub steps: Vec<f64>,
+    /// Probes before and after.
+    pub machine: [MachineProbe; 2],
+}
 
 #[derive(Debug, Serialize)]
 pub struct BenchRow {
@@ -124,12 +134,12 @@ pub fn bench_row(model: &Model, metadata: &Value, test: BenchTest, runs: &[TestR
     let text = |path: &str| metadata.pointer(path).and_then(Value::as_str).unwrap_or("-").to_string();
     BenchRow {
         model: text("/model/name"),
-        quant: crate::commands::scheme_name(metadata),
+        quant: scheme_name(metadata),
         test: test.name(),
         threads: model.threads(),
         level: model.executor().to_string(),
         cores: (!model.table().variants.is_empty()).then(|| CpuTopology::detect_host().to_string()),
-        weights: crate::commands::placement(model),
+        weights: placement(model),
         tok_s: median(runs.iter().map(|run| run.speed).collect()),
         tok_s_min: speeds[0],
         tok_s_max: speeds[1],
@@ -190,7 +200,7 @@ pub fn markdown(rows: &[BenchRow]) -> String {
             r.tok_s,
             r.tok_s_min,
             r.tok_s_max,
-            ui::bytes(r.bytes_per_token as u64),
+            bytes(r.bytes_per_token as u64),
             r.limit_kind,
             pair(r.read_bandwidth, 1e9),
             pair(r.compute_peak, 1e9),

@@ -1,24 +1,24 @@
 //! The time of a process until its first token, and its memory then.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use mlcc_driver::format::bytes;
+use mlcc_runtime::Session;
 use serde::{Deserialize, Serialize};
 
-use super::report::median;
-use super::test_prompt;
-use crate::commands::{load, print};
-use crate::error::CliError;
-use crate::ui;
+use crate::error::BenchError;
+use crate::host::ChildProgram;
+use crate::report::median;
+use crate::test::test_prompt;
 
 /// Tokens of the prompt.
 const PROMPT: usize = 8;
 
 /// The report of the process when it has its first token.
 #[derive(Debug, Serialize, Deserialize)]
-struct FirstTokenReport {
+pub struct FirstTokenReport {
     token: usize,
     weights: u64,
     /// Bytes of memory at this moment, and at most so far; of Linux.
@@ -38,17 +38,15 @@ pub struct StartReport {
     memory_ratio: Option<f64>,
 }
 
-/// The process that is measured: loads the model, reads a prompt, takes the best token and tells.
-pub fn report_first_token(artifact: &Path, threads: Option<usize>) -> Result<(), CliError> {
-    let model = load(artifact, threads, false)?;
-    let mut session = model.session()?;
-    let logits = session.prefill(&test_prompt(PROMPT, &model))?;
+/// The process that is measured, which has loaded the model: reads a prompt, takes the best token and tells.
+pub fn report_first_token(session: &mut Session) -> Result<FirstTokenReport, BenchError> {
+    let prompt = test_prompt(PROMPT, session.model());
+    let logits = session.prefill(&prompt)?;
     let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(token, _)| token);
-    let weights = model.table().params.iter().map(|p| p.bytes).sum();
+    let weights = session.model().table().params.iter().map(|p| p.bytes).sum();
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let (resident, peak) = (status_bytes(&status, "VmRSS:"), status_bytes(&status, "VmHWM:"));
-    let told = FirstTokenReport { token: best, weights, resident, peak };
-    print(&serde_json::to_string(&told).unwrap_or_default())
+    Ok(FirstTokenReport { token: best, weights, resident, peak })
 }
 
 /// A size in the status of a Linux process, in bytes.
@@ -58,31 +56,24 @@ fn status_bytes(status: &str, name: &str) -> Option<u64> {
 }
 
 /// Starts such processes in sequence.
-pub fn measure_start(
-    artifact: &Path,
-    threads: Option<usize>,
-    repetitions: u32,
-) -> Result<StartReport, CliError> {
-    let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
+pub fn measure_start(program: &ChildProgram, repetitions: u32) -> Result<StartReport, BenchError> {
+    let path = &program.path;
     let mut times = Vec::new();
     let mut last = None;
     // The first one brings the artifact into the page cache.
     for round in 0..=repetitions {
-        let mut command = Command::new(&program);
-        command.args(["bench", "--first-token"]).arg(artifact).stdout(Stdio::piped());
-        if let Some(threads) = threads {
-            command.args(["--threads", &threads.to_string()]);
-        }
+        let mut command = Command::new(path);
+        command.args(&program.args).stdout(Stdio::piped());
         let begin = Instant::now();
-        let mut child = command.spawn().map_err(CliError::io("start", &program))?;
+        let mut child = command.spawn().map_err(BenchError::io("start", path))?;
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
-            BufReader::new(out).read_line(&mut line).map_err(CliError::io("read from", &program))?;
+            BufReader::new(out).read_line(&mut line).map_err(BenchError::io("read from", path))?;
         }
         let seconds = begin.elapsed().as_secs_f64();
-        child.wait().map_err(CliError::io("wait for", &program))?;
+        child.wait().map_err(BenchError::io("wait for", path))?;
         let told: FirstTokenReport = serde_json::from_str(&line).map_err(|_| {
-            CliError::usage("the measured process ended before its first token; see its message above")
+            BenchError::usage("the measured process ended before its first token; see its message above")
         })?;
         if round > 0 {
             times.push(1e3 * seconds);
@@ -90,7 +81,7 @@ pub fn measure_start(
         last = Some(told);
     }
     let least = times.iter().copied().fold(f64::INFINITY, f64::min);
-    let told = last.ok_or_else(|| CliError::usage("nothing was measured"))?;
+    let told = last.ok_or_else(|| BenchError::usage("nothing was measured"))?;
     Ok(StartReport {
         milliseconds: median(times),
         milliseconds_min: least,
@@ -103,7 +94,7 @@ pub fn measure_start(
 
 impl StartReport {
     pub fn markdown(&self) -> String {
-        let size = |bytes: Option<u64>| bytes.map_or("-".to_string(), ui::bytes);
+        let size = |size: Option<u64>| size.map_or("-".to_string(), bytes);
         let ratio = self.memory_ratio.map_or("-".to_string(), |r| format!("{r:.2}"));
         format!(
             "| first token, ms | fastest, ms | weights | memory | at most | over weights |\n\
@@ -111,7 +102,7 @@ impl StartReport {
              | {:.1} | {:.1} | {} | {} | {} | {ratio} |\n",
             self.milliseconds,
             self.milliseconds_min,
-            ui::bytes(self.weights),
+            bytes(self.weights),
             size(self.resident),
             size(self.peak),
         )

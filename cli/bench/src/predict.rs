@@ -10,6 +10,8 @@ use std::rc::Rc;
 use mlcc_abi::repeat;
 use mlcc_codegen::nvdisasm::{self, NVDISASM_VARIABLE, disassemble, find_nvdisasm};
 use mlcc_codegen::ptxas::{PTXAS_VARIABLE, PtxAssembler, ResourceUsage, assemble, find_ptxas};
+use mlcc_driver::compile::keep::scheme_name;
+use mlcc_driver::format::bytes;
 use mlcc_predict::{
     ArtifactPlan, DecodedKernel, KernelResources, LaunchBound, LaunchConfig, LaunchPrediction, PredictedCall,
     SequenceSizes, launch, predict, sass,
@@ -20,10 +22,11 @@ use serde::Serialize;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::test::BenchTest;
-use super::{BenchArgs, OutputFormat, plan};
-use crate::commands::{SequenceLimits, print, print_json};
-use crate::error::CliError;
+use crate::error::BenchError;
+use crate::limits::SequenceLimits;
+use crate::options::BenchOptions;
+use crate::plan::{ArtifactCapacity, plan_tests};
+use crate::test::BenchTest;
 
 /// Tokens of the long prompt that is predicted beside the usual one.
 const LONG_PROMPT: usize = 2048;
@@ -77,35 +80,36 @@ pub struct PredictedKernelRow {
     wide_loads: bool,
 }
 
-pub fn run(args: &BenchArgs, gpu: &str) -> Result<(), CliError> {
-    let gpu = find_gpu(gpu)?;
-    let artifact = Artifact::open(&args.artifact)?;
+/// Predicts the tests of an artifact, a long prompt beside them.
+pub fn predict_tests(
+    path: &Path,
+    options: &BenchOptions,
+    gpu: &GpuModel,
+) -> Result<Vec<PredictionRow>, BenchError> {
+    let artifact = Artifact::open(path)?;
     let table = read_table(&artifact)?;
     let metadata: Value = serde_json::from_str(&table.metadata).unwrap_or(Value::Null);
     let limits = SequenceLimits::from_table(&table);
-    let mut tests = plan::plan_tests(args, plan::ArtifactCapacity::Sequences(limits))?;
-    if args.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
+    let mut tests = plan_tests(options, ArtifactCapacity::Sequences(limits))?;
+    if options.n_prompt.is_none() && limits.prompt.is_none_or(|most| LONG_PROMPT <= most) {
         tests.insert(1, BenchTest::Prompt(LONG_PROMPT));
     }
     let mut predictor =
-        SpeedPredictor::new(&args.artifact, table, &gpu, &NvidiaTools::find()?, &PredictionCache::default())?;
+        SpeedPredictor::new(path, table, gpu, &NvidiaTools::find()?, &PredictionCache::default())?;
     let mut rows = Vec::new();
     for test in tests {
         let parts = predictor.predict_test(test)?;
-        rows.push(prediction_row(&metadata, &gpu, test, &parts, args.kernels));
+        rows.push(prediction_row(&metadata, gpu, test, &parts, options.kernels));
     }
-    match args.output {
-        OutputFormat::Json => print_json(&rows),
-        OutputFormat::Md => print(&markdown(&rows, &gpu)),
-    }
+    Ok(rows)
 }
 
 /// The GPU of this name.
-pub fn find_gpu(name: &str) -> Result<GpuModel, CliError> {
-    let gpus = mlcc_target::gpus().map_err(|e| CliError::Target(e.into()))?;
+pub fn find_gpu(name: &str) -> Result<GpuModel, BenchError> {
+    let gpus = mlcc_target::gpus().map_err(|e| BenchError::Target(e.into()))?;
     let known: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let unknown =
-        || CliError::usage(format!("--predict {name}: unknown GPU; known are {}", known.join(", ")));
+        || BenchError::usage(format!("--predict {name}: unknown GPU; known are {}", known.join(", ")));
     gpus.iter().find(|gpu| gpu.name == name).cloned().ok_or_else(unknown)
 }
 
@@ -116,7 +120,7 @@ pub struct NvidiaTools {
 }
 
 impl NvidiaTools {
-    pub fn find() -> Result<NvidiaTools, CliError> {
+    pub fn find() -> Result<NvidiaTools, BenchError> {
         let ptxas = find_ptxas()
             .ok_or_else(|| missing_tool("ptxas", PTXAS_VARIABLE, "nvidia-cuda-nvcc-cu12==12.9.86"))?;
         let nvdisasm = find_nvdisasm()
@@ -125,9 +129,9 @@ impl NvidiaTools {
     }
 
     /// Versions of the assembler and of the disassembler.
-    pub fn versions(&self) -> Result<[String; 2], CliError> {
-        let ptxas = PtxAssembler::find().map_err(|e| CliError::Failed(e.to_string()))?;
-        let nvdisasm = nvdisasm::version(&self.nvdisasm).map_err(|e| CliError::Failed(e.to_string()))?;
+    pub fn versions(&self) -> Result<[String; 2], BenchError> {
+        let ptxas = PtxAssembler::find().map_err(|e| BenchError::Failed(e.to_string()))?;
+        let nvdisasm = nvdisasm::version(&self.nvdisasm).map_err(|e| BenchError::Failed(e.to_string()))?;
         Ok([ptxas.version, nvdisasm])
     }
 }
@@ -177,8 +181,8 @@ impl SpeedPredictor {
         gpu: &GpuModel,
         tools: &NvidiaTools,
         known: &PredictionCache,
-    ) -> Result<Self, CliError> {
-        let failed = |what: String| CliError::Failed(format!("{}: {what}", path.display()));
+    ) -> Result<Self, BenchError> {
+        let failed = |what: String| BenchError::Failed(format!("{}: {what}", path.display()));
         let images = table.images.iter().filter(|image| image.kind == "ptx" && image.sm <= gpu.sm);
         let image = images.max_by_key(|image| image.sm).ok_or_else(|| {
             failed(format!(
@@ -208,7 +212,7 @@ impl SpeedPredictor {
     }
 
     /// Predicted tokens per second of a test.
-    pub fn speed(&mut self, test: BenchTest) -> Result<f64, CliError> {
+    pub fn speed(&mut self, test: BenchTest) -> Result<f64, BenchError> {
         let between = f64::from(self.gpu.launch_ns) * 1e-9;
         let parts = self.predict_test(test)?;
         let seconds: f64 = parts.iter().map(|p| p.count as f64 * (p.prediction.seconds + between)).sum();
@@ -226,7 +230,7 @@ impl SpeedPredictor {
     }
 
     /// The launches of one step of a test, or of all calls of its prompt.
-    fn predict_test(&mut self, test: BenchTest) -> Result<Vec<LaunchGroup>, CliError> {
+    fn predict_test(&mut self, test: BenchTest) -> Result<Vec<LaunchGroup>, BenchError> {
         let one = |rows: usize, past: usize| SequenceSizes { rows: rows as u64, past: past as u64 };
         match test {
             BenchTest::Prompt(n) => {
@@ -257,7 +261,7 @@ impl SpeedPredictor {
         }
     }
 
-    fn predict_entry(&mut self, name: &str, call: &PredictedCall) -> Result<Vec<LaunchGroup>, CliError> {
+    fn predict_entry(&mut self, name: &str, call: &PredictedCall) -> Result<Vec<LaunchGroup>, BenchError> {
         let table = Rc::clone(&self.table);
         let most = table.plan.batch.max(1);
         let sequences = call.sequences.len();
@@ -267,7 +271,7 @@ impl SpeedPredictor {
                 "{}: steps of {sequences} sequences are not in it: build it with --max-batch {sequences}",
                 self.path.display()
             );
-            return Err(CliError::Failed(what));
+            return Err(BenchError::Failed(what));
         };
         entry
             .launches
@@ -282,8 +286,8 @@ impl SpeedPredictor {
         &mut self,
         launch: &KernelLaunch,
         call: &PredictedCall,
-    ) -> Result<Option<LaunchGroup>, CliError> {
-        let failed = |what: String| CliError::Failed(format!("{}: {what}", self.path.display()));
+    ) -> Result<Option<LaunchGroup>, BenchError> {
+        let failed = |what: String| BenchError::Failed(format!("{}: {what}", self.path.display()));
         if launch.is_all_gather {
             return Err(failed("it is split among GPUs, whose communication is not predicted".into()));
         }
@@ -344,8 +348,8 @@ fn tokens_of_step(test: BenchTest) -> usize {
     }
 }
 
-fn missing_tool(tool: &str, variable: &str, package: &str) -> CliError {
-    CliError::Failed(format!(
+fn missing_tool(tool: &str, variable: &str, package: &str) -> BenchError {
+    BenchError::Failed(format!(
         "--predict needs {tool}, which is neither in PATH nor named in {variable}; it comes with the CUDA toolkit, or as a Python package: \
          python3 -m pip install --no-deps --target DIR {package}, then {variable}=DIR/nvidia/.../bin/{tool}"
     ))
@@ -377,7 +381,7 @@ fn prediction_row(
     PredictionRow {
         prediction: true,
         model: metadata.pointer("/model/name").and_then(Value::as_str).unwrap_or("-").to_string(),
-        quant: crate::commands::scheme_name(metadata),
+        quant: scheme_name(metadata),
         gpu: gpu.name.clone(),
         test: test.name(),
         tok_s,
@@ -423,7 +427,7 @@ fn kernel_rows(parts: &[LaunchGroup], gpu: &GpuModel) -> Vec<PredictedKernelRow>
     rows
 }
 
-fn markdown(rows: &[PredictionRow], gpu: &GpuModel) -> String {
+pub fn markdown(rows: &[PredictionRow], gpu: &GpuModel) -> String {
     let mut out = format!("Predictions for {}, from machine code; nothing here was measured.\n\n", gpu.title);
     out.push_str("| model | quant | test | predicted tok/s | limit tok/s | limited by | of limit | launches | bound by |\n");
     out.push_str("| --- | --- | --- | ---: | ---: | --- | ---: | ---: | --- |\n");
@@ -464,8 +468,8 @@ fn markdown(rows: &[PredictionRow], gpu: &GpuModel) -> String {
                 k.blocks,
                 k.blocks_of_sm,
                 k.registers,
-                crate::ui::bytes(k.memory_bytes as u64),
-                crate::ui::bytes(k.in_flight as u64),
+                bytes(k.memory_bytes as u64),
+                bytes(k.in_flight as u64),
             );
         }
     }

@@ -10,13 +10,30 @@ use std::time::{Duration, Instant};
 
 use memmap2::{Advice, MmapMut};
 
-use super::loops;
+use crate::error::BenchError;
+use crate::loops;
 
 /// Arithmetic that bounds a test.
 pub use mlcc_kernels::lower::cost::ComputeType;
 
 /// Kinds of it.
 pub const KINDS: usize = ComputeType::ALL.len();
+
+/// The limits of the machine with some number of threads at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct MachineProbe {
+    /// Bandwidth of reads; on a GPU that of copies, read and written.
+    pub read_bandwidth: f64,
+    /// Operations per second of each arithmetic that the model uses ([`ComputeType::ALL`]).
+    pub peaks: [f64; KINDS],
+    pub ping_pong: Option<f64>,
+}
+
+impl MachineProbe {
+    /// One without limits that we could probe.
+    pub const UNKNOWN: MachineProbe =
+        MachineProbe { read_bandwidth: f64::INFINITY, peaks: [f64::INFINITY; KINDS], ping_pong: None };
+}
 
 /// Larger than the last-level caches of nearly all machines, on every thread.
 const BUFFER: usize = 512 << 20;
@@ -54,6 +71,10 @@ impl BandwidthProbe {
         });
         self.memory.len() as f64 / best.as_secs_f64()
     }
+}
+
+pub fn bandwidth_probe(threads: usize) -> Result<BandwidthProbe, BenchError> {
+    BandwidthProbe::new(threads).map_err(BenchError::io("allocate memory for", "the bandwidth probe"))
 }
 
 /// Operations per second (a multiplication and an addition are two) of `threads` threads, with the best

@@ -7,22 +7,21 @@
 
 use std::fmt::Write as _;
 use std::io::Read;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use mlcc_driver::compile::keep::scheme_name;
 use mlcc_runtime::Model;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::report::median;
-use super::runner::BenchRunner;
-use super::test::BenchTest;
-use super::{BenchArgs, probe};
-use crate::commands::scheme_name;
-use crate::error::CliError;
-use crate::interrupt;
-use crate::ui::Ui;
+use crate::error::BenchError;
+use crate::host::{BenchHost, ChildProgram};
+use crate::options::BenchOptions;
+use crate::probe;
+use crate::report::{median, min_and_max};
+use crate::runner::BenchRunner;
+use crate::test::BenchTest;
 
 /// The time that is measured of each turn, after the time in which workers find how many of them suit now.
 const MEASURED: Duration = Duration::from_millis(1000);
@@ -51,34 +50,34 @@ pub struct UnderLoadRow {
 pub fn measure_under_load(
     model: &Model,
     tests: &[BenchTest],
-    args: &BenchArgs,
-    ui: &Ui,
-) -> Result<Vec<UnderLoadRow>, CliError> {
+    options: &BenchOptions,
+    program: &ChildProgram,
+    host: &dyn BenchHost,
+) -> Result<Vec<UnderLoadRow>, BenchError> {
     // From here on Ctrl-C ends the busy programs first.
-    interrupt::flag();
+    host.cancel_flag();
     let metadata: Value = serde_json::from_str(model.metadata()).unwrap_or(Value::Null);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut runner = BenchRunner::new(model, tests)?;
-    let counts: Vec<u16> = std::iter::once(0).chain(args.busy.iter().copied()).collect();
-    let bar = ui.count_bar("bench");
-    bar.set_length(tests.len() as u64 * u64::from(args.repetitions) * counts.len() as u64);
-    probe::keep_busy(model.threads(), args.warm_up);
+    let mut runner = BenchRunner::new(model, tests, host)?;
+    let counts: Vec<u16> = std::iter::once(0).chain(options.busy.iter().copied()).collect();
+    host.start_progress(tests.len() as u64 * u64::from(options.repetitions) * counts.len() as u64);
+    probe::keep_busy(model.threads(), options.warm_up);
     let mut rows = Vec::new();
     for test in tests {
         let mut speeds = vec![Vec::new(); counts.len()];
-        for _ in 0..args.repetitions {
+        for _ in 0..options.repetitions {
             for (speeds, &count) in speeds.iter_mut().zip(&counts) {
-                bar.set_message(format!("{} beside {count}", test.name()));
-                let _programs = BusyPrograms::start(&args.artifact, count)?;
+                host.set_message(format!("{} beside {count}", test.name()));
+                let _programs = BusyPrograms::start(program, count)?;
                 runner.speed(*test, SETTLED)?;
                 speeds.push(runner.speed(*test, MEASURED)?);
-                bar.inc(1);
+                host.advance_progress();
             }
         }
         let alone = median(speeds[0].clone());
         rows.extend(speeds.into_iter().zip(&counts).map(|(speeds, &busy)| {
             let fair_share = fair_share(model.threads(), usize::from(busy), cpus);
-            let [tok_s_min, tok_s_max] = super::report::min_and_max(speeds.iter().copied());
+            let [tok_s_min, tok_s_max] = min_and_max(speeds.iter().copied());
             let (turns, tok_s) = (speeds.len(), median(speeds));
             UnderLoadRow {
                 model: metadata["model"]["name"].as_str().unwrap_or("-").to_string(),
@@ -95,7 +94,7 @@ pub fn measure_under_load(
             }
         }));
     }
-    bar.finish_and_clear();
+    host.finish_progress();
     Ok(rows)
 }
 
@@ -105,9 +104,9 @@ fn fair_share(workers: usize, busy: usize, cpus: usize) -> f64 {
     workers as f64 * each / workers.min(cpus) as f64
 }
 
-impl BenchRunner {
+impl BenchRunner<'_> {
     /// Tokens per second of a test that is repeated for at least so long.
-    fn speed(&mut self, test: BenchTest, least: Duration) -> Result<f64, CliError> {
+    fn speed(&mut self, test: BenchTest, least: Duration) -> Result<f64, BenchError> {
         let (mut seconds, mut tokens) = (0.0, 0.0);
         while seconds < least.as_secs_f64() {
             self.prepare(test)?;
@@ -125,13 +124,12 @@ impl BenchRunner {
 struct BusyPrograms(Vec<Child>);
 
 impl BusyPrograms {
-    fn start(artifact: &Path, count: u16) -> Result<BusyPrograms, CliError> {
-        let program = std::env::current_exe().map_err(CliError::io("find", "this program"))?;
+    fn start(program: &ChildProgram, count: u16) -> Result<BusyPrograms, BenchError> {
         let mut programs = BusyPrograms(Vec::new());
         for _ in 0..count {
-            let mut command = Command::new(&program);
-            command.args(["bench", "--busy-loop"]).arg(artifact).stdin(Stdio::piped()).stdout(Stdio::null());
-            programs.0.push(command.spawn().map_err(CliError::io("start", &program))?);
+            let mut command = Command::new(&program.path);
+            command.args(&program.args).stdin(Stdio::piped()).stdout(Stdio::null());
+            programs.0.push(command.spawn().map_err(BenchError::io("start", &program.path))?);
         }
         Ok(programs)
     }

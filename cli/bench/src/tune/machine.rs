@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
+use mlcc_driver::format::bytes;
 use mlcc_driver::tune::{
     CandidateEvaluator, ComparisonEffort, SpeedComparison, SpeedTimer, TuneTrial, compare_interleaved,
 };
@@ -11,10 +11,10 @@ use mlcc_runtime::{LoadOptions, Model, Session};
 use mlcc_target::{FeatureLevel, WorkloadKind};
 
 use super::builder::TrialBuilder;
-use crate::commands::bench::{test_prompt, test_tokens};
-use crate::commands::doctor::proc_value;
-use crate::error::CliError;
-use crate::ui::{self, Ui};
+use crate::error::BenchError;
+use crate::host::BenchHost;
+use crate::proc::proc_value;
+use crate::test::{test_prompt, test_tokens};
 
 /// Runs are repeated until a timing takes about so long.
 const TIMING: Duration = Duration::from_millis(60);
@@ -32,8 +32,7 @@ pub struct TimingBench<'a> {
     /// The end of the search.
     pub end: Option<Instant>,
     started: Instant,
-    ui: &'a Ui,
-    bar: &'a ProgressBar,
+    host: &'a dyn BenchHost,
 }
 
 /// An artifact that runs.
@@ -42,16 +41,8 @@ pub struct LoadedArtifact {
 }
 
 impl<'a> TimingBench<'a> {
-    pub fn new(builder: TrialBuilder, threads: usize, ui: &'a Ui, bar: &'a ProgressBar) -> TimingBench<'a> {
-        TimingBench {
-            builder,
-            threads,
-            repeats: BTreeMap::new(),
-            end: None,
-            started: Instant::now(),
-            ui,
-            bar,
-        }
+    pub fn new(builder: TrialBuilder, threads: usize, host: &'a dyn BenchHost) -> TimingBench<'a> {
+        TimingBench { builder, threads, repeats: BTreeMap::new(), end: None, started: Instant::now(), host }
     }
 
     pub fn builder(&self) -> &TrialBuilder {
@@ -69,7 +60,7 @@ impl<'a> TimingBench<'a> {
     }
 
     /// Two artifacts are loaded at a time.
-    fn check_memory(&self) -> Result<(), CliError> {
+    fn check_memory(&self) -> Result<(), BenchError> {
         let Some(memory) = self.builder.program().and_then(|program| program.memory.as_ref()) else {
             return Ok(());
         };
@@ -78,11 +69,11 @@ impl<'a> TimingBench<'a> {
             .and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok())
             .map(|kb| kb << 10);
         match free {
-            Some(free) if needed > free => Err(CliError::Failed(format!(
+            Some(free) if needed > free => Err(BenchError::Failed(format!(
                 "comparing two artifacts takes {}, but {} are free: tune a smaller model in the \
                  same format",
-                ui::bytes(needed),
-                ui::bytes(free)
+                bytes(needed),
+                bytes(free)
             ))),
             _ => Ok(()),
         }
@@ -94,7 +85,7 @@ impl<'a> TimingBench<'a> {
         session: &mut Session,
         kind: WorkloadKind,
         repeats: usize,
-    ) -> Result<(usize, Duration), CliError> {
+    ) -> Result<(usize, Duration), BenchError> {
         match kind {
             WorkloadKind::Decode | WorkloadKind::FewSequences | WorkloadKind::ManySequences => {
                 self.decode(session, repeats)
@@ -104,7 +95,7 @@ impl<'a> TimingBench<'a> {
         }
     }
 
-    fn decode(&self, session: &mut Session, repeats: usize) -> Result<(usize, Duration), CliError> {
+    fn decode(&self, session: &mut Session, repeats: usize) -> Result<(usize, Duration), BenchError> {
         let vocab = session.model().vocab() as u64;
         let room = self.builder.max_tokens();
         // With a token before those that are timed.
@@ -129,7 +120,7 @@ impl<'a> TimingBench<'a> {
     }
 }
 
-fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Duration), CliError> {
+fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Duration), BenchError> {
     let ids = test_prompt(n, session.model());
     let mut time = Duration::ZERO;
     for _ in 0..repeats {
@@ -143,23 +134,23 @@ fn prompts(session: &mut Session, n: usize, repeats: usize) -> Result<(usize, Du
 
 impl CandidateEvaluator for TimingBench<'_> {
     type Artifact = LoadedArtifact;
-    type Error = CliError;
+    type Error = BenchError;
 
-    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, CliError> {
+    fn compile_code(&mut self, level: &FeatureLevel) -> Result<u128, BenchError> {
         let code = self.builder.compile(level)?;
         if self.builder.is_first() {
             self.check_memory()?;
         }
-        self.bar.set_position(self.started.elapsed().as_secs());
+        self.host.set_progress(self.started.elapsed().as_secs());
         Ok(code)
     }
 
-    fn load(&mut self) -> Result<LoadedArtifact, CliError> {
+    fn load(&mut self) -> Result<LoadedArtifact, BenchError> {
         let path = self.builder.write()?;
         let options = LoadOptions { threads: Some(self.threads), ..LoadOptions::default() };
         let model = Model::load(&path, &options)?;
         // It is mapped; its name is of no more use.
-        std::fs::remove_file(&path).map_err(CliError::io("remove", &path))?;
+        std::fs::remove_file(&path).map_err(BenchError::io("remove", &path))?;
         model.fix_workers(Some(model.threads()));
         Ok(LoadedArtifact { session: model.session()? })
     }
@@ -170,7 +161,7 @@ impl CandidateEvaluator for TimingBench<'_> {
         new: &mut LoadedArtifact,
         kind: WorkloadKind,
         effort: ComparisonEffort,
-    ) -> Result<Option<SpeedComparison>, CliError> {
+    ) -> Result<Option<SpeedComparison>, BenchError> {
         compare_interleaved(self, old, new, kind, effort)
     }
 
@@ -179,26 +170,30 @@ impl CandidateEvaluator for TimingBench<'_> {
     }
 
     fn report_trial(&mut self, trial: &TuneTrial) {
-        self.bar.set_position(self.started.elapsed().as_secs());
-        show_trial(self.ui, self.bar, trial);
+        self.host.set_progress(self.started.elapsed().as_secs());
+        show_trial(self.host, trial);
     }
 }
 
 /// Shows what became of a value.
-pub fn show_trial(ui: &Ui, bar: &ProgressBar, trial: &TuneTrial) {
+pub fn show_trial(host: &dyn BenchHost, trial: &TuneTrial) {
     let gains: Vec<String> =
         trial.comparisons.iter().map(|c| format!("{} x {:.3}", c.kind.name(), c.gain)).collect();
     let verdict = if trial.taken { ", taken" } else { "" };
     let text = format!("{} {}: {}{verdict}", trial.key, trial.to, gains.join(", "));
-    bar.set_message(text.clone());
-    ui.detail(text);
+    host.set_message(text.clone());
+    host.detail(&text);
 }
 
 impl SpeedTimer for TimingBench<'_> {
     type Artifact = LoadedArtifact;
-    type Error = CliError;
+    type Error = BenchError;
 
-    fn measure_speed(&mut self, artifact: &mut LoadedArtifact, kind: WorkloadKind) -> Result<f64, CliError> {
+    fn measure_speed(
+        &mut self,
+        artifact: &mut LoadedArtifact,
+        kind: WorkloadKind,
+    ) -> Result<f64, BenchError> {
         let session = &mut artifact.session;
         let known = self.repeats.get(&kind).copied();
         let repeats = match known {

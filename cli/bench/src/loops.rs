@@ -1,7 +1,7 @@
-//! The inner loops of the probes. All `unsafe` of the command line is here: machine instructions behind a
+//! The inner loops of the probes. All `unsafe` of this crate is here: machine instructions behind a
 //! check that the machine has them, and loads inside of a slice.
 
-use super::probe::ComputeType;
+use mlcc_kernels::lower::cost::ComputeType;
 
 /// A loop of independent operations on registers.
 pub struct PeakLoop {

@@ -4,14 +4,13 @@ use std::time::Instant;
 
 use mlcc_runtime::{Model, Session, SessionBatch, SessionInput, StepTimes, TextEmbedder};
 
-use super::test::BenchTest;
-use super::{stop_if_interrupted, test_prompt, test_tokens};
-use crate::commands::warn_session;
-use crate::error::CliError;
-use crate::ui::Ui;
+use crate::error::BenchError;
+use crate::host::{BenchHost, stop_if_interrupted};
+use crate::test::{BenchTest, test_prompt, test_tokens};
 
 /// The sequences of the tests.
-pub(super) struct BenchRunner {
+pub(crate) struct BenchRunner<'a> {
+    host: &'a dyn BenchHost,
     sessions: Vec<Session>,
     /// The number of first tokens of each sequence that tests have before theirs.
     context_tokens: Vec<usize>,
@@ -25,12 +24,17 @@ pub(super) struct BenchRunner {
     pub steps: Vec<f64>,
 }
 
-impl BenchRunner {
+impl<'a> BenchRunner<'a> {
     /// A runner with as many sequences as the tests need.
-    pub fn new(model: &Model, tests: &[BenchTest]) -> Result<BenchRunner, CliError> {
+    pub fn new(
+        model: &Model,
+        tests: &[BenchTest],
+        host: &'a dyn BenchHost,
+    ) -> Result<BenchRunner<'a>, BenchError> {
         let makes_vectors = model.text_width() > 0;
         let most = if makes_vectors { 0 } else { tests.iter().map(|t| t.sequences()).max().unwrap_or(1) };
         Ok(BenchRunner {
+            host,
             sessions: (0..most).map(|_| model.session()).collect::<Result<_, _>>()?,
             context_tokens: vec![0; most],
             batch: (most > 0).then(|| model.batch(most)).transpose()?,
@@ -42,7 +46,7 @@ impl BenchRunner {
     }
 
     /// Begins sequences with the tokens before those of the test. Sequences that have them go back to them.
-    pub fn prepare(&mut self, test: BenchTest) -> Result<(), CliError> {
+    pub fn prepare(&mut self, test: BenchTest) -> Result<(), BenchError> {
         let (depth, sequences) = match test {
             BenchTest::Generate { depth, sequences, .. } => (depth, sequences),
             BenchTest::Mixed { depth, mix } => (depth, mix.decode_tokens),
@@ -72,14 +76,14 @@ impl BenchRunner {
     }
 
     /// Tokens per second of one run, those of all sequences together, which are prepared.
-    pub fn run_timed(&mut self, test: BenchTest) -> Result<f64, CliError> {
+    pub fn run_timed(&mut self, test: BenchTest) -> Result<f64, BenchError> {
         let begin = Instant::now();
         self.run_test(test)?;
         Ok(test.tokens() as f64 / begin.elapsed().as_secs_f64())
     }
 
     /// Computes the tokens of a test.
-    pub fn run_test(&mut self, test: BenchTest) -> Result<(), CliError> {
+    pub fn run_test(&mut self, test: BenchTest) -> Result<(), BenchError> {
         let vocab = self.vocab;
         self.steps.clear();
         match test {
@@ -107,11 +111,11 @@ impl BenchRunner {
                 self.texts.iter_mut().try_for_each(|model| model.embed(&texts).map(drop))?;
             }
         }
-        stop_if_interrupted()
+        stop_if_interrupted(self.host)
     }
 
     /// Computes single tokens of `sequences` sequences, and takes the time of each step.
-    fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), CliError> {
+    fn generate(&mut self, tokens: &[i32], sequences: usize) -> Result<(), BenchError> {
         let sessions = &mut self.sessions[..sequences];
         let mut next = vec![0; sequences];
         for (i, &token) in tokens.iter().enumerate() {
@@ -132,25 +136,23 @@ impl BenchRunner {
                 (_, None) => {}
             }
             self.steps.push(begin.elapsed().as_secs_f64());
-            stop_if_interrupted()?;
+            stop_if_interrupted(self.host)?;
         }
         Ok(())
     }
 
     /// Says what has made the tests slower than they could be. Not of every sequence: they all go through the
     /// same driver.
-    pub fn print_warnings(&self, ui: &Ui) {
-        self.sessions
-            .iter()
-            .find(|s| s.performance_warning().is_some())
-            .into_iter()
-            .for_each(|s| warn_session(s, ui));
+    pub fn print_warnings(&self) {
+        if let Some(notice) = self.sessions.iter().find_map(Session::performance_warning) {
+            self.host.warn(&notice);
+        }
         // Single sessions would give the same warning again.
         let of_sessions =
             |notice: &String| self.sessions.iter().any(|s| s.performance_warning() == Some(notice.as_str()));
         let of_batch = self.batch.as_ref().and_then(SessionBatch::performance_warning);
         if let Some(notice) = of_batch.filter(|notice| !of_sessions(notice)) {
-            ui.warn(notice);
+            self.host.warn(&notice);
         }
     }
 

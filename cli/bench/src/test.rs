@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
+use mlcc_runtime::Model;
 use serde_json::Value;
 
-use super::probe::{ComputeType, KINDS};
-use super::{MachineProbe, parse_tokens};
+use crate::probe::{ComputeType, KINDS, MachineProbe};
 
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +49,14 @@ impl FromStr for TextCounts {
     }
 }
 
+/// Recurrent models have no context that would bound what is asked for.
+const MOST_TOKENS: usize = 1 << 24;
+
+pub fn parse_tokens(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|&count| count <= MOST_TOKENS);
+    count.ok_or_else(|| format!("`{text}` is not a number of tokens from 0 to {MOST_TOKENS}"))
+}
+
 /// Two numbers above 0 with `between` between them.
 fn parse_pair(text: &str, between: char) -> Option<[usize; 2]> {
     let (a, b) = text.split_once(between)?;
@@ -75,7 +83,7 @@ impl FromStr for MixedStep {
 
 /// The cost of one token.
 #[derive(Debug, PartialEq)]
-pub(super) struct TokenCost {
+pub(crate) struct TokenCost {
     pub bytes: f64,
     /// Operations by arithmetic ([`ComputeType::ALL`]).
     pub ops: [f64; KINDS],
@@ -126,7 +134,7 @@ impl BenchTest {
 
     /// Weights and the rows of the caches are read once per call, which takes a chunk of the prompt, or one
     /// token of each sequence, or both.
-    pub(super) fn cost(self, metadata: &Value, chunk: u64) -> TokenCost {
+    pub(crate) fn cost(self, metadata: &Value, chunk: u64) -> TokenCost {
         let get = |path: &str| metadata.pointer(path).and_then(Value::as_f64).unwrap_or(0.0);
         let (bytes, ops) = (get("/decode/bytes_per_token"), operations_per_token(metadata, "ops_per_token"));
         let (row, window) = (get("/memory/cache/bytes_per_token"), get("/memory/window"));
@@ -170,14 +178,40 @@ impl BenchTest {
 }
 
 /// Operations of one token in each arithmetic ([`ComputeType::ALL`]).
-pub(super) fn operations_per_token(metadata: &Value, key: &str) -> [f64; KINDS] {
+pub(crate) fn operations_per_token(metadata: &Value, key: &str) -> [f64; KINDS] {
     let get = |kind: &str| metadata["decode"][key][kind].as_f64().unwrap_or(0.0);
     ComputeType::ALL.map(|a| get(a.name()))
+}
+
+/// Tokens from all over the vocabulary, the same each time.
+pub(crate) fn test_tokens(n: usize, vocab: u64) -> Vec<i32> {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((state >> 33) % vocab.max(1)) as i32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// A prompt of `n` tokens; for an encoder-decoder model a source text and the token behind it.
+pub(crate) fn test_prompt(n: usize, model: &Model) -> Vec<i32> {
+    let vocab = model.vocab() as u64;
+    let Some(start) = model.plan().decoder_start() else { return test_tokens(n, vocab) };
+    let mut prompt = test_tokens(n.max(2) - 1, vocab);
+    prompt.iter_mut().filter(|token| **token == start).for_each(|token| *token = (start + 1) % vocab as i32);
+    prompt.push(start);
+    prompt
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_stay_in_the_vocabulary_and_repeat() {
+        assert!(test_tokens(100, 7).iter().all(|t| (0..7).contains(t)));
+        assert_eq!(test_tokens(5, 1000), test_tokens(5, 1000));
+    }
 
     #[test]
     fn calls_share_the_reading_of_weights() {
