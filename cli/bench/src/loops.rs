@@ -50,7 +50,7 @@ pub fn peak_loop(arithmetic: ComputeType) -> Option<PeakLoop> {
 mod arm;
 
 #[cfg(target_arch = "aarch64")]
-pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
+pub fn peak_loop(arithmetic: ComputeType) -> Option<PeakLoop> {
     use std::arch::is_aarch64_feature_detected as has;
     let ops = |products: usize| (2 * products * CHAINS) as u64;
     // SAFETY (of every `run`): it is chosen only where the feature that its function is compiled for was
@@ -74,7 +74,7 @@ pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub fn peak(arithmetic: ComputeType) -> Option<PeakLoop> {
+pub fn peak_loop(arithmetic: ComputeType) -> Option<PeakLoop> {
     match arithmetic {
         ComputeType::F32 => Some(portable_f32()),
         ComputeType::BF16 | ComputeType::I8 | ComputeType::I4 => None,
