@@ -3,7 +3,8 @@
  * The .so exports one data symbol, `mlcc_model`, of type mlcc_model_table. It imports nothing, allocates nothing
  * and starts no threads: the caller owns every buffer and every thread.
  *
- *   1. dlopen the file; table = dlsym(handle, "mlcc_model"); check magic and abi_version.
+ *   1. dlopen the file; table = dlsym(handle, "mlcc_model"); check magic and abi_version. (mlcc_load.h does 1 and 2 without
+ *      the system's loader, on every system.)
  *   2. mmap the same file and find the weights: mlcc_section(file, size, MLCC_SECTION_WEIGHTS, &bytes). (A model built
  *      with --split-weights has them in the .safetensors file beside it: they begin at byte 8 + the u64 at byte 0. One
  *      built with --weights-on-load has none: it is for the runtime of mlcc only.)
@@ -13,8 +14,7 @@
  *      page_bytes > 0, also pages of so many bytes for rows of the KV caches and a table of their numbers: one sequence takes
  *      ceil(context / MLCC_PAGE_ROWS) of them at most. From mmap or calloc they cost no memory before they are written.
  *   5. Find the entry points by name (mlcc_find_entry). Fill an mlcc_ctx (zero it first), call create_kv_cache(&ctx, 0, 1), then
- *      prefill / decode, add n to past. A prompt
- *      of more than `chunk` tokens takes several calls of prefill; some models have to be told before the first one
+ *      prefill / decode, add n to past. A prompt of more than `chunk` tokens takes several calls of prefill; some models have to be told before the first one
  *      (MLCC_STATE_SEQUENCE_LENGTH), some can't take it (MLCC_WHOLE_PROMPTS), nor a prompt that is fed by decode.
  *
  * Entry points are SPMD steps. One thread: step(&ctx, 0, 1), and ctx.barrier may be NULL. W threads: every thread
@@ -33,6 +33,13 @@
 #include <sys/auxv.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
+#endif
+
+/* The convention of all functions between a model and its caller is that of the System V ABI, on Windows too. */
+#if defined(_WIN32) && defined(__x86_64__)
+#define MLCC_CALL __attribute__((sysv_abi))
+#else
+#define MLCC_CALL
 #endif
 
 #ifdef __cplusplus
@@ -128,17 +135,17 @@ typedef struct mlcc_ctx {
   float *logits;          /* out: vocab floats (prefill_logits, decode_batch: n * vocab; step: n_outputs * vocab);
                            * in for softmax_with_temperature; NULL in prefill of a model of one rank: none are made */
   float *probs;           /* out of softmax_with_temperature: n * vocab floats; may equal logits */
-  void (*barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
+  void (MLCC_CALL *barrier)(void *self, uint32_t worker); /* may be NULL with one worker */
   void *barrier_self;
   float temperature; /* for softmax_with_temperature; > 0 */
   uint32_t reserved0;
-  void (*trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
+  void (MLCC_CALL *trace)(void *self, uint32_t worker, uint32_t item); /* after each launch and barrier of a step; may be NULL */
   void *trace_self;
   const mlcc_sequence *sequences; /* decode_batch, step: b of them, instead of state and past */
   /* Deals out chunks of large kernels, so that a fast thread helps a slow one; NULL: every thread computes its own share.
    * Gives a number below W * chunks (thread w's own: from w * chunks on) that no thread has got in this launch, or
    * MLCC_NO_CHUNK, once for each thread and launch. Threads come by the same launches in the same order. */
-  uint32_t (*next_chunk)(void *self, uint32_t worker, uint32_t chunks);
+  uint32_t (MLCC_CALL *next_chunk)(void *self, uint32_t worker, uint32_t chunks);
   void *next_chunk_self;
   int64_t b;             /* decode_batch, step: sequences in this call, 1..batch; decode_batch: n */
   const int32_t *output_rows; /* step: n numbers of tokens of this call, aligned as tokens; logits of the first n_outputs */
@@ -150,12 +157,12 @@ typedef struct mlcc_ctx {
   /* Where the model has ranks > 1, called by worker 0 of each rank, all in the same order; else NULL. part: rows rows of row_bytes of
    * this rank; all: gets as many rows of ranks * row_bytes, each with the rows of all ranks in their order. When it returns no other
    * rank reads part any longer. item: number of the item of the step. */
-  void (*all_gather)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
+  void (MLCC_CALL *all_gather)(void *self, uint32_t item, const uint8_t *part, uint8_t *all, uint64_t rows, uint64_t row_bytes);
   void *all_gather_self;
   const uint8_t *adapters; /* adapted functions: the matrices of the slots, adapter_bytes, aligned as tokens; those of slot 0 are zero */
 } mlcc_ctx;
 
-typedef int32_t (*mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
+typedef int32_t (MLCC_CALL *mlcc_step)(mlcc_ctx *ctx, uint32_t worker, uint32_t workers);
 
 /* How an entry point is called: values of mlcc_entry.kind. */
 #define MLCC_ENTRY_LAST_LOGITS 0u /* n tokens in, logits of the last one out: prefill, and decode for n == 1 */
