@@ -38,6 +38,11 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::ui::Ui;
 
+/// `--target`, with the name that this machine's CPU has everywhere.
+pub(crate) fn parse_target(name: &str) -> Result<String, std::convert::Infallible> {
+    Ok(mlcc_target::canonical_name(name.trim()).to_owned())
+}
+
 /// Writes a value as JSON to standard output.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     let mut text = serde_json::to_string_pretty(value).map_err(std::io::Error::from)?;

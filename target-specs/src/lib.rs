@@ -110,10 +110,19 @@ impl FeatureLevel {
     }
 }
 
+/// The name of this machine's CPU.
+const HOST: &str = "cpu";
+
+/// `native` and `host` are what other compilers call `cpu`; other names stay.
+pub fn canonical_name(name: &str) -> &str {
+    if matches!(name, "native" | "host") { HOST } else { name }
+}
+
 /// `cpu`, the name of a spec (its default levels), of a level, or several level names with commas.
 pub fn resolve_target(name: &str) -> Result<CompileTarget, TargetError> {
+    let name = canonical_name(name);
     let specs = specs()?;
-    if name == "cpu" {
+    if name == HOST {
         return host_target(&specs);
     }
     if let Some(spec) = specs.iter().find(|s| s.name == name) {
@@ -147,7 +156,7 @@ pub fn resolve_target(name: &str) -> Result<CompileTarget, TargetError> {
 /// A list of levels may only have those of one architecture: told before anything else about it.
 fn one_architecture(list: &str, specs: &[TargetSpec]) -> Result<(), TargetError> {
     let named = |part: &str| match part {
-        "cpu" => Arch::of_host().and_then(|arch| specs.iter().find(|s| s.arch == arch)),
+        "cpu" | "native" | "host" => Arch::of_host().and_then(|arch| specs.iter().find(|s| s.arch == arch)),
         _ => specs.iter().find(|s| s.name == part || s.all_levels().any(|l| l.name == part)),
     };
     let known: Vec<(&str, &TargetSpec)> =
@@ -162,7 +171,7 @@ fn one_architecture(list: &str, specs: &[TargetSpec]) -> Result<(), TargetError>
 /// Names of several levels, or of this machine, are no part of a list.
 fn check_part(part: &str, specs: &[TargetSpec]) -> Result<(), TargetError> {
     let levels = |s: &TargetSpec| s.all_levels().map(|l| l.name.as_str()).collect::<Vec<_>>().join(", ");
-    if part == "cpu" {
+    if canonical_name(part) == HOST {
         let host = specs.iter().filter(|s| Some(s.arch) == Arch::of_host()).map(levels).collect();
         return Err(TargetError::HostInList { levels: host });
     }
@@ -200,9 +209,8 @@ fn unknown(name: &str, specs: &[TargetSpec]) -> TargetError {
         let levels = s.all_levels().map(|l| l.name.clone());
         std::iter::once(s.name.clone()).chain(levels).collect::<Vec<_>>()
     };
-    let known: Vec<String> =
-        std::iter::once("cpu".to_owned()).chain(specs.iter().flat_map(of_spec)).collect();
-    let near = mlcc_files::did_you_mean(name, known.iter().map(String::as_str));
+    let known: Vec<String> = std::iter::once(HOST.to_owned()).chain(specs.iter().flat_map(of_spec)).collect();
+    let near = mlcc_files::did_you_mean_one_of(name, known.iter().map(String::as_str));
     TargetError::Unknown { name: name.into(), near }
 }
 
@@ -264,6 +272,9 @@ mod tests {
             text.contains("`x86-64-v9`: did you mean `x86-64-v") && text.contains("`mlcc targets`"),
             "{text}"
         );
+        // Also of a name that is near to none.
+        let text = resolve_target("z80").unwrap_err().to_string();
+        assert!(text.matches('`').count() == 10 && text.contains("did you mean"), "{text}");
         let mixed = resolve_target("x86-64-v2,sm_80").unwrap_err();
         assert_eq!(mixed, TargetError::Mixed { first: "x86-64-v2".into(), second: "sm_80".into() });
         for list in ["cuda,x86-64-v3", "x86-64-v3, cuda", "x86-64,sm_80,aarch64"] {
@@ -285,5 +296,9 @@ mod tests {
         }
         let t = resolve_target("cpu").unwrap();
         assert_eq!(resolve_target(&t.name).unwrap().levels, t.levels);
+        for other in ["native", "host"] {
+            assert_eq!(resolve_target(other).unwrap(), t, "{other}");
+            assert!(resolve_target(&format!("{other},{}", t.name)).is_err());
+        }
     }
 }

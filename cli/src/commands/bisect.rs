@@ -35,7 +35,7 @@ pub struct BisectArgs {
     #[arg(long, value_name = "SEED", conflicts_with = "weights")]
     random_weights: Option<u64>,
     /// Machine to compile for; code that cannot run here is interpreted
-    #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
+    #[arg(long, visible_alias = "device", default_value = "cpu", value_parser = super::parse_target, env = "MLCC_TARGET")]
     target: String,
     /// Weight format: a name from `mlcc quants`, or `keep` for the types in which the weights are stored
     #[arg(long, visible_alias = "quantization", default_value = KEEP, env = "MLCC_QUANT")]

@@ -72,9 +72,9 @@ pub struct BuildArgs {
     /// minus that of the second [default: yes,no for Qwen3-Reranker, else as modules.json says]
     #[arg(long, value_name = "YES,NO", value_parser = parse_answers, conflicts_with = "pooling")]
     rerank_by: Option<[String; 2]>,
-    /// Machine to compile for: cpu (this one) or a name from `mlcc targets`; separate several CPU levels by
-    /// commas
-    #[arg(long, visible_alias = "device", default_value = "cpu", env = "MLCC_TARGET")]
+    /// Machine to compile for: cpu (this one; also native, host) or a name from `mlcc targets`; separate
+    /// several CPU levels by commas
+    #[arg(long, visible_alias = "device", default_value = "cpu", value_parser = super::parse_target, env = "MLCC_TARGET")]
     target: String,
     /// Tuning file that `mlcc tune` wrote for a level of the target
     #[arg(long, value_name = "FILE")]

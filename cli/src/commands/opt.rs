@@ -33,7 +33,7 @@ pub struct OptArgs {
     #[arg(long, value_name = "PASS")]
     stop_after: Option<String>,
     /// Machine to lower for
-    #[arg(long, default_value = "cpu")]
+    #[arg(long, default_value = "cpu", value_parser = super::parse_target)]
     target: String,
     /// Weight format for the passes that quantize
     #[arg(long, visible_alias = "quantization", default_value = "f32")]

@@ -25,7 +25,7 @@ pub struct TuneArgs {
     #[arg(long, visible_alias = "quantization", env = "MLCC_QUANT")]
     quant: Option<String>,
     /// Level to tune: a CPU level that runs here, or any GPU level with `--predict`
-    #[arg(long, default_value = "cpu", env = "MLCC_TARGET")]
+    #[arg(long, default_value = "cpu", value_parser = super::parse_target, env = "MLCC_TARGET")]
     target: String,
     /// Judge by predicted times on this GPU (`h200`) instead of measured ones; for GPU levels. Needs NVIDIA's
     /// ptxas and nvdisasm

@@ -218,7 +218,7 @@ fn wrong_usage_ends_with_code_2() {
     for (extra, part) in [
         (&["--quant", "q4f61"][..], "unknown quantization `q4f61`: did you mean `q4f16`"),
         (&["--quant", "none"], "`none`: `mlcc quants` lists all"),
-        (&["--target", "z80"], "unknown target `z80`: `mlcc targets` lists all"),
+        (&["--target", "z80"], "unknown target `z80`: did you mean"),
         (&["--target", "x86-64v4"], "did you mean `x86-64-v4`, `x86-64` or `x86-64-v2`?"),
         (&["--target", "x86-64-v3,sm_80"], "different architectures"),
         (&["--target", "cuda,x86-64-v3"], "CPU levels and GPUs"),

@@ -11,6 +11,6 @@ mod replace;
 pub mod unfinished;
 
 pub use links::{DanglingLink, exists, is_file};
-pub use nearest::did_you_mean;
+pub use nearest::{did_you_mean, did_you_mean_one_of};
 pub use read::{FileKind, read, read_from, read_to_string};
 pub use replace::{replace_file, replace_private_file, write_file};

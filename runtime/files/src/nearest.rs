@@ -23,10 +23,34 @@ pub fn nearest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -
     near.into_iter().map(|(_, known)| known).take(OFFERED).collect()
 }
 
+/// The three known names with the fewest edits from `name`, those that are near first, however far the others
+/// are.
+pub fn closest_names<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> Vec<&'k str> {
+    let mut found = nearest_names(name, known.clone());
+    let wanted: Vec<char> = characters(name);
+    let mut others: Vec<(usize, &str)> =
+        known.into_iter().map(|known| (edit_distance(&wanted, &characters(known)), known)).collect();
+    others.sort_by_key(|(distance, _)| *distance);
+    for (_, other) in others {
+        if found.len() < OFFERED && !found.contains(&other) {
+            found.push(other);
+        }
+    }
+    found
+}
+
 /// The question "did you mean `a`, `b` or `c`? " with the [`nearest_names`] names; nothing where no name is
-/// near. The text behind it says where all names are listed.
+/// near. What follows it says where all names are listed.
 pub fn did_you_mean<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> String {
-    let near = nearest_names(name, known);
+    question(&nearest_names(name, known))
+}
+
+/// The same question with the [`closest_names`], for short lists of names.
+pub fn did_you_mean_one_of<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> String {
+    question(&closest_names(name, known))
+}
+
+fn question(near: &[&str]) -> String {
     let mut question = String::new();
     for (at, known) in near.iter().enumerate() {
         let between = match at {
@@ -112,6 +136,14 @@ mod tests {
         assert_eq!(nearest_names("mistral", PRESETS), [""; 0]);
         assert_eq!(nearest_names("", PRESETS), [""; 0]);
         assert_eq!(nearest_names(&"llama-3-8b".repeat(1 << 20), PRESETS), [""; 0]);
+    }
+
+    #[test]
+    fn three_are_closest_however_far() {
+        let closest = closest_names("gpt-2", PRESETS);
+        assert_eq!((closest[0], closest.len()), ("gpt2", 3));
+        assert_eq!(closest_names("mistral", PRESETS).len(), 3);
+        assert_eq!(closest_names("x", ["a", "b"]), ["a", "b"]);
     }
 
     #[test]
