@@ -183,7 +183,7 @@ pub enum CheckpointError {
 /// The `--model` argument does not lead to a model.
 #[derive(Debug, Error)]
 pub enum ResolveError {
-    #[error("{path} does not exist. --model takes {forms}")]
+    #[error("{path} does not exist. A model is {forms}")]
     NoSuchModel { path: String, forms: String },
     #[error("`{repo}` is not in the Hugging Face cache ({cache}). {advice}")]
     NotCached { repo: String, cache: PathBuf, advice: String },
@@ -195,6 +195,9 @@ pub enum ResolveError {
         "{name}: the configuration of this preset is known, but there are no weights: {detail}. Give --weights DIR, fetch {repo} into the Hugging Face cache (hf download {repo}), or use --random-weights SEED for a benchmark"
     )]
     NoPresetWeights { name: String, repo: String, detail: String },
+    /// What asked for the download does not permit it.
+    #[error("{repo} is not downloaded: {detail}")]
+    Refused { repo: String, detail: String },
     #[error("cannot download {repo}: {detail}")]
     Download { repo: String, detail: String },
     #[error("{path}: {detail}")]

@@ -4,13 +4,19 @@
 //! preset, or `org/repo` in the Hugging Face cache. Nothing here touches the network unless the crate is built with the
 //! feature `hub` and the request allows it; then what `hf:` and presets name is downloaded where the cache has it not.
 
+mod address;
+mod download;
 #[cfg(feature = "hub")]
 mod hub;
 mod hub_cache;
+mod hub_contents;
 mod model_files;
 pub mod sentence_transformers;
 
+pub use address::{download_file, is_address, url_file_name};
+pub use download::{DownloadEvent, DownloadListener, DownloadPlan};
 pub use hub_cache::{HubCache, HubSnapshot, RepoName};
+pub use hub_contents::{CachedRepository, FolderUsage, measure_folder};
 pub use model_files::ModelFiles;
 
 use crate::adapter::{self, AdapterRequest};
@@ -27,9 +33,7 @@ use crate::registry;
 use crate::tensor_check::check_tensors;
 use mlcc_files::did_you_mean;
 use sentence_transformers::PromptPrefixes;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// What the user asked for.
 #[derive(Clone, Debug)]
@@ -46,37 +50,6 @@ pub struct ModelRequest {
     pub pooling: Option<PoolingMode>,
     /// Allows downloads, and hears of them; has an effect only with the feature `hub`.
     pub download: Option<DownloadListener>,
-}
-
-/// What is told of a download while it runs.
-#[derive(Clone, Copy, Debug)]
-pub enum DownloadEvent<'a> {
-    /// A file begins: its name, and how many of all files are there already.
-    File { name: &'a str, done: usize, files: usize },
-    /// So much of the file is there, counting what an earlier attempt left.
-    Bytes { done: u64, total: u64 },
-    /// All files are there.
-    Finished,
-}
-
-/// Called while a download runs.
-#[derive(Clone)]
-pub struct DownloadListener(Arc<dyn Fn(DownloadEvent<'_>) + Send + Sync>);
-
-impl DownloadListener {
-    pub fn new(listener: impl Fn(DownloadEvent<'_>) + Send + Sync + 'static) -> DownloadListener {
-        DownloadListener(Arc::new(listener))
-    }
-    #[cfg_attr(not(feature = "hub"), allow(dead_code, reason = "downloads only"))]
-    fn report_event(&self, event: DownloadEvent<'_>) {
-        (self.0)(event);
-    }
-}
-
-impl fmt::Debug for DownloadListener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DownloadListener")
-    }
 }
 
 impl ModelRequest {
@@ -291,6 +264,45 @@ impl LocatedModel {
     }
 }
 
+/// The files of a model, wherever its name led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundCheckpoint {
+    /// Directory, file, repository or preset name.
+    pub name: String,
+    /// A directory, or a weight file.
+    pub path: PathBuf,
+    /// The repository and commit that the name led to, if it led to one.
+    pub repository: Option<HubRepository>,
+}
+
+/// Finds the files of a model as [`resolve`] does, downloads included, and reads none of them.
+pub fn find_checkpoint(request: &ModelRequest) -> Result<FoundCheckpoint, ResolveError> {
+    let LocatedModel { name, place, repository } = locate_model(request)?;
+    match place {
+        ModelLocation::Directory(path) | ModelLocation::File(path) => {
+            Ok(FoundCheckpoint { name, path, repository })
+        }
+        ModelLocation::Preset(preset) => Err(no_preset_weights_error(preset, request)),
+    }
+}
+
+/// The repository that a name means: `hf:org/repo`, a preset, or `org/repo`. Paths that exist mean themselves.
+pub fn repository_of(model: &str) -> Option<RepoName> {
+    match hub_prefix(model) {
+        Some(repo) => RepoName::parse(repo),
+        None if Path::new(model).exists() => None,
+        None => match Preset::from_name(model) {
+            Some(preset) => RepoName::parse(preset.repo),
+            None => RepoName::parse(model),
+        },
+    }
+}
+
+/// Asks the hub for the commit that the revision is now, and downloads what is missing of it.
+pub fn update_repository(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot, ResolveError> {
+    fetch_snapshot(repo, request)
+}
+
 fn locate_model(request: &ModelRequest) -> Result<LocatedModel, ResolveError> {
     let model = request.model.as_str();
     if let Some(repo) = hub_prefix(model) {
@@ -357,12 +369,9 @@ fn fetch_snapshot(repo: &RepoName, request: &ModelRequest) -> Result<HubSnapshot
 }
 
 fn not_cached_error(repo: &RepoName, request: &ModelRequest) -> ResolveError {
-    let why = match cfg!(feature = "hub") {
-        true => "Downloads are off (--offline, HF_HUB_OFFLINE).",
-        false => "This mlcc was built without downloads (cargo feature `hub`).",
-    };
     let advice = format!(
-        "{why} Run: hf download {}, or give --model the directory of a copy (HF_HOME moves the cache)",
+        "{} Run: hf download {}, or give the directory of a copy in place of the name (HF_HOME moves the cache)",
+        download::no_downloads(),
         repo.full_name()
     );
     ResolveError::NotCached { repo: repo.full_name_at(), cache: request.cache.directory.clone(), advice }

@@ -380,9 +380,15 @@ pub(super) fn download_listener(ui: &Ui) -> DownloadListener {
         }
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
+            DownloadEvent::Planned(plan) => ui.note(format_args!(
+                "download {}: {}, {}",
+                plan.source,
+                crate::ui::pluralize(plan.files as u64, "file"),
+                crate::ui::bytes(plan.missing_bytes)
+            )),
             DownloadEvent::File { name, done, files } => {
                 *file = format!("{name} ({} of {files})", done + 1);
-                ui.note(format_args!("download {file}"));
+                ui.detail(format_args!("download {file}"));
             }
             DownloadEvent::Bytes { done, total } => bar.set(done, total, file.clone()),
             DownloadEvent::Finished => bar.clear(),

@@ -1,127 +1,15 @@
 //! Downloads, from a server on this machine that speaks as much of the Hugging Face hub as a client asks for.
 #![cfg(feature = "hub")]
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
+use crate::fake_hub::{COMMIT, FakeHub, HubLies, at_home};
 use crate::program::{self, artifacts_in, fails_with, json, mlcc};
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// One repository, `org/tiny`.
-#[derive(Clone, Default)]
-struct FakeHub {
-    files: BTreeMap<String, Vec<u8>>,
-    /// Requests need this token.
-    token: Option<&'static str>,
-    /// The number of bytes after which answers end, the first time that a larger file is requested as a
-    /// whole.
-    breaks_after: Option<usize>,
-    /// Its answers in place of the truth.
-    lies: HubLies,
-    /// `GET path range` of each request.
-    requests: Arc<Mutex<Vec<String>>>,
-}
-
-/// Answers of a hub that tries to write elsewhere; `None` is the truth.
-#[derive(Clone, Default)]
-struct HubLies {
-    sha: Option<String>,
-    commit: Option<String>,
-    etag: Option<String>,
-    /// Names that are listed in addition to those of the files.
-    names: Vec<String>,
-    /// The location that is given for each file.
-    location: Option<String>,
-    /// Bytes that each file is said to have.
-    size: Option<usize>,
-}
-
-impl FakeHub {
-    fn of(folder: &Path) -> FakeHub {
-        let files = ["config.json", "model.safetensors"]
-            .map(|name| (name.to_string(), std::fs::read(folder.join(name)).expect("a file of the case")));
-        FakeHub { files: files.into(), ..FakeHub::default() }
-    }
-
-    /// Serves for ever; gives the endpoint.
-    fn serve(self) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        std::thread::spawn(move || {
-            let broken = Arc::new(Mutex::new(false));
-            for stream in listener.incoming().flatten() {
-                let (hub, broken) = (self.clone(), broken.clone());
-                std::thread::spawn(move || while hub.answer(&stream, &broken).is_some() {});
-            }
-        });
-        endpoint
-    }
-
-    /// One request; `None` where the connection ends.
-    fn answer(&self, stream: &TcpStream, broken: &Mutex<bool>) -> Option<()> {
-        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
-        let path = lines.next()?.split(' ').nth(1)?.to_string();
-        let headers: Vec<String> =
-            lines.take_while(|line| !line.is_empty()).map(|l| l.to_lowercase()).collect();
-        let header = |name: &str| headers.iter().find_map(|h| h.strip_prefix(name).map(str::trim));
-        let range = header("range:").unwrap_or("").to_string();
-        self.requests.lock().unwrap().push(format!("GET {path} {range}"));
-        if self.token.is_some_and(|token| header("authorization:") != Some(&format!("bearer {token}"))) {
-            return send(stream, "401 Unauthorized", "", b"", usize::MAX);
-        }
-        if path == "/api/models/org/tiny/revision/main" {
-            let names = self.files.keys().chain(&self.lies.names);
-            let names = names.map(|name| serde_json::json!({ "rfilename": name })).collect::<Vec<_>>();
-            let info =
-                serde_json::json!({ "sha": self.lies.sha.as_deref().unwrap_or(COMMIT), "siblings": names });
-            return send(stream, "200 OK", "", info.to_string().as_bytes(), usize::MAX);
-        }
-        let name = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")).unwrap_or_default();
-        let Some(bytes) = self.files.get(name) else {
-            return send(stream, "404 Not Found", "", b"", usize::MAX);
-        };
-        if let Some(location) = &self.lies.location {
-            return send(stream, "302 Found", &format!("location: {location}\r\n"), b"", usize::MAX);
-        }
-        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
-        let first: usize = first.parse().ok()?;
-        let last = last.parse().unwrap_or(bytes.len() - 1);
-        let etag = self.lies.etag.clone().unwrap_or(format!("\"etag-{name}\""));
-        let (commit, size) =
-            (self.lies.commit.as_deref().unwrap_or(COMMIT), self.lies.size.unwrap_or(bytes.len()));
-        let extra = format!(
-            "content-range: bytes {first}-{last}/{size}\r\netag: {etag}\r\nx-repo-commit: {commit}\r\n"
-        );
-        let mut broken = broken.lock().unwrap();
-        let most = self.breaks_after.filter(|most| !*broken && last - first > *most);
-        *broken |= most.is_some();
-        send(stream, "206 Partial Content", &extra, &bytes[first..=last], most.unwrap_or(usize::MAX))
-    }
-}
-
-/// Sends at most `most` bytes of the body, and then ends the connection.
-fn send(mut stream: &TcpStream, status: &str, extra: &str, body: &[u8], most: usize) -> Option<()> {
-    let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{extra}\r\n", body.len());
-    stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(&body[..body.len().min(most)]).ok()?;
-    if most < body.len() {
-        stream.shutdown(std::net::Shutdown::Write).ok()?;
-        let _ = stream.read(&mut [0]);
-        return None;
-    }
-    Some(())
-}
 
 fn build(endpoint: &str, home: &Path) -> assert_cmd::Command {
     let mut command = mlcc();
-    command.args(["build", "-m", "hf:org/tiny", "--quant", "f32", "--no-report"]).current_dir(home);
-    command.env("HF_HOME", home.join("hf")).env("HF_ENDPOINT", endpoint).env_remove("HF_HUB_OFFLINE");
-    // The server is on this machine.
-    command.env_remove("http_proxy").env_remove("HTTP_PROXY").env_remove("ALL_PROXY").env_remove("all_proxy");
+    command.args(["build", "-m", "hf:org/tiny", "--quant", "f32", "--no-report"]);
+    at_home(&mut command, endpoint, home);
     command
 }
 
@@ -270,6 +158,16 @@ fn listed_files_of_other_folders_are_left_alone() {
     let written = files_below(home.path());
     let expected = |path: &String| path == "tiny.so" || path.starts_with("hf/hub/models--org--tiny/");
     assert!(written.iter().all(expected), "{written:?}");
+}
+
+#[test]
+fn damaged_files_are_not_kept() {
+    // The hub names large files by their SHA-256.
+    let lies = HubLies { etag: Some(format!("\"{}\"", "ab".repeat(32))), ..HubLies::default() };
+    let endpoint = FakeHub { lies, ..FakeHub::of(&program::case("rwkv4-hf-odd")) }.serve();
+    let home = tempfile::tempdir().unwrap();
+    fails_with(&mut build(&endpoint, home.path()), &["cannot download org/tiny", "SHA-256", "were removed"]);
+    assert_eq!(files_below(home.path()), [""; 0]);
 }
 
 #[test]

@@ -20,6 +20,8 @@ mod embedding;
 mod encoder_decoder;
 mod every_target;
 mod extreme_values;
+#[cfg(feature = "hub")]
+mod fake_hub;
 mod families;
 mod forms;
 mod gguf;

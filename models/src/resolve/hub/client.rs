@@ -89,14 +89,18 @@ impl HubClient {
             None => ("ETag", header_value(&told, "etag").unwrap_or_default()),
         };
         let blob = BlobName::parse(field, tag)?;
-        let (field, length) = match header_value(response.headers(), "content-range") {
-            Some(range) => ("Content-Range", range.rsplit('/').next().unwrap_or_default()),
-            None => {
-                ("Content-Length", header_value(response.headers(), "content-length").unwrap_or_default())
-            }
-        };
-        let bytes = length.parse().map_err(|_| HubError::answer(field, length, "the number of bytes"))?;
-        Ok(RemoteFile { address, blob, bytes })
+        Ok(RemoteFile { address, blob, bytes: file_size(&response)? })
+    }
+
+    /// The same of any address, whose server need not name what it has.
+    pub fn describe_address(&self, address: &str) -> Result<RemoteFile, HubError> {
+        let (told, response) = self.get(address, Some("bytes=0-0".to_string()))?;
+        check_status(&response)?;
+        let bytes = file_size(&response)?;
+        let tag = ["x-linked-etag", "etag"].iter().find_map(|name| header_value(&told, name));
+        let blob = tag.and_then(|tag| BlobName::parse("ETag", tag).ok());
+        let blob = blob.unwrap_or_else(|| BlobName::of_size(bytes));
+        Ok(RemoteFile { address: address.to_string(), blob, bytes })
     }
 
     /// The bytes of a file from `start` on; from 0 on where the server does not take a range.
@@ -174,6 +178,15 @@ fn resolve_redirect(from: &Uri, location: &str) -> Result<Uri, HubError> {
 
 fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// The size of the file of which an answer has the first byte, or all.
+fn file_size(response: &Response<Body>) -> Result<u64, HubError> {
+    let (field, length) = match header_value(response.headers(), "content-range") {
+        Some(range) => ("Content-Range", range.rsplit('/').next().unwrap_or_default()),
+        None => ("Content-Length", header_value(response.headers(), "content-length").unwrap_or_default()),
+    };
+    length.parse().map_err(|_| HubError::answer(field, length, "the number of bytes"))
 }
 
 fn check_status(response: &Response<Body>) -> Result<(), HubError> {

@@ -16,6 +16,10 @@ pub(super) enum HubError {
     Request(Box<ureq::Error>),
     #[error("the transfer ended after {done} of {total} bytes: {detail}")]
     Broken { done: u64, total: u64, detail: String },
+    #[error(
+        "the {bytes} bytes that came are not those of the file (their SHA-256 is another), and were removed"
+    )]
+    Damaged { bytes: u64 },
     #[error("{path}: {source}")]
     Io { path: String, source: std::io::Error },
 }
@@ -36,7 +40,7 @@ impl HubError {
             HubError::Broken { .. } => true,
             HubError::Request(error) => !matches!(**error, ureq::Error::BadUri(_) | ureq::Error::Http(_)),
             HubError::Status(status) => *status == 429 || *status >= 500,
-            HubError::Answer { .. } | HubError::Io { .. } => false,
+            HubError::Answer { .. } | HubError::Io { .. } | HubError::Damaged { .. } => false,
         }
     }
 }

@@ -45,6 +45,15 @@ impl BlobName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+    /// A name for a file whose server gives none: files of other sizes are told apart.
+    pub fn of_size(bytes: u64) -> BlobName {
+        BlobName(format!("{bytes}-bytes"))
+    }
+    /// The SHA-256 of the blob, where the name is one: so the hub names large files.
+    pub fn sha256(&self) -> Option<String> {
+        let is_hash = self.0.len() == 64 && self.0.bytes().all(|b| b.is_ascii_hexdigit());
+        is_hash.then(|| self.0.to_ascii_lowercase())
+    }
     /// The name while the blob is not complete.
     pub fn partial_file_name(&self) -> String {
         format!("{}{PARTIAL}", self.0)
