@@ -9,8 +9,8 @@ use std::sync::{LazyLock, Mutex};
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::commands::{
-    bench, bisect, build, chat, completions, doctor, embed, eval, inspect, interp, models, opt, quants,
-    rerank, run, serve, targets, tune, verify,
+    bench, bisect, build, chat, completions, doctor, embed, eval, inspect, interp, list, models, opt, prune,
+    pull, quants, rerank, rm, run, serve, targets, tune, verify,
 };
 use crate::error::CliError;
 use crate::ui::Ui;
@@ -33,11 +33,11 @@ pub struct Cli {
 pub enum CliCommand {
     /// Compile a model into one shared library
     Build(Box<build::BuildArgs>),
-    /// Generate text with a compiled model
+    /// Generate text with a model
     Run(Box<run::RunArgs>),
-    /// Chat with a compiled model
+    /// Chat with a model: a compiled one, or one that is downloaded and compiled first
     Chat(Box<chat::ChatArgs>),
-    /// Serve a compiled model over HTTP with the OpenAI API
+    /// Serve models over HTTP with the OpenAI API
     Serve(Box<serve::ServeArgs>),
     /// Print embedding vectors of texts
     Embed(embed::EmbedArgs),
@@ -59,6 +59,14 @@ pub enum CliCommand {
     Interp(interp::InterpArgs),
     /// Run passes over a module in text form
     Opt(opt::OptArgs),
+    /// List the models that are here: checkpoints and the artifacts built of them
+    List(list::ListArgs),
+    /// Download a model, or what has changed of it
+    Pull(pull::PullArgs),
+    /// Remove a model from the caches
+    Rm(rm::RmArgs),
+    /// Remove artifacts that were not used for long
+    Prune(prune::PruneArgs),
     /// List the machines that can be compiled for
     Targets(targets::TargetsArgs),
     /// List the models that can be compiled
@@ -123,6 +131,10 @@ fn dispatch(command: CliCommand, ui: &Ui) -> Result<(), CliError> {
         CliCommand::Tune(args) => tune::run(&args, ui),
         CliCommand::Interp(args) => interp::run(&args, ui),
         CliCommand::Opt(args) => opt::run(&args, ui),
+        CliCommand::List(args) => list::run(&args, ui),
+        CliCommand::Pull(args) => pull::run(&args, ui),
+        CliCommand::Rm(args) => rm::run(&args, ui),
+        CliCommand::Prune(args) => prune::run(&args, ui),
         CliCommand::Targets(args) => targets::run(&args, ui),
         CliCommand::Models(args) => models::run(&args, ui),
         CliCommand::Quants(args) => quants::run(&args, ui),
@@ -163,6 +175,9 @@ fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
+/// The commit that the program was built from; empty if it was not built in a checkout.
+pub(crate) const COMMIT: &str = env!("SOURCE_COMMIT");
+
 static LONG_VERSION: LazyLock<String> = LazyLock::new(long_version);
 
 fn long_version() -> String {
@@ -171,13 +186,13 @@ fn long_version() -> String {
         .filter(|b| b.is_built_in())
         .map(|b| b.name())
         .collect();
-    let abi = mlcc_abi::ABI_VERSION;
+    let (version, abi) = (env!("CARGO_PKG_VERSION"), mlcc_abi::ABI_VERSION);
     let (arch, os) = (std::env::consts::ARCH, std::env::consts::OS);
-    format!(
-        "{}\nback ends: {}\nABI: {abi}\nhost: {arch}-{os}",
-        env!("CARGO_PKG_VERSION"),
-        backends.join(", ")
-    )
+    let commit = match COMMIT {
+        "" => String::new(),
+        commit => format!("commit: {commit}\n"),
+    };
+    format!("{version}\n{commit}back ends: {}\nABI: {abi}\nhost: {arch}-{os}", backends.join(", "))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! One file per command: its flags (`Args`) and what it does (`run`).
 
+mod artifact_cache;
 pub mod bench;
 mod bench_host;
 pub mod bisect;
@@ -14,12 +15,17 @@ pub mod eval;
 mod form;
 pub mod inspect;
 pub mod interp;
+pub mod list;
+mod model_size;
 pub mod models;
 pub mod opt;
+pub mod prune;
+pub mod pull;
 pub mod quants;
 mod ranks;
 pub mod rerank;
 mod resources;
+pub mod rm;
 pub mod run;
 mod samplers;
 pub mod serve;

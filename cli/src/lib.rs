@@ -4,6 +4,7 @@
 mod allocator;
 pub mod cli;
 pub mod commands;
+mod disk;
 pub mod error;
 pub mod interrupt;
 mod signals;

@@ -18,9 +18,11 @@ use crate::ui::Ui;
 
 #[derive(Debug, Clone, clap::Args)]
 pub struct BenchArgs {
-    /// A compiled model, or a checkpoint, which is compiled first and cached
+    /// A compiled model, or what one is built of first: a preset name, hf:org/repo, a folder, a GGUF file, or
+    /// an address of one (docs/from-a-name.md)
     artifact: PathBuf,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Prompt lengths (separated by commas; 0 = none) [default: 512, or what fits into the context]

@@ -38,10 +38,12 @@ const PLAIN: &str = "plain";
     In the chat: /help lists the commands; Ctrl-C stops an answer, clears the line at the prompt, and exits at an \
     empty prompt.")]
 pub struct ChatArgs {
-    /// A compiled model, or a checkpoint, which is compiled first and cached
+    /// A compiled model, or what one is built of first: a preset name, hf:org/repo, a folder, a GGUF file, or
+    /// an address of one (docs/from-a-name.md)
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// System message at the start of the conversation

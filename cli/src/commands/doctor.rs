@@ -10,6 +10,7 @@ use mlcc_models::resolve::HubCache;
 use mlcc_target::{Arch, detected_features};
 use serde::Serialize;
 
+use crate::commands::artifact_cache::{ArtifactCache, LIMIT_VARIABLE, cache_limit};
 use crate::commands::{print, print_json};
 use crate::error::CliError;
 use crate::ui::{self, Ui};
@@ -77,6 +78,7 @@ pub fn run(args: &DoctorArgs, ui: &Ui) -> Result<(), CliError> {
         cuda(),
         cache(),
         object_cache(),
+        artifact_cache(),
     ];
     if !Backend::Llvm.is_built_in() && !Backend::Cranelift.is_built_in() {
         let advice = "build mlcc with the cargo feature `llvm19` or `cranelift`";
@@ -276,6 +278,35 @@ fn object_cache() -> DoctorCheck {
         Err(e) => {
             let advice = format!("builds compile all code again; {CACHE_VARIABLE} names another folder");
             DoctorCheck::lacking(name, CheckStatus::Absent, format!("cannot read {folder}: {e}"), advice)
+        }
+    }
+}
+
+/// Artifacts of checkpoints that commands were given.
+fn artifact_cache() -> DoctorCheck {
+    let name = "artifact cache";
+    let (cache, limit) = (ArtifactCache::from_environment(), cache_limit());
+    let Some(cache) = cache else {
+        let advice =
+            format!("models are built by `mlcc build` only; {CACHE_VARIABLE} names a folder to keep them in");
+        return DoctorCheck::lacking(name, CheckStatus::Absent, "none", advice);
+    };
+    let artifacts = cache.list_artifacts().map_err(|error| error.to_string());
+    match artifacts.and_then(|list| Ok((list, limit.map_err(|error| error.to_string())?))) {
+        Ok((list, limit)) => {
+            let used = list.iter().map(|entry| entry.usage.bytes).sum();
+            let found = format!(
+                "{}, {}, {} of at most {}",
+                cache.artifacts().display(),
+                ui::pluralize(list.len() as u64, "artifact"),
+                ui::bytes(used),
+                ui::bytes(limit)
+            );
+            DoctorCheck::ok(name, found)
+        }
+        Err(found) => {
+            let advice = format!("{CACHE_VARIABLE} names another folder, {LIMIT_VARIABLE} is its limit");
+            DoctorCheck::lacking(name, CheckStatus::Absent, found, advice)
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::ui::{self, Ui};
 #[command(after_help = "Example: mlcc embed bge-m3.so \"What is a monad?\" --json\n\
     The pooling is part of the artifact: `mlcc build --pooling` overrides that of the checkpoint's files.")]
 pub struct EmbedArgs {
-    /// A compiled embedding model, or a checkpoint, which is compiled first and cached
+    /// A compiled embedding model, or what one is built of first: a preset name, hf:org/repo, a folder
     artifact: PathBuf,
     /// The texts [default: each line of standard input]
     texts: Vec<String>,
@@ -42,7 +42,8 @@ pub(super) struct EmbeddingModelArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// Worker threads [default: physical cores]

@@ -22,9 +22,11 @@ use crate::ui::{self, Ui};
     incomplete last window is dropped."
 )]
 pub struct EvalArgs {
-    /// A compiled model, or a checkpoint, which is compiled first and cached
+    /// A compiled model, or what one is built of first: a preset name, hf:org/repo, a folder, a GGUF file, or
+    /// an address of one (docs/from-a-name.md)
     artifact: PathBuf,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The text, UTF-8; `-` is standard input
@@ -61,7 +63,8 @@ pub fn run(args: &EvalArgs, ui: &Ui) -> Result<(), CliError> {
     let threads = args.threads.map(usize::from);
     // Both are built before one of them is loaded.
     let artifact = checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
-    let against = args.against.as_deref().map(|path| checkpoint::artifact_for(path, None, ui)).transpose()?;
+    let against =
+        args.against.as_deref().map(|path| checkpoint::artifact_as_stored(path, None, ui)).transpose()?;
     let model = load(&artifact, threads, false)?;
     if model.plan().decoder_start().is_some() {
         return Err(CliError::Failed(format!(

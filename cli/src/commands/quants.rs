@@ -36,7 +36,7 @@ pub fn cells(scheme: &QuantScheme) -> [String; 7] {
 }
 
 /// Bits of one weight, and of what a group stores spread over it.
-fn stored_bits(dtype: DType) -> f64 {
+pub(crate) fn stored_bits(dtype: DType) -> f64 {
     match dtype {
         DType::Packed(format) => format.bits_per_weight(),
         plain => 8.0 * plain.bytes().map_or(0.0, |b| b as f64),

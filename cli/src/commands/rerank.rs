@@ -13,7 +13,7 @@ use crate::ui::Ui;
 #[command(after_help = "Example: mlcc rerank bge-reranker-v2-m3.so \"What is a monad?\" < documents.txt\n\
     Prints the score, the number of the document (from 0) and the document, separated by tabs, the best one first.")]
 pub struct RerankArgs {
-    /// A compiled reranker, or a checkpoint, which is compiled first and cached
+    /// A compiled reranker, or what one is built of first: hf:org/repo, a folder
     artifact: PathBuf,
     /// Query that the documents should answer
     query: String,

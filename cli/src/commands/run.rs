@@ -27,10 +27,12 @@ use crate::ui::{self, Ui, Verbosity};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: mlcc run model.so -p \"The sea was\" -n 100 --temp 0.7")]
 pub struct RunArgs {
-    /// A compiled model, or a checkpoint (a folder or a GGUF file), which is compiled first and cached
+    /// A compiled model, or what one is built of first: a preset name, hf:org/repo, a folder, a GGUF file, or
+    /// an address of one (docs/from-a-name.md)
     #[arg(env = "MLCC_ARTIFACT")]
     artifact: PathBuf,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// The prompt; `-` reads it from standard input. A model with a chat template answers it, other models

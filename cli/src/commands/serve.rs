@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::allocator;
 use crate::commands::build::parse_bytes;
-use crate::commands::checkpoint::model_name;
+use crate::commands::checkpoint::{self, model_name};
 use crate::commands::speculation::SpeculationArgs;
 use crate::commands::{chat, run};
 use crate::error::CliError;
@@ -33,11 +33,12 @@ use crate::ui::{self, Ui};
 #[command(after_help = "Example: mlcc serve model.so --port 8080\n\
     Then: curl http://127.0.0.1:8080/v1/completions --json '{\"prompt\": \"The sea was\", \"max_tokens\": 50}'")]
 pub struct ServeArgs {
-    /// Compiled models, or checkpoints, which are compiled first and cached; requests choose one by name; the
-    /// first is the default
+    /// Compiled models, or what they are built of first: preset names, hf:org/repo, folders, GGUF files,
+    /// addresses; requests choose one by name; the first is the default
     #[arg(value_name = "ARTIFACT", env = "MLCC_ARTIFACT", required_unless_present = "models")]
     artifacts: Vec<PathBuf>,
-    /// Weight format if a checkpoint is compiled [default: as `mlcc build`]
+    /// Weight format if a checkpoint is compiled [default: one for this machine: q4i8 on CPUs, q4f16 on GPUs,
+    /// q8i8 for models of texts; as stored if small or quantized]
     #[arg(long, value_name = "NAME")]
     quant: Option<String>,
     /// A folder of compiled models that clients may load while the server runs
@@ -250,8 +251,8 @@ impl ModelLibrary for ArtifactLibrary {
         let read = match self.named.iter().find(is_it) {
             // Artifacts that were built at the start may be built anew.
             Some((_, path)) => {
-                let quant = self.args.quant.as_deref().filter(|_| path.is_dir());
-                let artifact = super::checkpoint::artifact_for(path, quant, &self.ui);
+                let quant = self.args.quant.as_deref().filter(|_| checkpoint::is_checkpoint(path));
+                let artifact = checkpoint::artifact_for(path, quant, &self.ui);
                 artifact.and_then(|path| self.read(name, &path, committed))
             }
             None => match self.folder_artifacts().iter().find(is_it) {
@@ -410,7 +411,7 @@ pub fn run(args: &ServeArgs, ui: &Ui) -> Result<(), CliError> {
     // One that has no texts is no reason to serve none of the others.
     let several = named.len() > 1 || args.models.is_some();
     for (name, path) in named {
-        let path = super::checkpoint::artifact_for(&path, args.quant.as_deref(), ui)?;
+        let path = checkpoint::artifact_for(&path, args.quant.as_deref(), ui)?;
         let read = match shelf.read(&name, &path, committed) {
             Err(CliError::Carried(error @ ArtifactTokenizerError::NoTokenizer { .. })) if several => {
                 ui.warn(format_args!("{name} is not served: {error}"));

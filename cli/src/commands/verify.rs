@@ -55,7 +55,7 @@ pub struct VerifyArgs {
 }
 
 pub fn run(args: &VerifyArgs, ui: &Ui) -> Result<(), CliError> {
-    let artifact = super::checkpoint::artifact_for(&args.artifact, args.quant.as_deref(), ui)?;
+    let artifact = super::checkpoint::artifact_as_stored(&args.artifact, args.quant.as_deref(), ui)?;
     let args = &VerifyArgs { artifact, ..args.clone() };
     match &args.golden {
         Some(golden) => run_golden(args, golden, ui),

@@ -11,6 +11,7 @@ mod batch;
 mod cases;
 mod chat;
 mod commands;
+mod conversation;
 mod damaged_tables;
 mod deep_positions;
 mod deploy;

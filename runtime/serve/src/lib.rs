@@ -55,7 +55,9 @@ mod unique_keys;
 
 pub use adapters::{AdapterNameError, ReadAdapter};
 pub use embedded_server::EmbeddedServer;
-pub use memory::{ContainerMemory, container_memory, prefix_cache_states, server_memory};
+pub use memory::{
+    ContainerMemory, MemoryLimit, container_memory, limit_beside, prefix_cache_states, server_memory,
+};
 pub use model_library::{LoadError, ModelLibrary, ModelSetup, NoLibrary, ReadyModel, embedding_memory};
 pub use serve::{serve, serve_with};
 pub use serve_options::{ServeError, ServeOptions, ShutdownOutcome};
