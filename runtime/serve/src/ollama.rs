@@ -3,6 +3,7 @@
 mod answer;
 mod answer_line;
 mod chat_request;
+mod closed_schema;
 mod embed;
 mod generate_request;
 mod line_stream;

@@ -7,6 +7,7 @@ use crate::error::ApiError;
 use crate::fields::{RequestFields, excerpt};
 use crate::known_fields::NeutralValue::{Bool, Empty, Number};
 use crate::known_fields::{KnownField, field, ignored};
+use crate::ollama::closed_schema::close_objects;
 use crate::reasoning::check_effort;
 use crate::served_model::ServedModel;
 
@@ -149,7 +150,8 @@ fn take_format(fields: &mut RequestFields, texts: &mut Map<String, Value>) -> Re
         None => return Ok(()),
         Some(Value::String(word)) if word.is_empty() => return Ok(()),
         Some(Value::String(word)) if word == "json" => json!({"type": "json_object"}),
-        Some(Value::Object(schema)) => {
+        Some(Value::Object(mut schema)) => {
+            close_objects(&mut schema);
             json!({"type": "json_schema", "json_schema": {"name": "format", "schema": schema}})
         }
         Some(other) => {
