@@ -128,7 +128,7 @@ fn c_loader_names_what_is_wrong() {
         let error = load(&changed, "0", "0");
         assert!(error.starts_with("load: ") && error.lines().count() == 1, "{bytes} bytes: {error}");
     }
-    let mut with = |at: usize, value: u8| {
+    let with = |at: usize, value: u8| {
         let mut bytes = model.clone();
         bytes[at] = value;
         std::fs::write(&changed, bytes).unwrap();
