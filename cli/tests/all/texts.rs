@@ -492,6 +492,29 @@ fn the_server_gives_vectors_and_orders() {
         .ask("/v1/embeddings", &json!({"input": "summer", "dimensions": 4, "encoding_format": "base64"}));
     assert_eq!(answer["data"][0]["embedding"].as_str().unwrap().len(), 24);
 
+    // The same in the forms of Ollama and of llama.cpp's server.
+    let floats = |value: &serde_json::Value| serde_json::from_value::<Vec<f32>>(value.clone()).unwrap();
+    let embed =
+        json!({"model": "small:latest", "input": ["Trees in winter", "summer"], "options": {"num_ctx": 9}});
+    let answer = server.ask("/api/embed", &embed);
+    assert_eq!([floats(&answer["embeddings"][0]), floats(&answer["embeddings"][1])].concat(), expected);
+    assert_eq!((&answer["model"], &answer["prompt_eval_count"]), (&json!("small:latest"), &json!(9)));
+    let answer = server.ask("/api/embeddings", &json!({"model": "small", "prompt": "Trees in winter"}));
+    assert_eq!(floats(&answer["embedding"]), expected[..64]);
+    let answer = server.ask("/embedding", &json!({"content": ["Trees in winter", "summer"]}));
+    assert_eq!([floats(&answer[0]["embedding"][0]), floats(&answer[1]["embedding"][0])].concat(), expected);
+    let shown = server.ask("/api/show", &json!({"model": "small"}));
+    assert_eq!(
+        (&shown["capabilities"], &shown["details"]["family"]),
+        (&json!(["embedding"]), &json!("bert"))
+    );
+    // A reranker has no route there.
+    let listed = server.get("/api/tags").json();
+    assert_eq!(
+        (listed["models"].as_array().unwrap().len(), &listed["models"][0]["name"]),
+        (1, &json!("small:latest"))
+    );
+
     let asked = json!({"query": "tree", "documents": ["winter", "summer", "in winter"], "top_n": 2});
     let answer = server.ask("/v1/rerank", &asked);
     let scores: Vec<f64> = answer["results"]
