@@ -31,6 +31,8 @@
 #include <stdint.h>
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -432,10 +434,10 @@ static inline uint64_t mlcc_host_features(void) {
   MLCC_HAS(MLCC_FEATURE_AVX512VNNI, "avx512vnni");
   MLCC_HAS(MLCC_FEATURE_AVX512BF16, "avx512bf16");
   MLCC_HAS(MLCC_FEATURE_AVX512VBMI, "avx512vbmi");
-  MLCC_HAS(MLCC_FEATURE_CMPXCHG16B, "cmpxchg16b");
 #undef MLCC_HAS
-  /* Not every compiler above knows the names of these two; they need of the system what AVX and AVX-512 need. */
+  /* Not every compiler above knows the names of these; two of them need of the system what AVX and AVX-512 need. */
   unsigned a, b, c, d;
+  if (__get_cpuid(1, &a, &b, &c, &d)) bits |= (c >> 13 & 1) ? MLCC_FEATURE_CMPXCHG16B : 0;
   if (bits & MLCC_FEATURE_AVX512F && __get_cpuid_count(7, 0, &a, &b, &c, &d)) bits |= (d >> 23 & 1) ? MLCC_FEATURE_AVX512FP16 : 0;
   if (bits & MLCC_FEATURE_AVX2 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) bits |= (a >> 4 & 1) ? MLCC_FEATURE_AVXVNNI : 0;
 #elif defined(__aarch64__) && defined(__linux__)
@@ -448,6 +450,23 @@ static inline uint64_t mlcc_host_features(void) {
   bits |= (b >> 1 & 1) ? MLCC_FEATURE_SVE2 : 0;
   bits |= (b >> 13 & 1) ? MLCC_FEATURE_I8MM : 0;
   bits |= (b >> 14 & 1) ? MLCC_FEATURE_BF16 : 0;
+#elif defined(__aarch64__) && defined(__APPLE__)
+  static const struct {
+    const char *name;
+    uint64_t feature;
+  } known[] = {{"FEAT_FP16", MLCC_FEATURE_FP16}, {"FEAT_DotProd", MLCC_FEATURE_DOTPROD}, {"FEAT_LSE", MLCC_FEATURE_LSE},
+               {"FEAT_BF16", MLCC_FEATURE_BF16}, {"FEAT_I8MM", MLCC_FEATURE_I8MM}};
+  unsigned i;
+  bits |= MLCC_FEATURE_NEON;
+  for (i = 0; i < sizeof known / sizeof known[0]; i++) {
+    char name[64] = "hw.optional.arm.";
+    int value = 0;
+    size_t size = sizeof value;
+    __builtin_strcat(name, known[i].name);
+    if (!sysctlbyname(name, &value, &size, NULL, 0) && value) bits |= known[i].feature;
+  }
+#elif defined(__aarch64__)
+  bits |= MLCC_FEATURE_NEON; /* every CPU of this kind */
 #endif
   return bits;
 }
