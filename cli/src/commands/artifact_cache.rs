@@ -27,7 +27,7 @@ const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Digits of the hashes in a file's name: of the source, of the request, and of the content.
 const DIGITS: [usize; 3] = [8, 8, 16];
 
-/// What an artifact was built of, and how.
+/// The source of an artifact and the way in which it was built.
 #[derive(Clone, Debug)]
 pub(crate) struct ArtifactKey {
     /// The name of the checkpoint.
@@ -48,7 +48,7 @@ impl ArtifactKey {
         format!("{}-{:08x}-", stem.trim_start_matches('.'), xxh3_64(self.source.as_bytes()) as u32)
     }
 
-    /// That of the artifacts that this one takes the place of.
+    /// The start of the names of the artifacts that this one takes the place of.
     fn request_prefix(&self) -> String {
         format!("{}{:08x}-", self.source_prefix(), xxh3_64(self.request.as_bytes()) as u32)
     }
@@ -68,7 +68,7 @@ pub(crate) struct CacheEntry {
     pub usage: FolderUsage,
 }
 
-/// What was removed.
+/// The files that were removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemovedFiles {
     pub files: usize,
