@@ -25,7 +25,7 @@ use crate::ui::{self, Ui};
 const VARIABLES: [&str; 3] = ["MLCC_TARGET", "MLCC_QUANT", "MLCC_BACKEND"];
 const QUANT_VARIABLE: &str = "MLCC_QUANT";
 
-/// What a name led to.
+/// The model that a name led to.
 enum NamedModel {
     Artifact(PathBuf),
     Checkpoint(LocalCheckpoint),
@@ -33,7 +33,7 @@ enum NamedModel {
 
 /// A checkpoint on this machine.
 struct LocalCheckpoint {
-    /// What `mlcc build --model` is given.
+    /// The value of `mlcc build --model`.
     model: OsString,
     /// A folder, or a GGUF file.
     path: PathBuf,
@@ -205,7 +205,7 @@ fn is_hub_name(name: &str) -> bool {
     name.get(..3).is_some_and(|start| start.eq_ignore_ascii_case("hf:"))
 }
 
-/// Whether a name that nothing is found under looks like a path.
+/// True for a name that nothing is found under and that looks like a path.
 fn is_path(name: &str) -> bool {
     !is_hub_name(name) && (name.contains('/') || name.is_empty())
 }

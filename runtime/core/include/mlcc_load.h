@@ -297,7 +297,7 @@ static inline const char *mlcc_check_dynamic(const mlcc_loaded *m, uint64_t *mod
   name = mlcc_bytes_at(m, strings + mlcc_word(symbol), sizeof "mlcc_model");
   if (!name || memcmp(name, "mlcc_model", sizeof "mlcc_model")) return "the file is not an mlcc artifact: no symbol `mlcc_model`";
   *model = mlcc_long(symbol + 8);
-  data = mlcc_segment_with(m, *model, sizeof(uint64_t) + sizeof(uint32_t));
+  data = mlcc_segment_with(m, *model, 16);
   if (data < 0 || *model % 8 || !(mlcc_segment_at(m, (uint32_t)data).flags & 2)) return "the file is damaged: the model table does not lie in data";
   *relocations = bytes ? mlcc_bytes_at(m, list, bytes) : m->file;
   *count = bytes / 24;
